@@ -13,7 +13,19 @@ from ckptzoo.errors import SymmetryError
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply, canonicalize, count, trace
 from ckptzoo.symmetry.tracing.rules import elementwise, registry
-from tests.symmetry.tracing.helpers import Case, Net, check, checked_trace, linear, net, parameter, part, rows
+from tests.symmetry.tracing.helpers import (
+    Case,
+    Net,
+    check,
+    checked_trace,
+    conv,
+    images,
+    linear,
+    net,
+    parameter,
+    part,
+    rows,
+)
 
 TOKENS = torch.randn(2, 5, 6, generator=torch.Generator().manual_seed(0))
 SEPARATE = {"q": linear(6, 12), "k": linear(6, 12), "v": linear(6, 12), "o": linear(12, 6)}
@@ -335,6 +347,39 @@ CONDITIONED = {
 def test_conditions_on_the_numbers_of_channels(name: str) -> None:
     module = net(CONDITIONED[name], a=linear(5, 4), b=linear(5, 4), c=linear(4, 2))
     assert checked_trace(module, rows(5)).symmetry["a"].scale == "positive"
+
+
+def test_a_bias_of_queries_and_values_alone() -> None:
+    """As in BEiT: the keys' bias is zeros, and the bias of the packed layer is made of three."""
+
+    def forward(m: Net, x: torch.Tensor) -> torch.Tensor:
+        bias = torch.cat([m.qb, torch.zeros(12), m.vb])
+        q, k, v = F.linear(x, m.w, bias).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4).unbind(0)
+        return m.o(_joined(F.scaled_dot_product_attention(q, k, v)))
+
+    module = net(forward, w=parameter(36, 6), qb=parameter(12), vb=parameter(12), o=linear(12, 6))
+    assert count(checked_trace(module, TOKENS).symmetry).permutations == 1_146_617_856
+
+
+def test_a_gain_and_a_bias_by_addcmul() -> None:
+    module = net(
+        lambda m, x: m.c(F.relu(torch.addcmul(m.bias, m.gain, torch.sigmoid(m.a(x))))),
+        a=linear(5, 4),
+        gain=parameter(4),
+        bias=parameter(4),
+        c=linear(4, 2),
+    )
+    table = checked_trace(module, rows(5)).symmetry
+    assert [(group.id, group.scale) for group in table.groups] == [("a", "none"), ("gain", "positive")]
+
+
+def test_a_blur_that_is_the_same_for_all_channels() -> None:
+    def forward(m: Net, x: torch.Tensor) -> torch.Tensor:
+        return m.c(F.conv2d(F.relu(m.a(x)), m.blur.expand(4, 1, 2, 2), groups=4).mean((2, 3)))
+
+    module = net(forward, a=conv(1, 4, 3), blur=lambda: torch.rand(1, 1, 2, 2), c=linear(4, 2))
+    table = checked_trace(module, images()).symmetry
+    assert [(group.n, group.scale) for group in table.groups] == [(4, "positive")] and count(table).permutations == 24
 
 
 def test_a_comparison_with_another_number_leaves_no_scale() -> None:

@@ -165,6 +165,13 @@ def where(call: Call) -> Labels:
     return combined(call, joined, call.argument("condition"), MUL)
 
 
+def addcmul(call: Call) -> Labels:
+    """``a + c b1 b2`` for a number c."""
+    first, second = call.argument("tensor1"), call.argument("tensor2")
+    product = Value(call.result, combined(call, first, second, MUL), DATA)
+    return combined(call, call.argument("self"), product, ADD)
+
+
 def compare(call: Call) -> Labels:
     """Comparisons: positive factors of both sides, or of one beside zero, change nothing."""
     labels = _combine(call, MAX)

@@ -12,7 +12,7 @@ from ckptzoo.symmetry.tracing.rules.elementwise import with_new_paths
 
 def linear(call: Call) -> Labels:
     """``x W^T + b``."""
-    weight, bias = call.stored_tensor("weight"), call.stored_tensor("bias")
+    weight, bias = call.stored_tensor("weight"), call.argument("bias")
     assert weight is not None
     return _product(call, call.input, weight, (1, 0), bias)
 
@@ -99,6 +99,9 @@ def _mixed_axis(call: Call, labels: Labels, weight: Value, bias: Value | None) -
 
 
 def _convolution(call: Call, sides: tuple[int, int]) -> Labels:
+    filters = call.argument("weight")
+    if filters.origin == CONSTANT and filters.source is None:
+        return _filtered(call, filters)
     weight, bias = call.stored_tensor("weight"), call.stored_tensor("bias")
     assert weight is not None
     value, ndim = call.input, call.input.tensor.ndim
@@ -106,6 +109,18 @@ def _convolution(call: Call, sides: tuple[int, int]) -> Labels:
     written = _weight(call, weight, sides, read_labels(call, value, axis), int(call.argument("groups")))
     _bias(call, bias, written)
     return written.on_axis(axis, ndim)
+
+
+def _filtered(call: Call, filters: Value) -> Labels:
+    """A convolution with numbers that are the same for every channel, such as one that blurs: all scales pass."""
+    groups, shape = int(call.argument("groups")), filters.tensor.shape
+    alike = bool((filters.tensor == filters.tensor[:1]).all())
+    if call.name.startswith("conv_") or (groups, shape[1]) != (shape[0], 1) or not alike or call.argument("bias"):
+        raise call.unsupported("a tensor of the state dict as weight", "one that was computed from others")
+    labels, axis = call.labels_of(call.input), call.input.tensor.ndim - (filters.tensor.ndim - 1)
+    return with_new_paths(
+        call, call.constraints.tie_along(labels, tuple(at for at in labels.varying_axes if at != axis))
+    )
 
 
 def _weight(call: Call, weight: Value, sides: tuple[int, int], read: Labels, groups: int) -> Labels:
@@ -141,9 +156,16 @@ def _weight(call: Call, weight: Value, sides: tuple[int, int], read: Labels, gro
 
 
 def _bias(call: Call, bias: Value | None, written: Labels) -> None:
-    if bias is not None:
-        name, axes = _source(call, bias)
-        call.constraints.place(name, axes[0], written, 1, "bias")
+    if bias is None:
+        return
+    if bias.source is None:  # one that was computed, such as a concatenation of biases
+        labels = call.labels_of(bias).along_axis(0, bias.tensor.shape[0])
+        why = "adds a bias that stays in place"
+        call.constraints.tie_channels(written.channel, labels.channel, why)
+        call.constraints.tie_scales(written.scale, labels.scale, why)
+        return
+    name, axes = _source(call, bias)
+    call.constraints.place(name, axes[0], written, 1, "bias")
 
 
 def _source(call: Call, value: Value) -> tuple[str, tuple[int, ...]]:

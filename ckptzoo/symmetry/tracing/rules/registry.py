@@ -52,6 +52,7 @@ _NAMES: dict[Rule, str] = {
     shape.copy: "copy",
     elementwise.masked_fill: "masked_fill",
     elementwise.where: "where",
+    elementwise.addcmul: "addcmul",
     elementwise.compare: "gt lt ge le eq ne greater less greater_equal less_equal not_equal",
     elementwise.logical: (
         "logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not __and__ __or__"

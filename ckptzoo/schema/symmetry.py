@@ -374,7 +374,8 @@ def _intervals(
         if isinstance(perm, Wreath) and perm.k == 1:  # the block permutation alone
             mover = f"*{perm.outer}"
         key = (mover, segment.inner, segment.offset - start * segment.inner)
-        joined = intervals.setdefault(() if isinstance(perm, Fixed) else key, [])
+        # one channel has no other to change places with
+        joined = intervals.setdefault(() if isinstance(perm, Fixed) or group.n == 1 else key, [])
         first, last = segment.offset, _end(segment)
         beside = [item for item in joined if item[1] == first or item[0] == last]
         for item in beside:

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.symmetry.tracing.helpers import Case, Net, check, conv, images, linear, parameter, part, rows
+from ckptzoo.symmetry import trace
+from tests.symmetry.tracing.helpers import Case, Net, check, conv, images, linear, net, parameter, part, rows
 
 
 class FilterResponse(nn.Module):
@@ -302,3 +303,17 @@ CASES |= {
 @pytest.mark.parametrize("name", CASES)
 def test_tables(name: str) -> None:
     check(CASES[name])
+
+
+def test_one_channel_that_a_batch_norm_takes_twice() -> None:
+    """Two gains take its sign; nothing permutes it."""
+
+    def forward(m: Net, x: torch.Tensor) -> torch.Tensor:
+        h = m.a(x)
+        return m.c(m.bn(torch.cat([h, -2 * h], 1)).mean((2, 3)))
+
+    made = net(forward, a=conv(2, 1, 3, padding=1), bn=part(nn.BatchNorm2d, 2), c=linear(2, 2))
+    table = trace(made, torch.randn(2, 2, 4, 4)).symmetry
+    assert [(group.n, group.scale) for group in table.groups] == [(1, "nonzero"), (1, "positive"), (1, "positive")]
+    (gain,) = (action for action in table.actions if action.signs)
+    assert (gain.tensor, sum(segment.inner * segment.count for segment in gain.signs)) == ("bn.weight", 2)

@@ -179,8 +179,8 @@ def by_altair(zoo: ckptzoo.Zoo, ours: Path, output: Path) -> dict[str, float]:
     # the promise of vegaEmbed tells when everything is drawn
     embedding = "vegaEmbed('#vis', spec, embedOpt)"
     assert html.count(embedding) == 1
-    told = "document.documentElement.dataset.ready = performance.now(); return result;"
-    html = html.replace(embedding, f"{embedding}.then(result => {{ {told} }})")
+    report = "document.documentElement.dataset.ready = performance.now(); return result;"
+    html = html.replace(embedding, f"{embedding}.then(result => {{ {report} }})")
     output.write_text(html, encoding="utf-8")
     return {"build_s": time.perf_counter() - start, "file_kb": output.stat().st_size / 1000}
 

@@ -9,7 +9,6 @@
 """
 
 from ckptzoo.checks import NOTE, OK, PROBLEM, Check
-from ckptzoo.doctor.checks import Examination
-from ckptzoo.doctor.examination import examine
+from ckptzoo.doctor.examination import Examination, examine
 
 __all__ = ["NOTE", "OK", "PROBLEM", "Check", "Examination", "examine"]

@@ -1,16 +1,65 @@
 """``examine``: all checks, one after the other; one that fails itself is a problem and does not end the others."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Any
 
-from ckptzoo.checks import PROBLEM, Check
+from rich.console import Console
+from rich.table import Table
+
+from ckptzoo.checks import NOTE, PROBLEM, Check
+from ckptzoo.console import PrintedResult, say
 from ckptzoo.doctor import hub, installation, machine
 from ckptzoo.doctor import zoo as zoo_checks
-from ckptzoo.doctor.checks import Examination
+from ckptzoo.text import counted, printable
 
 _SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 """Environment variables whose values must not be shown, however they come into a message."""
+
+
+@dataclass(frozen=True)
+class Examination(PrintedResult):
+    """Everything that was looked at, in the order in which one would look.
+
+    Parameters
+    ----------
+    checks
+        In the order in which one would look.
+    """
+
+    checks: Sequence[Check]
+
+    @property
+    def problems(self) -> int:
+        """How many checks found a problem."""
+        return sum(check.outcome == PROBLEM for check in self.checks)
+
+    def to_json(self) -> dict[str, Any]:
+        """Every check, and the number of problems."""
+        return {"checks": [asdict(check) for check in self.checks], "problems": self.problems}
+
+    def print(self, console: Console | None = None) -> None:
+        """Print a table on a rich console, by default the standard output.
+
+        Parameters
+        ----------
+        console
+            A rich console; None for the standard output.
+        """
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        for check in self.checks:
+            table.add_row(check.outcome, printable(check.name), printable(check.detail))
+            if check.step:
+                table.add_row("", "", printable(check.step))
+        out = console or Console()
+        out.print(table, markup=False, highlight=False)
+        notes = sum(check.outcome == NOTE for check in self.checks)
+        say(out, "", f"{counted(self.problems, 'problem')}, {counted(notes, 'note')}.")
 
 
 def examine(zoo: str | os.PathLike[str] | None = None) -> Examination:

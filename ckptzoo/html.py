@@ -71,7 +71,7 @@ def listed(names: Iterable[str], limit: int = MAX_ROWS) -> str:
 
 
 def _paragraph(text: str, room: int = MAX_BYTES) -> str:
-    """The lines that fit into a number of bytes, at most ``MAX_ROWS`` of them."""
+    """The lines that fit into ``room`` bytes, at most ``MAX_ROWS`` of them."""
     lines, shown, used = text.split("\n"), list[str](), _NOTE_BYTES
     for line in lines[:MAX_ROWS]:
         piece = _escaped(line)
@@ -84,7 +84,7 @@ def _paragraph(text: str, room: int = MAX_BYTES) -> str:
 
 
 def _table(grid: Grid, room: int) -> str:
-    """The rows that fit into a number of bytes, at most ``MAX_ROWS`` of them."""
+    """The rows that fit into ``room`` bytes, at most ``MAX_ROWS`` of them."""
     width = max(map(len, (grid.header, *grid.rows)), default=0)
     fold = f"<details open><summary>{_escaped(grid.title)}</summary>" if grid.title else ""
     pieces = [fold, _TABLE, _row("th", grid.header, grid.numbers) if grid.header else ""]

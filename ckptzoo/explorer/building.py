@@ -410,7 +410,7 @@ def _is_astral(letter: str) -> bool:
 
 
 def _evenly(names: Sequence[str], limit: int) -> list[str]:
-    """At most a number of the names, evenly spaced, the first and the last among them."""
+    """At most ``limit`` of the names, evenly spaced, the first and the last among them."""
     if len(names) <= limit:
         return list(names)
     if limit == 1:

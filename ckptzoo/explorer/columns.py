@@ -102,7 +102,7 @@ class Category:
 
 
 def sampled(ids: pa.ChunkedArray, limit: int) -> NDArray[np.int64]:
-    """The positions of at most a number of rows, in order: those whose ids have the least keyed digests.
+    """The positions of at most ``limit`` rows, in order: those whose ids have the least keyed digests.
 
     A row that comes to the zoo later displaces at most one other.
     """

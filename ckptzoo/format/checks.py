@@ -110,8 +110,10 @@ def element_problems(
         # the format takes permutations of any integer dtype
         dtype, _ = elements.get(f"{group.id}.perm", ("int32", ()))
         expected[f"{group.id}.perm"] = (dtype if dtype.startswith(("int", "uint")) else "int32", (group.n,))
-        if group.scale != "none":
+        if group.scaled:
             expected[f"{group.id}.scale"] = ("float64", (group.n,))
+        if (shape := group.matrix_shape) is not None:
+            expected[f"{group.id}.matrix"] = ("float64", shape)
     for name in sorted({*expected, *elements}):
         if expected.get(name) != elements.get(name):
             wanted, got = (

@@ -2,7 +2,9 @@
 
 A group is a set of channels that move together. An element g of the table's symmetry group gives each group a
 permutation and, where the activation allows it, a scale per channel: ``new[i] = scale[i] * old[perm[i]]`` for
-the channels' values, and the factor ``scale[i] ** exponent`` for the slices of every axis in the table.
+the channels' values, and the factor ``scale[i] ** exponent`` for the slices of every axis in the table. Where nothing
+treats channels one by one, as in the heads of an attention, a matrix G for each block of them takes the place of
+scales: ``new = G old`` for what writes them, and ``new = G^-T old`` for what reads them.
 """
 
 import math
@@ -14,6 +16,7 @@ from ckptzoo.errors import Problem, SpecError
 from ckptzoo.schema.architecture import Architecture, name_problem
 from ckptzoo.schema.documents import Document, digest_of
 
+MATRICES = ("linear", "orthogonal", "orthogonal_mean", "complex")
 SCALES = ("positive", "sign", "nonzero", "none")
 ROLES = ("out", "in", "bias", "gain", "shift", "mean", "variance")
 """``out`` writes the channel, ``in`` reads it; the others are per-channel vectors beside the weights."""
@@ -87,13 +90,37 @@ class Group:
         ``Sym()``, ``Wreath(outer, g, k)``, ``Like(group)`` or ``Fixed()``.
     scale
         ``"positive"`` (ReLU), ``"sign"`` (odd activations), ``"nonzero"`` (both: in front of a BatchNorm whose gain
-        takes the sign) or ``"none"``.
+        takes the sign) or ``"none"``. Or a kind of matrices, one for each block of a ``Wreath`` or one for all
+        channels: ``"linear"`` (any invertible matrix: queries and keys, values and outputs), ``"orthogonal"`` (what
+        RMSNorm reads), ``"orthogonal_mean"`` (orthogonal, and the vector of ones stays: what LayerNorm reads), or
+        ``"complex"`` (a number other than 0 for each channel, which is a pair of positions: rotary embeddings).
+
+    Notes
+    -----
+    The permutation of a group with matrices moves whole blocks. Groups that are ``Like`` one with orthogonal matrices
+    take these as they would take its permutation, and are not scaled: the gains of the normalisations in between must
+    be 1, to which ``fold`` brings them.
     """
 
     id: str
     n: int
     perm: Perm
     scale: str
+
+    @property
+    def scaled(self) -> bool:
+        """Whether each of its channels has a scale of its own."""
+        return self.scale != "none" and self.scale not in MATRICES
+
+    @property
+    def matrix_shape(self) -> tuple[int, ...] | None:
+        """Of its matrices in one element: (blocks, k, k), or (n, 2) for complex numbers; None where it has none."""
+        if self.scale not in MATRICES:
+            return None
+        if self.scale == "complex":
+            return (self.n, 2)
+        g, k = (self.perm.g, self.perm.k) if isinstance(self.perm, Wreath) else (1, self.n)
+        return (g, k, k)
 
     @property
     def resizes(self) -> bool:
@@ -125,6 +152,9 @@ class Segment:
         channels in this segment.
     exponent
         1 or -1 where it is another one than the action's, as on an axis that holds queries and keys; else None.
+    part
+        of a group of complex numbers: 0 where the segment has the real parts of its channels, 1 for the imaginary
+        parts; None where both take turns, so that ``inner`` is even.
     """
 
     group: str
@@ -132,6 +162,7 @@ class Segment:
     inner: int
     count: int
     exponent: int | None = None
+    part: int | None = None
 
 
 @dataclass(frozen=True)
@@ -220,8 +251,8 @@ def _of_group(group: Group) -> Iterator[Problem]:
         yield _problem(what, "an id that could name a tensor", got)
     if not _natural(group.n):
         yield _problem(f"{what}: n", f"1 to {MAX_CHANNELS}", repr(group.n))
-    if group.scale not in SCALES:
-        yield _problem(f"{what}: scale", " or ".join(SCALES), repr(group.scale))
+    if group.scale not in (*SCALES, *MATRICES):
+        yield _problem(f"{what}: scale", " or ".join((*SCALES, *MATRICES)), repr(group.scale))
     if isinstance(group.perm, Wreath):
         outer: Any = group.perm.outer
         g, k = group.perm.g, group.perm.k
@@ -229,6 +260,10 @@ def _of_group(group: Group) -> Iterator[Problem]:
             yield _problem(f"{what}: outer", "the name of a block permutation", repr(outer))
         if not _natural(g) or not _natural(k) or g * k != group.n:
             yield _problem(f"{what}: wreath", f"g * k = {group.n!r}", f"g = {g!r}, k = {k!r}")
+    if group.scale in MATRICES and isinstance(group.perm, Like):
+        yield _problem(f"{what}: scale", "scales, as the group is like another", repr(group.scale))
+    if group.scale in ("linear", "orthogonal", "orthogonal_mean") and isinstance(group.perm, Fixed):
+        yield _problem(f"{what}: perm", f"sym or wreath, for {group.scale} matrices", "fixed")
 
 
 def _of_action(action: AxisAction) -> Iterator[Problem]:
@@ -259,6 +294,8 @@ def _of_action(action: AxisAction) -> Iterator[Problem]:
         got = f"{action.absolute!r} with exponent {action.exponent!r}{' and signs' if action.signs else ''}"
         yield _problem(f"{what}: absolute", "true only with exponent 1 or -1 and without signs", got)
     for segment in (*action.segments, *action.signs):
+        if segment.part is not None and (type(segment.part) is not int or segment.part not in (0, 1)):
+            yield _problem(f"{what}: part of a segment", "0 or 1", repr(segment.part))
         sizes = (segment.inner, segment.count)
         if not _natural(segment.offset, 0) or not all(_natural(size) for size in sizes):
             yield _problem(f"{what}: segment", "offset >= 0, inner >= 1, count >= 1", repr(segment))
@@ -283,6 +320,10 @@ def _together(table: tuple[Group, ...], actions: tuple[AxisAction, ...]) -> Iter
                 return
             if leader.n != group.n:
                 yield _problem(what, f"{leader.n} channels, as there", group.n)
+            if leader.scale in ("linear", "complex"):
+                yield _problem(what, "a group without such matrices", leader.scale)
+            elif leader.scale in MATRICES and group.scale != "none":
+                yield _problem(f"group {group.id!r}: scale", f"none, as {leader.id!r} has matrices", group.scale)
         groups[group.id] = group
         if isinstance(group.perm, Wreath):
             blocks = outers.setdefault(group.perm.outer, group.perm.g)
@@ -302,6 +343,7 @@ def _together(table: tuple[Group, ...], actions: tuple[AxisAction, ...]) -> Iter
             continue
         for part in action.parts:
             yield from _layout(what, part.segments, groups)
+        yield from _with_matrices(what, action, groups)
         if len(action.parts) > 1:
             yield from _apart(what, action.segments)
         if action.signs:
@@ -329,18 +371,39 @@ def _layout(what: str, segments: tuple[Segment, ...], groups: dict[str, Group]) 
         if segment.offset < end:
             yield _problem(what, "segments apart", f"{segment.group!r} at {segment.offset} before {end}")
         end = segment.offset + segment.inner * segment.count
-    ends: dict[str, tuple[int, int]] = {}
+    ends: dict[tuple[str, int | None], tuple[int, int]] = {}
     for segment in segments:
         n = groups[segment.group].n
-        start, inner = ends.get(segment.group, (0, segment.inner))
+        start, inner = ends.get((segment.group, segment.part), (0, segment.inner))
         if start + segment.count > n:
             yield _problem(what, f"segments that end at the last of {n} channels", repr(segment))
         if start and inner != segment.inner:
             yield _problem(what, f"inner {inner} for every channel of {segment.group!r}", segment.inner)
-        ends[segment.group] = ((start + segment.count) % n, segment.inner)
-    for name, (start, _) in ends.items():
+        ends[segment.group, segment.part] = ((start + segment.count) % n, segment.inner)
+    for (name, _), (start, _) in ends.items():
         if start:
             yield _problem(what, f"every channel of {name!r}", f"the first {start} of {groups[name].n}")
+
+
+def _with_matrices(what: str, action: AxisAction, groups: dict[str, Group]) -> Iterator[Problem]:
+    """Matrices mix whole channels, where these are written or read; complex numbers have two parts."""
+    kinds = {name: groups[name].scale for name in action.groups}
+    mixing = {name for name, kind in kinds.items() if kind in MATRICES}
+    if mixing and (action.exponent not in (1, -1) or action.blocks > 1 or action.absolute or action.signs):
+        got = f"exponent {action.exponent}, {action.blocks} blocks"
+        yield _problem(what, f"exponent 1 or -1 alone for the matrices of {min(mixing)!r}", got)
+    positions: dict[tuple[str, int | None, int | None], int] = {}
+    for segment in action.segments:
+        if segment.part is not None and kinds[segment.group] != "complex":
+            yield _problem(f"{what}: part of a segment", "none but of complex numbers", f"one of {segment.group!r}")
+        if kinds[segment.group] == "complex":
+            if segment.part is None and segment.inner % 2:
+                yield _problem(what, f"real and imaginary parts in turns for {segment.group!r}", repr(segment))
+            key = segment.group, segment.exponent, segment.part
+            positions[key] = positions.get(key, 0) + segment.inner * segment.count
+    for (name, exponent, part), count in positions.items():
+        if part is not None and positions.get((name, exponent, 1 - part)) != count:
+            yield _problem(what, f"as many imaginary as real parts of {name!r}", f"{count} of part {part}")
 
 
 def _signs(what: str, action: AxisAction, groups: dict[str, Group]) -> Iterator[Problem]:
@@ -584,7 +647,7 @@ def _perm_to_json(perm: Perm) -> Document:
 
 def _segment_to_json(segment: Segment) -> Document:
     # left out where there is none, so that tables without it keep the digests that zoos pin
-    own = {} if segment.exponent is None else {"exponent": segment.exponent}
+    own = {name: value for name in ("exponent", "part") if (value := getattr(segment, name)) is not None}
     return {"group": segment.group, "offset": segment.offset, "inner": segment.inner, "count": segment.count, **own}
 
 
@@ -618,5 +681,5 @@ def _action(item: Document) -> AxisAction:
 
 
 def _segment(item: dict[str, Any]) -> Segment:
-    _only(item, "group", "offset", "inner", "count", *({"exponent"} & item.keys()))
+    _only(item, "group", "offset", "inner", "count", *({"exponent", "part"} & item.keys()))
     return Segment(**item)

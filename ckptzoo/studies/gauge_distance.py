@@ -139,7 +139,7 @@ def gauge_distance(
     """
     element = zoo.group_element(variant)
     perms = [(order, element[f"{order.group}.perm"]) for order in orders(symmetry)]
-    scales = [(group, element[f"{group.id}.scale"]) for group in symmetry.groups if group.scale != "none"]
+    scales = [(group, element[f"{group.id}.scale"]) for group in symmetry.groups if group.scaled]
     weights = [zoo[name, kind] for name in _floats(zoo.arch, zoo.arch.names) for kind in (layout.RAW, variant)]
     elements = [*(tensor for _, tensor in perms), *(tensor for _, tensor in scales)]
     read = counter(sum(tensor.nbytes for tensor in (*elements, *weights)), progress)

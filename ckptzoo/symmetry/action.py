@@ -1,17 +1,23 @@
 """A group element acting on stacked weights."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from array_api_compat import device
+from array_api_compat import array_namespace, device
 
 from ckptzoo.errors import SymmetryError
 from ckptzoo.schema.symmetry import AxisAction, Symmetry
 from ckptzoo.symmetry.arrays import Facts, Stacked, fitting, in_memory, is_array, is_float, to_numpy
 from ckptzoo.symmetry.backends import Stack, act, run
 from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.matrix_action import MixedChannels, mixed_channels, multiply, unit_gains
 from ckptzoo.symmetry.moves import Move
+
+MIX = 2**23
+"""Elements whose channels are mixed at a time, or one checkpoint's tensor: 64 MiB of float64."""
 
 
 def apply(
@@ -22,11 +28,12 @@ def apply(
     out: Stacked | None = None,
     threads: int | None = None,
 ) -> dict[str, Any]:
-    """``g . theta`` for K checkpoints and K group elements: the same functions with other weights.
+    r"""``g . theta`` for K checkpoints and K group elements: the same functions with other weights.
 
     Along every axis of the table, ``new[i] = scale[i] ** exponent * old[perm[i]]``; a running variance becomes
     ``scale[i] ** 2 * (old[perm[i]] + eps) - eps`` (arXiv 2310.08287, section 3; eps exactly). A gain is multiplied by
-    the sign of the scale of what it normalises.
+    the sign of the scale of what it normalises. Where a group has matrices, ``new = G old`` for the channels of a
+    block with exponent 1 and ``new = G^-T old`` with exponent -1, after the permutation of whole blocks.
 
     Parameters
     ----------
@@ -48,17 +55,18 @@ def apply(
         dict of new arrays, or those of ``out``, each in its input's framework and on its device, without gradients.
         Divisions by scales, products with them and then variances act in float64 with one rounding at the end, to the
         input's dtype or to float32 where that is a half precision. The bits do not depend on framework, device, threads
-        or the other checkpoints, and are those of the input where a checkpoint's scales are 1.
+        or the other checkpoints, and are those of the input where a checkpoint's scales are 1; those of tensors that
+        matrices act on are the same on one machine with one library alone.
 
     Raises
     ------
     SymmetryError
-        The element is not of the table's group, the tensors or ``out`` do not fit, a device has no float64, or a
-        scale makes a running variance negative.
+        The element is not of the table's group, the tensors or ``out`` do not fit, a device has no float64, a
+        scale makes a running variance negative, or gains are not 1 where orthogonal matrices need it.
 
     Notes
     -----
-    Linear in the size of the weights. Beside the output a few MiB a thread (a row
+    Linear in the size of the weights, times k for matrices of k channels. Beside the output a few MiB a thread (a row
     of a tensor where that is larger), a copy of a checkpoint's tensor where that is not contiguous, and one of a
     group's permutations; on other devices a few hundred MiB. Tested in
     tests/symmetry/test_action.py, test_arrays.py and test_variance.py, and in tests/laws/test_symmetry.py.
@@ -75,11 +83,17 @@ def apply(
         raise _refused(min(strange), "a name among the weights", "none")
     made = {name: _target(name, array, (out or {}).get(name)) for name, array in arrays.items()}
     acting = _acting(held)
+    if acting.matrices:
+        unit_gains(arrays, symmetry, set(acting.matrices))
     placed: dict[str, GroupElement] = {}
     stacks: list[Stack] = []
     for name, array in arrays.items():
         move = Move.of(tuple(array.shape[1:]), symmetry.actions_on(name), symmetry)
         perms, scales = _on(move, acting, array)
+        mixed = mixed_channels(symmetry.actions_on(name), symmetry) if acting.matrices and is_float(array) else []
+        if mixed := [channels for channels in mixed if channels.group in acting.matrices]:
+            _mix(move, GroupElement(perms, scales, acting.matrices), mixed, array, made[name])
+            continue
         if in_memory(array):
             stacks.append(Stack(move, perms, scales, to_numpy(array), to_numpy(made[name])))
             continue
@@ -91,6 +105,22 @@ def apply(
         act(move, perms, {group: near.scales[group] for group in scales}, array, made[name])
     run(stacks, threads)
     return made
+
+
+def _mix(move: Move, element: GroupElement, mixed: list[MixedChannels], array: Any, target: Any) -> None:
+    """Fill a target (K, *shape) whose channels matrices mix, some checkpoints at a time in float64."""
+    step = max(1, MIX // max(1, math.prod(array.shape[1:])))
+    for start in range(0, len(array), step):
+        some = slice(start, start + step)
+        source = array[some]
+        work = replace(Facts.of(source), dtype=array_namespace(array).float64).empty()
+        near = element[some].to(source)
+        if in_memory(source):
+            run([Stack(move, near.perms, near.scales, to_numpy(source), to_numpy(work))], None)
+        else:
+            act(move, near.perms, near.scales, source, work)
+        multiply(work, mixed, near.matrices)
+        target[some] = work if isinstance(work, np.ndarray) else array_namespace(work).astype(work, target.dtype)
 
 
 def transform(
@@ -117,7 +147,14 @@ def transform(
 def _acting(element: GroupElement) -> GroupElement:
     """Without the groups that all K elements leave alone."""
     perms = {name: perm for name, perm in element.perms.items() if (perm != np.arange(perm.shape[1])).any()}
-    return GroupElement(perms, {name: scale for name, scale in element.scales.items() if (scale != 1).any()})
+    scales = {name: scale for name, scale in element.scales.items() if (scale != 1).any()}
+    return GroupElement(perms, scales, {name: item for name, item in element.matrices.items() if not _still(item)})
+
+
+def _still(matrices: np.ndarray) -> bool:
+    """Whether matrices (K, blocks, k, k) or complex numbers (K, n, 2) are all the identity."""
+    one = np.eye(matrices.shape[-1]) if matrices.ndim == 4 else np.array([1.0, 0.0])
+    return bool((matrices == one).all())
 
 
 def _on(move: Move, element: GroupElement, array: Any) -> tuple[dict[str, Any], dict[str, Any]]:

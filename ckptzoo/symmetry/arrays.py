@@ -132,20 +132,42 @@ def positions(action: AxisAction, symmetry: Symmetry) -> list[tuple[str, np.ndar
 
     On an axis with blocks, positions count through all blocks of axis 0.
     """
-    return [(name, places) for name, places, _ in listings(action, symmetry)]
+    return [(listing.group, listing.places) for listing in listings(action, symmetry)]
 
 
-def listings(action: AxisAction, symmetry: Symmetry) -> list[tuple[str, np.ndarray, bool]]:
-    """The same, and for each listing whether it has an exponent of its own, the inverse of the action's."""
-    found: list[tuple[str, np.ndarray, bool]] = []
-    open_runs: dict[tuple[str, bool], list[np.ndarray]] = {}
+@dataclass(frozen=True, eq=False)
+class Listing:
+    """The channels of a group on an axis, each once.
+
+    Parameters
+    ----------
+    group
+        the group's id.
+    places
+        positions (n, inner).
+    inverted
+        whether the exponent is the inverse of the action's.
+    part
+        of complex numbers: 0 for real parts, 1 for imaginary parts, None where they take turns.
+    """
+
+    group: str
+    places: np.ndarray
+    inverted: bool
+    part: int | None
+
+
+def listings(action: AxisAction, symmetry: Symmetry) -> list[Listing]:
+    """The same with what the segments say besides."""
+    found: list[Listing] = []
+    open_runs: dict[tuple[str, bool, int | None], list[np.ndarray]] = {}
     for segment in action.segments:
         starts = segment.offset + segment.inner * np.arange(segment.count)
-        key = (segment.group, segment.exponent is not None)
+        key = (segment.group, segment.exponent is not None, segment.part)
         run = open_runs.setdefault(key, [])
         run.append(starts[:, None] + np.arange(segment.inner))
         if sum(map(len, run)) == symmetry[segment.group].n:
-            found.append((segment.group, np.concatenate(open_runs.pop(key)), key[1]))
+            found.append(Listing(segment.group, np.concatenate(open_runs.pop(key)), *key[1:]))
     return found
 
 

@@ -1,27 +1,37 @@
 """Elements of a network's symmetry group, K at a time: identity, random, compose, inverse."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.schema.symmetry import Fixed, Group, Like, Symmetry, Wreath
+from ckptzoo.schema.symmetry import MATRICES, Fixed, Group, Like, Sym, Symmetry, Wreath
 from ckptzoo.symmetry.arrays import as_array, beside, to_numpy
+
+MOST_CONDITION = 1e12
+"""Of an invertible matrix; beyond it float64 leaves fewer than four digits of what it acts on."""
+ORTHOGONAL = 1e-9
+"""By how much an entry of G G^T may differ from the identity's."""
 
 
 @dataclass(frozen=True, eq=False)
 class GroupElement:
     """K elements of a symmetry group: ``new[i] = scale[i] * old[perm[i]]`` for the channels of each group.
 
+    With matrices, ``new = matrix[b] @ old[perm[block b]]`` for block b of k channels.
+
     Parameters
     ----------
     perms
-        group id to (K, n) integers, each row a permutation.
+        group id to (K, n) integers, each row a permutation; whole blocks alone move where there are matrices.
     scales
         group id to (K, n) float64, for the groups that scale.
+    matrices
+        group id to (K, blocks, k, k) float64, for the groups with matrices, or (K, n, 2) real and imaginary parts of
+        complex numbers.
 
     Notes
     -----
@@ -30,6 +40,7 @@ class GroupElement:
 
     perms: Mapping[str, Any]
     scales: Mapping[str, Any]
+    matrices: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(next(iter(self.perms.values())))
@@ -39,6 +50,7 @@ class GroupElement:
         return GroupElement(
             {name: perm[rows] for name, perm in self.perms.items()},
             {name: scale[rows] for name, scale in self.scales.items()},
+            {name: matrix[rows] for name, matrix in self.matrices.items()},
         )
 
     @classmethod
@@ -54,12 +66,16 @@ class GroupElement:
         """
         return cls(
             {group.id: np.tile(np.arange(group.n), (K, 1)) for group in symmetry.groups},
-            {group.id: np.ones((K, group.n)) for group in symmetry.groups if group.scale != "none"},
+            {group.id: np.ones((K, group.n)) for group in symmetry.groups if group.scaled},
+            {group.id: _identity(group, K) for group in symmetry.groups if group.scale in MATRICES},
         )
 
     @classmethod
     def random(cls, symmetry: Symmetry, K: int, rng: np.random.Generator, *, spread: float = 1.0) -> "GroupElement":
         """Uniform permutations; scales of sizes ``exp(spread * N(0, 1))`` and of signs by a fair coin, where free.
+
+        Matrices are ``U diag(exp(spread * N(0, 1))) V`` with uniform orthogonal U and V, or uniform orthogonal ones;
+        complex numbers have such a modulus and a uniform phase.
 
         Parameters
         ----------
@@ -79,7 +95,10 @@ class GroupElement:
         }
         perms: dict[str, np.ndarray] = {}
         scales: dict[str, np.ndarray] = {}
+        matrices: dict[str, np.ndarray] = {}
         for group in symmetry.groups:
+            if group.scale in MATRICES:
+                matrices[group.id] = _random_matrices(group, K, rng, spread)
             if isinstance(group.perm, Like):
                 perms[group.id] = perms[group.perm.group].copy()
             else:
@@ -88,7 +107,7 @@ class GroupElement:
                 scales[group.id] = np.exp(spread * rng.standard_normal((K, group.n)))
             if group.flips:
                 scales[group.id] = scales.get(group.id, 1.0) * rng.choice([-1.0, 1.0], (K, group.n))
-        return cls(perms, scales)
+        return cls(perms, scales, matrices)
 
     def to(self, like: Any) -> "GroupElement":
         """The same elements in the framework and on the device of an array; they may share their memory with these.
@@ -103,8 +122,8 @@ class GroupElement:
         SymmetryError
             The device has no float64, which scales need.
         """
-        perms = {name: beside(perm, like) for name, perm in self.perms.items()}
-        return GroupElement(perms, {name: beside(scale, like) for name, scale in self.scales.items()})
+        kinds = (self.perms, self.scales, self.matrices)
+        return GroupElement(*({name: beside(item, like) for name, item in kind.items()} for kind in kinds))
 
     def compose(self, first: "GroupElement") -> "GroupElement":
         """``self`` after ``first``: ``(g h) . theta = g . (h . theta)``.
@@ -116,12 +135,18 @@ class GroupElement:
         """
         perms = {name: _taken(first.perms[name], perm) for name, perm in self.perms.items()}
         scales = {name: scale * _taken(first.scales[name], self.perms[name]) for name, scale in self.scales.items()}
-        return GroupElement(perms, scales)
+        matrices = {
+            name: _product(matrix, _blocks_taken(first.matrices[name], self.perms[name]))
+            for name, matrix in self.matrices.items()
+        }
+        return GroupElement(perms, scales, matrices)
 
     def inverse(self) -> "GroupElement":
-        """The element that undoes this one: exactly for permutations, to rounding for scales."""
+        """The element that undoes this one: exactly for permutations, to rounding for scales and matrices."""
         perms = {name: array_namespace(perm).argsort(perm, axis=1) for name, perm in self.perms.items()}
-        return GroupElement(perms, {name: 1 / _taken(scale, perms[name]) for name, scale in self.scales.items()})
+        scales = {name: 1 / _taken(scale, perms[name]) for name, scale in self.scales.items()}
+        matrices = {name: _blocks_taken(inverse_of(item), perms[name]) for name, item in self.matrices.items()}
+        return GroupElement(perms, scales, matrices)
 
     def check(self, symmetry: Symmetry) -> None:
         """Refuse what is no element of the table's group.
@@ -135,12 +160,13 @@ class GroupElement:
         ------
         SymmetryError
             A group is missing or unknown, a row is no permutation or breaks its blocks, groups that share a
-            block permutation disagree, or a scale is of the wrong kind.
+            block permutation disagree, or a scale or a matrix is of the wrong kind.
         """
-        scaled = [group.id for group in symmetry.groups if group.scale != "none"]
+        scaled = [group.id for group in symmetry.groups if group.scaled]
         for what, found, expected in (
             ("perms", self.perms, [group.id for group in symmetry.groups]),
             ("scales", self.scales, scaled),
+            ("matrices", self.matrices, [group.id for group in symmetry.groups if group.scale in MATRICES]),
         ):
             if set(found) != set(expected):
                 raise _refused(what, ", ".join(expected) or "none", ", ".join(sorted(found)) or "none")
@@ -150,14 +176,17 @@ class GroupElement:
             _check_perm(group, perms[group.id], len(self), outers)
             if (perms[group.id] != perms[leader := symmetry.leader(group.id).id]).any():
                 raise _refused(f"group {group.id!r}: perm", f"that of {leader!r}, which it is like", "another one")
-            if group.scale != "none":
+            if group.scaled:
                 _check_scale(group, to_numpy(self.scales[group.id]), len(self))
+            if group.scale in MATRICES:
+                _check_matrices(group, perms[group.id], to_numpy(self.matrices[group.id]), len(self))
 
     def to_tensors(self) -> dict[str, Any]:
-        """The stacked tensors that a zoo stores: ``<group>.perm`` int32 and ``<group>.scale`` float64."""
+        """The stacked tensors that a zoo stores: ``<group>.perm`` int32, ``<group>.scale`` and ``.matrix`` float64."""
         perms = {name: (array_namespace(perm), perm) for name, perm in self.perms.items()}
         stored: dict[str, Any] = {f"{name}.perm": xp.astype(perm, xp.int32) for name, (xp, perm) in perms.items()}
-        return stored | {f"{name}.scale": scale for name, scale in self.scales.items()}
+        stored |= {f"{name}.scale": scale for name, scale in self.scales.items()}
+        return stored | {f"{name}.matrix": matrix for name, matrix in self.matrices.items()}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Any]) -> "GroupElement":
@@ -166,20 +195,91 @@ class GroupElement:
         Parameters
         ----------
         tensors
-            ``<group>.perm``, and ``<group>.scale`` of groups that scale.
+            ``<group>.perm``, ``<group>.scale`` of groups that scale, ``<group>.matrix`` of those with matrices.
         """
-        found: dict[str, dict[str, Any]] = {"perm": {}, "scale": {}}
+        found: dict[str, dict[str, Any]] = {"perm": {}, "scale": {}, "matrix": {}}
         for name, value in tensors.items():
             group, _, kind = name.rpartition(".")
             if kind not in found:
-                raise _refused(f"tensor {name!r}", "a name that ends in .perm or .scale", repr(name))
+                raise _refused(f"tensor {name!r}", "a name that ends in .perm, .scale or .matrix", repr(name))
             found[kind][group] = as_array(value)
-        return cls(found["perm"], found["scale"])
+        return cls(found["perm"], found["scale"], found["matrix"])
 
 
 def block_move(perm: Wreath, outer: np.ndarray) -> np.ndarray:
     """The (K, n) permutation that moves whole blocks by ``outer`` (K, g) and leaves their insides in order."""
     return (outer[:, :, None] * perm.k + np.arange(perm.k)).reshape(len(outer), perm.g * perm.k)
+
+
+def inverse_of(matrices: Any) -> Any:
+    """Inverses of matrices (K, blocks, k, k), or of complex numbers (K, n, 2)."""
+    xp = array_namespace(matrices)
+    if matrices.ndim == 4:
+        return xp.linalg.inv(matrices)
+    real, imaginary = matrices[..., 0], matrices[..., 1]
+    squares = real * real + imaginary * imaginary
+    return xp.stack([real / squares, -imaginary / squares], axis=-1)
+
+
+def _identity(group: Group, K: int) -> np.ndarray:
+    shape = group.matrix_shape
+    assert shape is not None
+    one = np.eye(shape[-1]) if len(shape) == 3 else np.array([1.0, 0.0])
+    return np.broadcast_to(one, (K, *shape)).copy()
+
+
+def _product(second: Any, first: Any) -> Any:
+    """Matrices (K, blocks, k, k) after others, or products of complex numbers (K, n, 2)."""
+    xp = array_namespace(second, first)
+    if second.ndim == 4:
+        return xp.matmul(second, first)
+    a, b, c, d = second[..., 0], second[..., 1], first[..., 0], first[..., 1]
+    return xp.stack([a * c - b * d, a * d + b * c], axis=-1)
+
+
+def _blocks_taken(matrices: Any, perm: Any) -> Any:
+    """The matrices of every block in the order of the permutation (K, n) of the channels."""
+    xp = array_namespace(matrices, perm)
+    K, blocks = matrices.shape[:2]
+    k = perm.shape[1] // blocks
+    order = xp.astype(perm[:, ::k] // k, xp.int64, copy=False)
+    flat = xp.reshape(matrices, (K, blocks, -1))
+    index = xp.broadcast_to(order[:, :, None], flat.shape)
+    return xp.reshape(xp.take_along_axis(flat, index, axis=1), matrices.shape)
+
+
+def _random_matrices(group: Group, K: int, rng: np.random.Generator, spread: float) -> np.ndarray:
+    shape = group.matrix_shape
+    assert shape is not None
+    if group.scale == "complex":
+        phases, sizes = rng.uniform(-np.pi, np.pi, (K, group.n)), np.exp(spread * rng.standard_normal((K, group.n)))
+        return np.stack([sizes * np.cos(phases), sizes * np.sin(phases)], axis=-1)
+    k = shape[-1]
+    if group.scale == "linear":
+        sizes = np.exp(spread * rng.standard_normal((K, *shape[:2])))
+        return _orthogonal(rng, (K, *shape)) * sizes[..., None, :] @ _orthogonal(rng, (K, *shape))
+    if group.scale == "orthogonal":
+        return _orthogonal(rng, (K, *shape))
+    turned = np.broadcast_to(np.eye(k), (K, *shape)).copy()
+    turned[..., 1:, 1:] = _orthogonal(rng, (K, shape[0], k - 1, k - 1))
+    basis = mean_basis(k)
+    return basis.T @ turned @ basis
+
+
+def mean_basis(k: int) -> np.ndarray:
+    """An orthogonal matrix (k, k) whose first row is constant: Helmert's."""
+    basis = np.tril(np.ones((k, k)), -1)
+    basis[np.arange(1, k), np.arange(1, k)] = -np.arange(1.0, k)
+    basis[0] = 1
+    return basis / np.linalg.norm(basis, axis=1, keepdims=True)
+
+
+def _orthogonal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Uniform orthogonal matrices: Q of a Gaussian matrix, with the signs of R's diagonal (Stewart 1980)."""
+    if not shape[-1]:
+        return np.zeros(shape)
+    q, r = np.linalg.qr(rng.standard_normal(shape))
+    return q * np.sign(np.diagonal(r, axis1=-2, axis2=-1))[..., None, :]
 
 
 def _taken(values: Any, perm: Any) -> Any:
@@ -194,8 +294,10 @@ def _shuffles(rng: np.random.Generator, K: int, n: int) -> np.ndarray:
 
 def _random_perm(group: Group, K: int, rng: np.random.Generator, outers: Mapping[str, np.ndarray]) -> np.ndarray:
     perm = group.perm
-    if isinstance(perm, Fixed):
+    if isinstance(perm, Fixed) or (isinstance(perm, Sym) and group.scale in MATRICES):
         return np.tile(np.arange(group.n), (K, 1))
+    if isinstance(perm, Wreath) and group.scale in MATRICES:
+        return block_move(perm, outers[perm.outer])
     if isinstance(perm, Wreath):
         inside = _shuffles(rng, K * perm.g, perm.k).reshape(K, perm.g, perm.k)
         return (outers[perm.outer][:, :, None] * perm.k + inside).reshape(K, group.n)
@@ -217,6 +319,34 @@ def _check_perm(group: Group, perm: np.ndarray, K: int, outers: dict[str, np.nda
             raise _refused(what, f"blocks of {group.perm.k} channels that stay together", "a channel across")
         if (outers.setdefault(group.perm.outer, outer) != outer).any():
             raise _refused(what, f"the block permutation {group.perm.outer!r} of the groups before", "another one")
+
+
+def _check_matrices(group: Group, perm: np.ndarray, matrices: np.ndarray, K: int) -> None:
+    what, shape = f"group {group.id!r}: matrix", group.matrix_shape
+    assert shape is not None
+    if matrices.shape != (K, *shape) or matrices.dtype != np.float64:
+        raise _refused(what, f"({K}, {', '.join(map(str, shape))}) float64", f"{matrices.shape} {matrices.dtype}")
+    if not np.isfinite(matrices).all():
+        raise _refused(what, "finite numbers", "another: where a block has no element, its weights are stored alone")
+    k = group.n // shape[0]
+    if (perm != (perm[:, ::k, None] + np.arange(k)).reshape(perm.shape)).any():
+        raise _refused(
+            f"group {group.id!r}: perm", "blocks whose channels stay in order, as matrices mix them", "others"
+        )
+    if group.scale == "complex":
+        if not (matrices != 0).any(axis=-1).all():
+            raise _refused(what, "complex numbers other than 0", "0")
+        return
+    if group.scale == "linear":
+        condition = float(np.linalg.cond(matrices).max(initial=1.0))
+        if not condition <= MOST_CONDITION:
+            raise _refused(what, f"an invertible matrix, of condition {MOST_CONDITION:g} at most", f"{condition:.3g}")
+        return
+    off = float(np.abs(matrices @ matrices.swapaxes(-1, -2) - np.eye(shape[-1])).max(initial=0.0))
+    if off > ORTHOGONAL:
+        raise _refused(what, "an orthogonal matrix", f"one with |G G^T - 1| of {off:.3g}")
+    if group.scale == "orthogonal_mean" and (off := float(np.abs(matrices.sum(axis=-1) - 1).max())) > ORTHOGONAL:
+        raise _refused(what, "a matrix that keeps the vector of ones", f"one that changes it by {off:.3g}")
 
 
 def _check_scale(group: Group, scale: np.ndarray, K: int) -> None:

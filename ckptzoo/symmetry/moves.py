@@ -55,7 +55,8 @@ class Axis:
         """The action on an axis with this number of positions."""
         signs = cls.of(replace(action, segments=action.signs, signs=()), size, symmetry) if action.signs else None
         found = listings(action, symmetry)
-        listed_places, inverted = [(name, places) for name, places, _ in found], [inverse for *_, inverse in found]
+        listed_places = [(listing.group, listing.places) for listing in found]
+        inverted = [listing.inverted for listing in found]
         listed = np.concatenate([places.ravel() for _, places in listed_places])
         if np.array_equal(listed, np.arange(listed.size)):
             return cls(action, size, listed_places, None, signs, inverted)

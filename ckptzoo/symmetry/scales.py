@@ -92,7 +92,7 @@ def solve(moments: Moments, *, spread: bool = False, settled: PerGroup | None = 
         group id to sizes of scales (K, n) that stay as they are; NaN where this rule is to find one.
     """
     K, groups = moments.K, moments.symmetry.groups
-    scaling = {group.id for group in groups if group.scale != "none"}
+    scaling = {group.id for group in groups if group.scaled}
     found = Scales({}, np.zeros(K, np.int64), np.zeros(K, np.int64), np.zeros(K, bool), np.zeros(K, bool))
     silent: dict[str, np.ndarray] = {}
     for group in groups:
@@ -109,7 +109,7 @@ def solve(moments: Moments, *, spread: bool = False, settled: PerGroup | None = 
         normalised = moments.variances(group.id)
         if not normalised:
             found.dead[:] += quiet.sum(axis=1)
-        if group.scale == "none":
+        if not group.scaled:
             continue
         scale = np.ones((K, group.n))
         if group.resizes:

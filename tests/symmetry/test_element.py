@@ -125,7 +125,7 @@ def test_an_element_survives_its_stored_form() -> None:
     again.check(MIXED)
     weights = {"x": np.random.default_rng(3).standard_normal((5, 7, 6))}
     np.testing.assert_array_equal(apply(again, weights, MIXED)["x"], apply(element, weights, MIXED)["x"])
-    with pytest.raises(SymmetryError, match=r"ends in \.perm or \.scale"):
+    with pytest.raises(SymmetryError, match=r"ends in \.perm, \.scale or \.matrix"):
         GroupElement.from_tensors({"a.shift": tensors["a.scale"]})
 
 

@@ -164,7 +164,7 @@ class ScaleFitter:
                     bound = np.take_along_axis(least[group.id], element.perms[group.id], 1) / now
                 costs, scale = self._pairs(group, arrays, bound, rows)
                 total += costs
-                if group.scale != "none":
+                if group.scaled:
                     pair_scales[group.id] = scale
             gains[leader] = -total
         if family.joint is None:
@@ -185,7 +185,7 @@ class ScaleFitter:
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Costs and scales (K, n, n) of all pairs of channels, but for what no scale changes."""
         written, read, still = (self._sums(group, exponent, arrays, rows) for exponent in (1, -1, 0))
-        if group.scale == "none":
+        if not group.scaled:
             unscaled = np.sum([part.signed + part.absolute for part in (written, read, still)], axis=0)
             return -2 * unscaled, np.ones_like(still.signed)
         # what tensors that are only permuted add: no scale changes it
@@ -354,4 +354,4 @@ def _family(
 
 
 def _scales(members: Mapping[str, Sequence[Group]]) -> bool:
-    return any(group.scale != "none" for listed in members.values() for group in listed)
+    return any(group.scaled for listed in members.values() for group in listed)

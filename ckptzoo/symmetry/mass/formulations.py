@@ -290,9 +290,7 @@ def find_scales(arrays: dict[str, np.ndarray], formulation: Formulation, engine:
         for name, scale in settled.items():
             scale[rows] = others.scales[name]
     scales = {
-        group.id: settled.get(group.id, np.ones((K, group.n)))
-        for group in formulation.symmetry.groups
-        if group.scale != "none"
+        group.id: settled.get(group.id, np.ones((K, group.n))) for group in formulation.symmetry.groups if group.scaled
     }
     dropped = (~network.kept).sum(axis=1)
     return LeastMassScales(

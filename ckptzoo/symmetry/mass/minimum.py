@@ -143,7 +143,7 @@ def min_mass(
 
 def _blank(problem: Formulation, K: int) -> LeastMassScales:
     """K checkpoints that stay as they are."""
-    scales = {group.id: np.ones((K, group.n)) for group in problem.symmetry.groups if group.scale != "none"}
+    scales = {group.id: np.ones((K, group.n)) for group in problem.symmetry.groups if group.scaled}
     before, after, gap, imbalance = np.full((4, K), np.nan)
     return LeastMassScales(
         scales, before, after, gap, imbalance, np.zeros(K, np.int64), np.zeros(K, np.int64), np.zeros(K, bool)

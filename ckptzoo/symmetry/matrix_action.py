@@ -1,0 +1,180 @@
+"""What matrices do to stacked weights: blocks of channels are mixed along the axes that have them.
+
+``new = G old`` along the axes that write a block's channels and ``new = G^-T old`` along those that read them, once
+whole blocks are in the order of the permutation. Groups that are ``Like`` one with orthogonal matrices take these.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace, device
+
+from ckptzoo.errors import SymmetryError
+from ckptzoo.schema.symmetry import MATRICES, AxisAction, Symmetry
+from ckptzoo.symmetry.arrays import listings, to_numpy
+
+PIECE = 2**22
+"""Elements that are mixed at a time, or one checkpoint's tensor: 32 MiB of float64."""
+UNIT = 8
+"""Units of the stored precision, or of float32's half where that is smaller, within which a gain counts as 1."""
+
+
+@dataclass(frozen=True, eq=False)
+class MixedChannels:
+    """The channels of one group with matrices along one axis of one tensor.
+
+    Parameters
+    ----------
+    group
+        whose matrices act.
+    axis
+        of the tensor, without the axis of checkpoints.
+    inverted
+        whether the inverse transposes act.
+    places
+        (blocks, k, positions a channel); of complex numbers (n, 2, positions), real and imaginary parts.
+    """
+
+    group: str
+    axis: int
+    inverted: bool
+    places: np.ndarray
+
+
+def matrices_of(symmetry: Symmetry, group: str) -> str | None:
+    """The group whose matrices act on a group's channels: its own, or those of the one that it is like; or None."""
+    for name in (group, symmetry.leader(group).id):
+        if symmetry[name].scale in MATRICES:
+            return name
+    return None
+
+
+def mixed_channels(actions: Sequence[AxisAction], symmetry: Symmetry) -> list[MixedChannels]:
+    """What matrices mix in one tensor, by its actions; gains, which must be 1 there, are left out."""
+    found: list[MixedChannels] = []
+    for action in actions:
+        parts: dict[tuple[str, bool], list[np.ndarray]] = {}
+        for listing in listings(action, symmetry):
+            owner = matrices_of(symmetry, listing.group)
+            if owner is None or action.role == "gain":
+                continue
+            inverted = (action.exponent == -1) != listing.inverted
+            group = symmetry[owner]
+            if group.scale == "complex":
+                if listing.part is None:
+                    pairs = listing.places.reshape(group.n, -1, 2).swapaxes(1, 2)
+                    found.append(MixedChannels(owner, action.axis, inverted, pairs))
+                else:
+                    parts.setdefault((owner, inverted), [np.zeros((0, 0)), np.zeros((0, 0))])
+                    sides = parts[owner, inverted]
+                    side = sides[listing.part]
+                    sides[listing.part] = (
+                        np.concatenate([side, listing.places], axis=1) if side.size else listing.places
+                    )
+                continue
+            shape = group.matrix_shape
+            assert shape is not None
+            found.append(MixedChannels(owner, action.axis, inverted, listing.places.reshape(*shape[:2], -1)))
+        for (owner, inverted), sides in parts.items():
+            found.append(MixedChannels(owner, action.axis, inverted, np.stack(sides, axis=1)))
+    return found
+
+
+def unit_gains(weights: Mapping[str, Any], symmetry: Symmetry, acting: set[str]) -> None:
+    """Refuse gains other than 1 between the channels that orthogonal matrices mix and what reads them.
+
+    Parameters
+    ----------
+    acting
+        groups whose matrices are not the identity.
+
+    Raises
+    ------
+    SymmetryError
+        A gain is another number.
+    """
+    for action in symmetry.actions:
+        if action.role != "gain":
+            continue
+        for listing in listings(action, symmetry):
+            if matrices_of(symmetry, listing.group) not in acting:
+                continue
+            gains = np.take(to_numpy(weights[action.tensor]), listing.places.ravel(), axis=1 + action.axis)
+            precision = float(np.finfo(gains.dtype).eps) if gains.dtype.kind == "f" else 2.0**-7
+            off = float(np.abs(gains.astype(np.float64) - 1).max(initial=0))
+            if not off <= max(UNIT * precision, 2.0**-39):
+                raise SymmetryError(
+                    f"weights: tensor {action.tensor!r}: expected gains of 1, as orthogonal matrices mix the channels "
+                    f"that it multiplies, got one that differs by {off:.3g}. Bring the gains to 1 first: "
+                    "ckptzoo.symmetry.fold(weights, table)."
+                )
+
+
+def multiply(work: Any, channels: Sequence[MixedChannels], matrices: Mapping[str, Any]) -> None:
+    """Mix the channels of stacked weights (K, *shape), float64 and contiguous, in place.
+
+    Parameters
+    ----------
+    matrices
+        by group, (K, blocks, k, k) float64 or (K, n, 2), of the framework and on the device of the weights; groups that
+        are left out stay.
+    """
+    xp: Any = array_namespace(work)
+    for mixed in channels:
+        if mixed.group not in matrices:
+            continue
+        matrix = matrices[mixed.group]
+        matrix = _real(matrix) if matrix.ndim == 3 else matrix
+        if mixed.inverted:
+            matrix = xp.linalg.inv(matrix).swapaxes(-1, -2)
+        blocks, k, count = mixed.places.shape
+        rows, size, columns = _sides(tuple(work.shape[1:]), mixed.axis)
+        view = work.reshape(len(work), rows, size, columns)
+        index = _constant(mixed.places.ravel(), work)
+        for some in _pieces(len(work), rows, size, columns):
+            taken = view[some][:, :, index]
+            shape = taken.shape
+            joined = xp.permute_dims(taken.reshape(*shape[:2], blocks, k, count, -1), (0, 2, 3, 1, 4, 5))
+            made = xp.matmul(matrix[some[0]], joined.reshape(shape[0], blocks, k, -1))
+            made = xp.permute_dims(made.reshape(joined.shape), (0, 3, 1, 2, 4, 5))
+            view[some][:, :, index] = made.reshape(shape)
+
+
+def _pieces(K: int, rows: int, size: int, columns: int) -> Iterator[tuple[slice, slice, slice, slice]]:
+    """Cuts of stacked weights (K, rows, size, columns) whose axis of this size is whole."""
+    whole = slice(None)
+    if (most := PIECE // max(1, rows * size * columns)) >= 1:
+        yield from ((slice(at, at + most), whole, whole, whole) for at in range(0, K, most))
+    elif rows > 1:
+        step = max(1, PIECE // (size * columns))
+        for at in range(K):
+            yield from ((slice(at, at + 1), slice(start, start + step), whole, whole) for start in range(0, rows, step))
+    else:
+        step = max(1, PIECE // size)
+        for at in range(K):
+            yield from (
+                (slice(at, at + 1), whole, whole, slice(start, start + step)) for start in range(0, columns, step)
+            )
+
+
+def _sides(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
+    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+
+
+def _real(numbers: Any) -> Any:
+    """Complex numbers (K, n, 2) as matrices (K, n, 2, 2)."""
+    xp = array_namespace(numbers)
+    a, b = numbers[..., 0], numbers[..., 1]
+    return xp.stack([xp.stack([a, -b], axis=-1), xp.stack([b, a], axis=-1)], axis=-2)
+
+
+def _constant(values: np.ndarray, like: Any) -> Any:
+    return values if isinstance(like, np.ndarray) else array_namespace(like).asarray(values, device=device(like))
+
+
+def mixes(symmetry: Symmetry) -> bool:
+    """Whether a table has matrices."""
+    return any(group.scale in MATRICES for group in symmetry.groups)

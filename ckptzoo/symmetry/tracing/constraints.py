@@ -99,8 +99,9 @@ class Paths:
         return numbers[index.ravel()].reshape(arrays[0].shape)
 
 
-FIXED, OUTPUT = 0, 1
-"""Marks of channels: fixed for a reason, and an output of the network."""
+FIXED, OUTPUT, SINGLE = 0, 1, 2
+"""Marks of channels: fixed for a reason, an output of the network, and taken one by one by an operation that is not
+linear, so that no matrix may mix them."""
 POSITIVE, SIGN, FORBIDDEN, NONZERO = 0, 1, 2, 3
 """Marks of scales: positive factors only, signs only, no factor but 1; one with both of the first two has none left.
 The last one marks those whose signs count beside their sizes, unless the others forbid it."""
@@ -191,7 +192,7 @@ class Constraints:
     """
 
     operation: str = ""
-    channels: UnionFind = field(default_factory=lambda: UnionFind(2))
+    channels: UnionFind = field(default_factory=lambda: UnionFind(3))
     scales: UnionFind = field(default_factory=lambda: UnionFind(4))
     paths: Paths = field(default_factory=Paths)
     placements: dict[tuple[str, int], AxisPlacement] = field(default_factory=dict)

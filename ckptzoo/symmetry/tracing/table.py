@@ -9,7 +9,16 @@ from numpy.typing import NDArray
 
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Symmetry
-from ckptzoo.symmetry.tracing.constraints import FIXED, FORBIDDEN, OUTPUT, POSITIVE, SIGN, AxisPlacement, Constraints
+from ckptzoo.symmetry.tracing.constraints import (
+    FIXED,
+    FORBIDDEN,
+    OUTPUT,
+    POSITIVE,
+    SIGN,
+    SINGLE,
+    AxisPlacement,
+    Constraints,
+)
 from ckptzoo.symmetry.tracing.groups import NO_SCALE, ChannelGroup, channel_groups, unique_name
 from ckptzoo.symmetry.tracing.union_find import NodeIds
 
@@ -44,8 +53,11 @@ class _Part:
     first: int
 
 
-def build_table(constraints: Constraints, arch: Architecture) -> tuple[Symmetry, tuple[str, ...]]:
-    """The symmetry table that the constraints leave, and notes on what keeps groups in place, unscaled or apart."""
+def build_table(constraints: Constraints, arch: Architecture) -> tuple[Symmetry, tuple[str, ...], set[str]]:
+    """The symmetry table that the constraints leave, and notes on what keeps groups in place, unscaled or apart.
+
+    The third item are the groups that no operation takes channel by channel, so that matrices may mix their channels.
+    """
     groups = channel_groups(constraints)
     placements = list(constraints.placements.values())
     parts = sorted(_parts(constraints, groups, placements), key=lambda part: (part.writer, part.first))
@@ -53,6 +65,7 @@ def build_table(constraints: Constraints, arch: Architecture) -> tuple[Symmetry,
     table_groups: list[Group] = []
     names: dict[tuple[int, int], str] = {}
     notes = list(dict.fromkeys(constraints.notes))
+    mixable: set[str] = set()
     for part in parts:
         group, tensor = groups[part.group], placements[part.writer].tensor
         name = unique_name(tensor.rpartition(".")[0] or tensor, names.values())
@@ -61,6 +74,9 @@ def build_table(constraints: Constraints, arch: Architecture) -> tuple[Symmetry,
         perm = group.perm if fixed or part.group not in leaders else Like(leaders[part.group])
         leaders.setdefault(part.group, name)
         table_groups.append(Group(name, len(group.channels), perm, part.kind))
+        roots = np.array([channel.root for channel in group.channels])
+        if (constraints.channels.marks(roots, SINGLE) < 0).all() and part.kind in ("positive", "nonzero"):
+            mixable.add(name)
         notes += _notes(constraints, group, part, name, placements)
     positions = _positions(groups)
     signs = _positions(groups, signs=True)
@@ -70,7 +86,7 @@ def build_table(constraints: Constraints, arch: Architecture) -> tuple[Symmetry,
     ]
     order = {name: number for number, name in enumerate(arch.names)}
     acting = sorted((item for item in actions if item is not None), key=lambda item: (order[item.tensor], item.axis))
-    return Symmetry(tuple(table_groups), tuple(acting)), tuple(notes)
+    return Symmetry(tuple(table_groups), tuple(acting)), tuple(notes), mixable
 
 
 def _parts(

@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from ckptzoo.errors import Problem, SymmetryError, ZooError
 from ckptzoo.schema.architecture import Architecture
-from ckptzoo.symmetry.tracing.constraints import OUTPUT, Constraints, Labels, constant_labels
+from ckptzoo.symmetry.tracing.constraints import OUTPUT, SINGLE, Constraints, Labels, constant_labels
 from ckptzoo.symmetry.tracing.example import Example
 from ckptzoo.symmetry.tracing.graph import (
     DECLARE_BY_HAND,
@@ -29,7 +29,7 @@ from ckptzoo.symmetry.tracing.graph import (
 )
 from ckptzoo.symmetry.tracing.result import Traced
 from ckptzoo.symmetry.tracing.rules.call import CONSTANT, DATA, PARAMETER, Call, Value, map_values, values_in
-from ckptzoo.symmetry.tracing.rules.registry import FILLS, RULES, is_check
+from ckptzoo.symmetry.tracing.rules.registry import FILLS, RULES, is_check, is_linear
 from ckptzoo.symmetry.tracing.table import build_table
 from ckptzoo.symmetry.tracing.verify import verify_table
 
@@ -44,9 +44,9 @@ def trace_module(module: nn.Module, example_input: Any) -> Traced:
     names = {name: tensor.name for tensor in arch.tensors for name in (tensor.name, *tensor.aliases)}
     double = copy.deepcopy(module).cpu().double().eval()
     constraints = _constraints_of(double, names, example)
-    derived, notes = build_table(constraints, arch)
+    derived, notes, mixable = build_table(constraints, arch)
     derived.check(arch)
-    symmetry, worst, failed = verify_table(double, arch, derived, example, constraints.index_bounds)
+    symmetry, worst, failed = verify_table(double, arch, derived, example, constraints.index_bounds, mixable)
     return Traced(symmetry, arch, notes + failed, worst)
 
 
@@ -210,6 +210,7 @@ class Interpreter:
                 raise self._changed_in_place(name)
         origin = DATA if any(value.origin == DATA for value in values) else PARAMETER
         labels = RULES[call.name](call)
+        self._mark_single(call, values, labels)
         if not isinstance(result, torch.Tensor):
             return type(result)([_value(tensor, item, origin) for tensor, item in zip(result, labels, strict=True)])
         if isinstance(labels, Value):
@@ -218,6 +219,17 @@ class Interpreter:
         value = before[id(result)][0] if id(result) in before else Value(result, labels, origin)
         value.labels, value.origin = _checked_labels(labels, result), origin
         return value
+
+    def _mark_single(self, call: Call, values: list[Value], labels: Any) -> None:
+        """Mark the channels of the arguments and results of an operation that takes them one by one."""
+        made = labels if isinstance(labels, (tuple, list)) else [labels]
+        given = [value.labels for value in values]
+        if is_linear(
+            call.name, sum(not item.invariant or value.unlabelled for item, value in zip(given, values, strict=True))
+        ):
+            return
+        for item in (*given, *(result.labels if isinstance(result, Value) else result for result in made)):
+            self.constraints.channels.mark(item.channel, SINGLE, self.constraints.reason("takes channels one by one"))
 
     def _part(self, node: fx.Node, args: tuple[Any, ...]) -> Any:
         """A part of the module with a graph of its own, under another autocast or gradient mode."""

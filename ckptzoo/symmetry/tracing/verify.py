@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.architecture import Architecture
-from ckptzoo.schema.symmetry import Fixed, Symmetry, Wreath
+from ckptzoo.schema.symmetry import Fixed, Group, Like, Symmetry, Wreath
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.tracing.example import Draw, Example
@@ -51,10 +51,12 @@ def verify_table(
     symmetry: Symmetry,
     example: Example,
     index_bounds: Mapping[int, int] | None = None,
+    mixable: Container[str] = (),
 ) -> tuple[Symmetry, float, tuple[str, ...]]:
     """Verify a table with random elements, and take away what fails.
 
-    Groups whose permutations alone change the outputs stay in place; those whose scales alone do are not scaled.
+    Groups whose permutations alone change the outputs stay in place; those whose scales alone do are not scaled. Then
+    matrices are tried for the channels that they may mix.
 
     Parameters
     ----------
@@ -68,6 +70,8 @@ def verify_table(
         an input.
     index_bounds
         as ``Draw`` takes them.
+    mixable
+        groups that no operation takes channel by channel.
 
     Returns
     -------
@@ -93,7 +97,8 @@ def verify_table(
         expected = f"outputs that agree to {TOLERANCE:g} under random group elements"
         got = f"a relative difference of {worst:.3g}"
         raise SymmetryError(Problem("symmetry.trace", type(module).__name__, expected, got, DECLARE_BY_HAND))
-    return symmetry, worst, tuple(verifier.notes)
+    symmetry, gap = _with_matrices(verifier, symmetry, mixable)
+    return symmetry, max(worst, gap), tuple(verifier.notes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +204,8 @@ class Verifier:
             chosen = scale[[row]]
             size = np.abs(chosen)
             scales[name] = np.sign(chosen) * np.maximum(size, 1 / size) if name in normalised else chosen
-        return GroupElement({**GroupElement.identity(symmetry, 1).perms, **perms}, scales)
+        matrices = {name: matrix[:1] for name, matrix in drawn.matrices.items()}
+        return GroupElement({**GroupElement.identity(symmetry, 1).perms, **perms}, scales, matrices)
 
     def _generic(self) -> Weights:
         return generic_weights(self._module_weights, self._parameters, self._symmetry, self._rng)
@@ -287,6 +293,49 @@ def _drop_failing(verifier: Verifier, symmetry: Symmetry) -> Symmetry:
         for action in symmetry.actions
     )
     return Symmetry(tuple(groups.values()), tuple(actions))
+
+
+def _with_matrices(verifier: Verifier, symmetry: Symmetry, mixable: Container[str]) -> tuple[Symmetry, float]:
+    """The table with matrices for groups whose channels they may mix, where they leave the outputs as they are.
+
+    All are tried together, and one by one where that fails. Returns the largest difference that they make, too.
+    """
+    kinds = {group.id: kind for group in symmetry.groups if (kind := _matrix_kind(symmetry, group, mixable))}
+    together = _replaced(symmetry, kinds)
+    gap = verifier.max_difference(together, lambda: verifier.random_element(together)) if kinds else 0.0
+    if gap <= TOLERANCE:
+        return together, gap
+    kept: dict[str, str] = {}
+    for name, kind in kinds.items():
+        alone = _replaced(symmetry, {name: kind})
+        gap = verifier.max_difference(alone, lambda alone=alone: verifier.random_element(alone))
+        if gap <= TOLERANCE:
+            kept[name] = kind
+        else:
+            verifier.notes.append(f"Group {name!r} has scales and no matrices: these change the outputs by {gap:.3g}.")
+    together = _replaced(symmetry, kept)
+    gap = verifier.max_difference(together, lambda: verifier.random_element(together)) if kept else 0.0
+    return (together, gap) if gap <= TOLERANCE else (symmetry, 0.0)
+
+
+def _replaced(symmetry: Symmetry, kinds: Mapping[str, str]) -> Symmetry:
+    groups = (replace(group, scale=kinds.get(group.id, group.scale)) for group in symmetry.groups)
+    return Symmetry(tuple(groups), symmetry.actions)
+
+
+def _matrix_kind(symmetry: Symmetry, group: Group, mixable: Container[str]) -> str | None:
+    """The kind of matrices that may take the place of a group's scales; None for none."""
+    if group.id not in mixable or not group.resizes or isinstance(group.perm, Like | Fixed) or group.n < 2:
+        return None
+    if any(isinstance(other.perm, Like) and other.perm.group == group.id for other in symmetry.groups):
+        return None
+    actions = [action for action in symmetry.actions if group.id in action.groups]
+    plain = all(
+        action.exponent in (1, -1) and action.blocks == 1 and not action.absolute and not action.signs
+        for action in actions
+    )
+    k = group.perm.k if isinstance(group.perm, Wreath) else group.n
+    return "linear" if plain and k > 1 else None
 
 
 def _moving_together(symmetry: Symmetry) -> list[set[str]]:

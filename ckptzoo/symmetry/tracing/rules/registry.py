@@ -75,10 +75,34 @@ _NAMES: dict[Rule, str] = {
 }
 RULES: dict[str, Rule] = {name: rule for rule, names in _NAMES.items() for name in names.split()}
 """The rule of every operation, by the operation's name."""
+_LINEAR_NAMES = (
+    "linear addmm matmul mm bmm einsum scaled_dot_product_attention embedding lstm gru rnn_tanh neg positive "
+    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d add sub subtract rsub sum mean dropout "
+    "cat concat concatenate stack slice_scatter select_scatter copy index pad "
+    "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d "
+    "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d "
+    "upsample_bicubic2d upsample_trilinear3d"
+)
+_LINEAR = frozenset(_LINEAR_NAMES.split()) | {
+    name for rule in (shape.copy_or_cast, shape.rearrange) for name in _NAMES[rule].split()
+}
 _FILL_NAMES = "zeros_like ones_like full_like new_zeros new_ones new_full new_empty empty_like fill zero"
 FILLS = frozenset(_FILL_NAMES.split())
 """Operators whose result has a tensor's shape or kind and none of its numbers: constants in the trace."""
 _CHECK_PREFIXES = ("_assert_", "_functional_assert", "sym_constrain_range", "_functional_sym_constrain")
+
+
+def is_linear(name: str, channels: int) -> bool:
+    """Whether an operation is linear in the values that it takes, and alike for all their channels.
+
+    The units of recurrent layers are not; their own scales, which are signs or none, tell so.
+
+    Parameters
+    ----------
+    channels
+        the number of its arguments with channels.
+    """
+    return name in _LINEAR or (name in ("mul", "multiply", "div", "divide", "true_divide") and channels < 2)
 
 
 def is_check(name: str) -> bool:

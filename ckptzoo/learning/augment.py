@@ -155,7 +155,7 @@ class Draw:
         for group in table.groups if augment.permutations else ():
             if isinstance(group.perm, Wreath):
                 outers[group.perm.outer] = group.perm.g
-                if group.perm.k > 1:
+                if group.perm.k > 1 and group.perm.inner == "free":
                     lengths.setdefault(group.perm.k, []).append((f"inner:{group.id}", group.perm.g))
             elif not isinstance(group.perm, Fixed | Like) and group.n > 1:
                 lengths.setdefault(group.n, []).append((f"perm:{group.id}", 1))
@@ -197,7 +197,8 @@ class Draw:
             if isinstance(group.perm, Wreath):
                 g, k = group.perm.g, group.perm.k
                 outer = drawn[f"outer:{group.perm.outer}"][:, 0]
-                inner = drawn[f"inner:{group.id}"] if k > 1 else np.zeros((K, g, 1), np.int64)
+                free = k > 1 and group.perm.inner == "free"
+                inner = drawn[f"inner:{group.id}"] if free else np.broadcast_to(np.arange(k), (K, g, k))
                 perms[group.id] = (outer[:, :, None] * k + inner).reshape(K, group.n)
             elif isinstance(group.perm, Like):
                 if group.perm.group in perms:

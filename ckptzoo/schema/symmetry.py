@@ -18,6 +18,7 @@ from ckptzoo.schema.documents import Document, digest_of
 
 MATRICES = ("linear", "orthogonal", "orthogonal_mean", "complex")
 SCALES = ("positive", "sign", "nonzero", "none")
+INNERS = ("free", "fixed")
 ROLES = ("out", "in", "bias", "gain", "shift", "mean", "variance")
 """``out`` writes the channel, ``in`` reads it; the others are per-channel vectors beside the weights."""
 MAX_ITEMS = 100_000
@@ -38,7 +39,7 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Wreath:
-    """``g`` blocks of ``k`` channels: whole blocks move, and channels move within their block.
+    """``g`` blocks of ``k`` channels: whole blocks move, and channels move within their block where ``inner`` is free.
 
     Groups that name the same ``outer`` move their blocks by one shared permutation. So do the two sides of a
     convolution in ``g`` groups (``k = C / g`` in, ``k = Cout / g`` out).
@@ -51,11 +52,15 @@ class Wreath:
         blocks.
     k
         channels of a block.
+    inner
+        ``"free"``, or ``"fixed"`` where channels keep their order within their block, as those of attention heads do
+        under rotary embeddings.
     """
 
     outer: str
     g: int
     k: int
+    inner: str = "free"
 
 
 @dataclass(frozen=True)
@@ -260,6 +265,8 @@ def _of_group(group: Group) -> Iterator[Problem]:
             yield _problem(f"{what}: outer", "the name of a block permutation", repr(outer))
         if not _natural(g) or not _natural(k) or g * k != group.n:
             yield _problem(f"{what}: wreath", f"g * k = {group.n!r}", f"g = {g!r}, k = {k!r}")
+        if group.perm.inner not in INNERS:
+            yield _problem(f"{what}: inner", " or ".join(INNERS), repr(group.perm.inner))
     if group.scale in MATRICES and isinstance(group.perm, Like):
         yield _problem(f"{what}: scale", "scales, as the group is like another", repr(group.scale))
     if group.scale in ("linear", "orthogonal", "orthogonal_mean") and isinstance(group.perm, Fixed):
@@ -425,7 +432,8 @@ def _intervals(
 ) -> dict[tuple[object, ...], list[tuple[int, int]]]:
     """Intervals of positions that one permutation moves, by its group and by which channel is where.
 
-    Channel c takes the positions from ``base + c * inner`` on. Positions that nothing moves are together.
+    Channel c takes the positions from ``base + c * inner`` on; blocks whose channels keep their order count as
+    channels. Positions that nothing moves are together.
     """
     intervals: dict[tuple[object, ...], list[tuple[int, int]]] = {}
     starts: dict[str, int] = {}
@@ -434,11 +442,12 @@ def _intervals(
         start = starts.get(segment.group, 0)
         starts[segment.group] = (start + segment.count) % group.n
         mover, perm = group.perm.group if isinstance(group.perm, Like) else group.id, _perm(group.id, groups)
-        if isinstance(perm, Wreath) and perm.k == 1:  # the block permutation alone
-            mover = f"*{perm.outer}"
-        key = (mover, segment.inner, segment.offset - start * segment.inner)
+        taken, stays = segment.inner, isinstance(perm, Fixed)
+        if isinstance(perm, Wreath) and (perm.k == 1 or perm.inner == "fixed"):  # the block permutation alone
+            mover, taken, stays = f"*{perm.outer}", segment.inner * perm.k, perm.g == 1
+        key = (mover, taken, segment.offset - start * segment.inner)
         # one channel has no other to change places with
-        joined = intervals.setdefault(() if isinstance(perm, Fixed) or group.n == 1 else key, [])
+        joined = intervals.setdefault(() if stays or group.n == 1 else key, [])
         first, last = segment.offset, _end(segment)
         beside = [item for item in joined if item[1] == first or item[0] == last]
         for item in beside:
@@ -641,7 +650,9 @@ def _perm_to_json(perm: Perm) -> Document:
     if isinstance(perm, Like):
         return {"kind": "like", "group": perm.group}
     if isinstance(perm, Wreath):
-        return {"kind": "wreath", "outer": perm.outer, "g": perm.g, "k": perm.k}
+        # left out where it is free, so that tables from before it keep the digests that zoos pin
+        inner = {} if perm.inner == "free" else {"inner": perm.inner}
+        return {"kind": "wreath", "outer": perm.outer, "g": perm.g, "k": perm.k, **inner}
     return {"kind": "sym" if isinstance(perm, Sym) else "fixed"}
 
 
@@ -668,6 +679,7 @@ def _group(item: Document) -> Group:
     _only(item, "id", "n", "perm", "scale")
     perm: Document = item["perm"]
     make, keys = _PERMS[perm["kind"]]
+    keys += ("inner",) if make is Wreath and "inner" in perm else ()
     _only(perm, "kind", *keys)
     return Group(item["id"], item["n"], make(*(perm[key] for key in keys)), item["scale"])
 

@@ -91,7 +91,7 @@ def orders(symmetry: Symmetry) -> tuple[NeuronOrder, ...]:
                 ordered.append(
                     NeuronOrder(f"blocks of {_groups_of(perm.outer, symmetry)}", group.id, perm.g, perm.k, True)
                 )
-        if perm.k > 1:
+        if perm.k > 1 and perm.inner == "free":
             label = group.id if perm.g == 1 else f"{group.id} within its {perm.g} blocks"
             ordered.append(NeuronOrder(label, group.id, perm.g, perm.k, False))
     return tuple(ordered)

@@ -92,12 +92,21 @@ class Graph:
         self._sparse: list[_Edges] = []
         for number, name in enumerate(sorted({action.tensor for action in symmetry.actions})):
             self._join(number, name, weights[name])
-        self.members = [self._membership(group.id) for group in leaders(symmetry)]
-        """For each leading group the block of each of its channels, None without blocks, and the channels."""
-        for block, channel in self.members:
+        self.members: list[tuple[np.ndarray | None, np.ndarray]] = []
+        """For each leading group the block of each of its channels, None without blocks, and the channels.
+
+        Where channels keep their order within a block, of each place there apart.
+        """
+        for group in leaders(symmetry):
+            block, channel = self._membership(group.id)
             if block is not None:
                 salts = mix(self.kind[[block[0], channel[0]]].astype(np.uint64) + np.uint64(1 << 50)) | np.uint64(1)
                 self._sparse.append(_Edges(np.ones(len(block), np.uint64), (block, channel), tuple(salts)))
+            shape = shape_of(group)
+            places = shape.k if shape.inner == "fixed" else 1
+            self.members += [
+                (None if block is None else block[place::places], channel[place::places]) for place in range(places)
+            ]
 
     @property
     def edges(self) -> int:
@@ -105,12 +114,17 @@ class Graph:
         return sum(item.weights.size for item in (*self._matrices, *self._sparse))
 
     def fixed(self) -> np.ndarray:
-        """A first colouring: vertices of one group alike, but for those of Fixed groups, which all differ."""
+        """A first colouring: vertices of one group alike, but for those that nothing can exchange.
+
+        Those of Fixed groups all differ, and in blocks within which channels keep their order, those of a block.
+        """
         colours = self.kind * (self.size + 1)
         for group in leaders(self.symmetry):
+            start = self.start[group.id]
             if isinstance(group.perm, Fixed):
-                start = self.start[group.id]
                 colours[start : start + group.n] += np.arange(group.n)
+            elif isinstance(group.perm, Wreath) and group.perm.inner == "fixed":
+                colours[start : start + group.n] += np.arange(group.n) % group.perm.k
         return dense(colours[:, None])
 
     def sums(self, hashes: np.ndarray) -> np.ndarray:

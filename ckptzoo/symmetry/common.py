@@ -224,10 +224,12 @@ class _Meet:
         members = [(key, group) for key, group in self.groups.items() if self.moved_together[key] == moved]
         if any(key in self.fixed for key, _ in members):
             return Fixed()
-        for key, group in members:
-            if isinstance(group.perm, Wreath):
-                return replace(group.perm, outer=self._outer(key[0], group.perm.outer))
-        return Sym()
+        wreaths = [(key[0], group.perm) for key, group in members if isinstance(group.perm, Wreath)]
+        if not wreaths:
+            return Sym()
+        number, perm = wreaths[0]
+        inner = "fixed" if any(wreath.inner == "fixed" for _, wreath in wreaths) else "free"
+        return replace(perm, outer=self._outer(number, perm.outer), inner=inner)
 
     def _outer(self, number: int, outer: str) -> str:
         """The name of a block permutation: that of the first table, where it is one of its own."""

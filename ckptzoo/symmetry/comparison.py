@@ -147,7 +147,8 @@ def _matched(first: Invariants, second: Invariants, symmetry: Symmetry, reach: f
             outer = outers[blocks.outer]
         perm = np.empty((blocks.g, blocks.k), np.int64)
         for number, place in enumerate(outer.tolist()):
-            if (inside := _nearest(left[number], right[place], reach)) is None:
+            inside = _nearest(left[number], right[place], reach)
+            if inside is None or (blocks.inner == "fixed" and (inside != np.arange(blocks.k)).any()):
                 return None
             perm[number] = inside + place * blocks.k
         perms[group.id] = perm.reshape(group.n)
@@ -214,7 +215,7 @@ def ambiguous(
     outers: set[str] = set()
     for group in leaders(symmetry):
         blocks = shape_of(group)
-        if not isinstance(group.perm, Fixed):
+        if not isinstance(group.perm, Fixed) and blocks.inner == "free":
             channels = described.channels[group.id].reshape(-1, FEATURES)
             labels = np.repeat(np.arange(K * blocks.g), blocks.k)
             for row, perm in _exchanges(channels, labels, reach, group.n):

@@ -28,7 +28,8 @@ class GroupCounts:
         ``"sym"``, ``"wreath"``, ``"fixed"`` or ``"like"``.
     log10_permutations
         decimal logarithm of the elements of its own permutation group: ``n!``, or ``(k!) ** g`` inside the blocks of a
-        wreath group, times ``g!`` in the first group that names the block permutation; 1 for ``Like`` and ``Fixed``.
+        wreath group (1 where they are fixed), times ``g!`` in the first group that names the block permutation; 1 for
+        ``Like`` and ``Fixed``.
         The product over the groups is that of the network.
     scaling_train, scaling_without_eps, scaling_eval, signs
         as in ``Counts``, the gains against running variances counted in the group that the variances belong to. Sums
@@ -113,8 +114,8 @@ def count(arch: Arch) -> Counts:
     .. math:: |P| = \prod_{\mathrm{Sym}} n! \; \prod_{\mathrm{outer}} g! \; \prod_{\mathrm{Wreath}} (k!)^g
 
     over the groups that may be permuted freely, the block permutations that wreath groups share, each once, and
-    the wreath groups; ``Like`` and ``Fixed`` groups add nothing. Positive scales form a group of as many dimensions
-    as there are channels that scale. The function after a softmax also stays under
+    the wreath groups that are free inside; ``Like`` and ``Fixed`` groups add nothing. Positive scales form a group of
+    as many dimensions as there are channels that scale. The function after a softmax also stays under
     :math:`(W, b) \to (W + 1 v^T, b + c 1)` of the last layer, of dimension fan-in + 1. Sources: arXiv 2310.08287,
     section 3 and appendix D.4, with the blocks of grouped convolutions moved on both sides jointly.
 
@@ -169,7 +170,7 @@ def counts_by_group(table: Symmetry) -> tuple[GroupCounts, ...]:
         if isinstance(group.perm, Sym):
             factorials = [group.n]
         elif isinstance(group.perm, Wreath):
-            factorials = [group.perm.k] * group.perm.g
+            factorials = [group.perm.k] * group.perm.g if group.perm.inner == "free" else []
             factorials += [group.perm.g] if group.perm.outer not in outers else []
             outers.add(group.perm.outer)
         positive = group.n if group.resizes else 0
@@ -195,7 +196,7 @@ def _permutations(table: Symmetry) -> int:
         if isinstance(group.perm, Sym):
             factorials[group.n] += 1
         elif isinstance(group.perm, Wreath):
-            factorials[group.perm.k] += group.perm.g
+            factorials[group.perm.k] += group.perm.g if group.perm.inner == "free" else 0
             outers[group.perm.outer] = group.perm.g
     factorials.update(outers.values())
     return math.prod(math.factorial(n) ** times for n, times in factorials.items())
@@ -307,7 +308,7 @@ def _generators(groups: set[str], symmetry: Symmetry) -> Iterator[_Perms]:
         if isinstance(leader.perm, Sym):
             inside, n = leader.n, leader.n
         elif isinstance(leader.perm, Wreath):
-            inside, n = leader.perm.k, leader.n
+            inside, n = leader.perm.k if leader.perm.inner == "free" else 1, leader.n
         else:
             continue
         for perm in _symmetric(inside):

@@ -296,9 +296,9 @@ def _random_perm(group: Group, K: int, rng: np.random.Generator, outers: Mapping
     perm = group.perm
     if isinstance(perm, Fixed) or (isinstance(perm, Sym) and group.scale in MATRICES):
         return np.tile(np.arange(group.n), (K, 1))
-    if isinstance(perm, Wreath) and group.scale in MATRICES:
-        return block_move(perm, outers[perm.outer])
     if isinstance(perm, Wreath):
+        if perm.inner == "fixed" or group.scale in MATRICES:
+            return block_move(perm, outers[perm.outer])
         inside = _shuffles(rng, K * perm.g, perm.k).reshape(K, perm.g, perm.k)
         return (outers[perm.outer][:, :, None] * perm.k + inside).reshape(K, group.n)
     return _shuffles(rng, K, group.n)
@@ -319,6 +319,8 @@ def _check_perm(group: Group, perm: np.ndarray, K: int, outers: dict[str, np.nda
             raise _refused(what, f"blocks of {group.perm.k} channels that stay together", "a channel across")
         if (outers.setdefault(group.perm.outer, outer) != outer).any():
             raise _refused(what, f"the block permutation {group.perm.outer!r} of the groups before", "another one")
+        if group.perm.inner == "fixed" and (perm != block_move(group.perm, outer)).any():
+            raise _refused(what, "channels that keep their order within their block", "another order")
 
 
 def _check_matrices(group: Group, perm: np.ndarray, matrices: np.ndarray, K: int) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ckptzoo.schema.symmetry import AxisAction, Fixed, Symmetry, Wreath
 from ckptzoo.symmetry.arrays import is_float, positions, to_numpy
-from ckptzoo.symmetry.ordering import leaders
+from ckptzoo.symmetry.ordering import leaders, shape_of
 
 FEATURES = 8
 """Numbers that describe a channel or a network whatever the order of channels."""
@@ -104,6 +104,8 @@ def describe_blocks(channels: Mapping[str, np.ndarray], outer: str, symmetry: Sy
         if isinstance(group.perm, Wreath) and group.perm.outer == outer:
             values = channels[group.id]
             waves = _waves(values).reshape(*values.shape[:-2], group.perm.g, group.perm.k, FEATURES)
+            if group.perm.inner == "fixed":
+                waves = waves * _random_signs(f"{group.id} in blocks", group.perm.k)
             means.append(waves.mean(axis=-2))
     return np.concatenate(means, axis=-1)
 
@@ -151,6 +153,10 @@ class _Axis:
             leader = symmetry.leader(group)
             if not isinstance(leader.perm, Fixed):
                 signs = _random_signs(f"{name} {number} places", places.shape[1])
+                if (shape := shape_of(leader)).inner == "fixed":  # channels of a block differ as positions do
+                    count = shape.k * places.shape[1]
+                    each = _random_signs(f"{name} {number} in blocks", count).reshape(shape.k, -1, FEATURES)
+                    signs = np.tile(each, (shape.g, 1, 1))
                 self.listings.append((leader.id, places, signs, _random_signs(f"{name} {number}", 1)))
 
     def features(self, colours: Mapping[str, np.ndarray], K: int) -> np.ndarray:

@@ -9,7 +9,7 @@ Groups are taken from input to output; the key of a channel is ``s_i * w_i[0]``,
 of its slice of the first tensor that writes it, with every group before it already in order. In a wreath group
 the channels of a block are ordered so first. Blocks are then ordered by the key of their first, smallest channel;
 the first group that names a block permutation decides it, for all groups that share it. A Fixed group keeps its
-order.
+order, and so do the channels of a block where they are fixed within it.
 
 This order is not tie-safe: equal keys keep the order of the raw weights, and are counted.
 """
@@ -70,7 +70,10 @@ class Order:
         keys = keys.reshape(K, perm.g, perm.k)
         inside = np.argsort(keys, axis=2, kind="stable")
         keys = np.take_along_axis(keys, inside, 2)
-        self._report.compare(np.diff(keys, axis=2))
+        if perm.inner == "fixed":
+            inside = np.broadcast_to(np.arange(perm.k), keys.shape)
+        else:
+            self._report.compare(np.diff(keys, axis=2))
         outer = self._outers.get(perm.outer)
         if outer is None:
             outer = np.argsort(keys[:, :, 0], axis=1, kind="stable")

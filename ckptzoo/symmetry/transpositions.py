@@ -234,7 +234,7 @@ def _exchangeable(symmetry: Symmetry) -> list[tuple[str, int, int]]:
     for group in symmetry.groups:
         if isinstance(group.perm, Sym):
             found.append((group.id, 0, group.n))
-        elif isinstance(group.perm, Wreath):
+        elif isinstance(group.perm, Wreath) and group.perm.inner == "free":
             k = group.perm.k
             found += [(group.id, block * k, k) for block in range(group.perm.g) if k > 1]
     return found

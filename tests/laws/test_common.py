@@ -57,6 +57,7 @@ def tables(draw: st.DrawFn) -> Symmetry:
     for name in sorted(set().union(*(action.groups for action in made))):
         n = SIZES[name]
         some: list[Perm] = [Sym(), Sym(), Fixed(), Wreath("o", 2, n // 2), Wreath("p", n, 1)]
+        some += [Wreath("o", 2, n // 2, "fixed"), Wreath("q", 2, n // 2, "fixed")]
         some += [Like(group.id) for group in groups if group.n == n and not isinstance(group.perm, Like)]
         perm = perms.get(name) or draw(st.sampled_from(some))
         scale = "nonzero" if signed and name == "a" else draw(st.sampled_from(SCALES))

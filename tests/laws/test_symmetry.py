@@ -1,7 +1,8 @@
 """Laws of the group, its action and the gauges, with ties, dead units, half precisions and odd normalisations.
 
 Networks: OptuNet; four pointwise layers of which the second is in two groups and the third is dense; a residual
-stream with BatchNorms; tanh layers, whose channels flip signs; a network of one input, whose first keys are all ties.
+stream with BatchNorms; tanh layers, whose channels flip signs; a network of one input, whose first keys are all ties;
+a linear attention of two heads with rotary embeddings, whose pairs of channels keep their order.
 """
 
 from collections.abc import Callable
@@ -205,10 +206,50 @@ NORMED = (NORMALISED, UNSIGNED)
 TANH = mlp((3, 4, 5, 2), "sign", np.tanh)
 ONE_INPUT = mlp((1, 6, 4, 2), "positive", lambda values: np.maximum(values, 0))
 
-SIGNED = (TANH, NORMALISED)
+ANGLES = np.arange(4)[:, None] * np.array([1.0, 0.1])
+TURNS = np.stack([np.cos(ANGLES), -np.sin(ANGLES), np.sin(ANGLES)])
+"""For the 2 pairs of a head at each of 4 tokens."""
+
+
+def rotary_outputs(weights: Weights, turns: np.ndarray = TURNS) -> np.ndarray:
+    q, k, v, o = (weights[name].astype(np.float64) for name in "qkvo")
+    tokens = IMAGES[:, 0, :12].reshape(3, 4, 3)
+
+    def rotated(rows: np.ndarray) -> np.ndarray:
+        """Channel j of a head is turned with channel j + 2 of it."""
+        first, second = np.einsum("kphjc,btc->pkbthj", rows.reshape(K, 2, 2, 2, 3).swapaxes(1, 2), tokens)
+        cos, minus_sin, sin = turns[:, :, None]
+        return np.concatenate([first * cos + second * minus_sin, second * cos + first * sin], axis=-1)
+
+    scores = np.einsum("kbthj,kbshj->kbths", rotated(q), rotated(k))
+    values = np.einsum("khjc,btc->kbthj", v.reshape(K, 2, 2, 3), tokens)
+    return np.einsum("koi,kbti->kbto", o, np.einsum("kbths,kbshj->kbthj", scores, values).reshape(K, 3, 4, 4))
+
+
+PAIRS = tuple(Segment("pairs", offset, 1, 2) for offset in (0, 4, 2, 6))
+ROTARY = Net(
+    Symmetry(
+        (
+            Group("pairs", 4, Wreath("heads", 2, 2, "fixed"), "nonzero"),
+            Group("values", 4, Wreath("heads", 2, 2), "nonzero"),
+        ),
+        (
+            AxisAction("q", 0, PAIRS, 1, True, "out"),
+            AxisAction("k", 0, PAIRS, -1, True, "out"),
+            AxisAction("v", 0, (Segment("values", 0, 1, 4),), 1, True, "out"),
+            AxisAction("o", 1, (Segment("values", 0, 1, 4),), -1, True, "in"),
+        ),
+    ),
+    {"q": (8, 3), "k": (8, 3), "v": (4, 3), "o": (2, 4)},
+    ("q", "k", "v"),
+    rotary_outputs,
+    absolute(lambda weights: rotary_outputs(weights, np.abs(TURNS))),
+)
+
+SIGNED = (TANH, NORMALISED, ROTARY)
 """Where sums of weights and gains vanish together, the signs of channels are not determined."""
 
-nets = st.sampled_from([OPTUNET, POINTWISE, *NORMED, TANH, ONE_INPUT])
+nets = st.sampled_from([OPTUNET, POINTWISE, *NORMED, TANH, ONE_INPUT, ROTARY])
 seeds = st.integers(0, 2**32 - 1)
 gauges = st.sampled_from(sorted(GAUGES))
 scalings = st.sampled_from(["min-mass", "unit-norm", "unit-std"])

@@ -29,11 +29,12 @@ def test_the_orders_of_a_table() -> None:
             Group("b", 6, Wreath("b", 3, 2), "positive"),
             Group("c", 3, Wreath("b", 3, 1), "positive"),
             Group("d", 4, Wreath("d", 1, 4), "positive"),
+            Group("e", 6, Wreath("b", 3, 2, "fixed"), "positive"),
         )
     )
     assert [(order.label, order.n, order.group) for order in found] == [
         ("a", 4, "a"),
-        ("blocks of b and c", 3, "b"),
+        ("blocks of b and 2 more", 3, "b"),
         ("b within its 3 blocks", 2, "b"),
         ("d", 4, "d"),
     ]

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from ckptzoo.schema.symmetry import SCALES, AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath
+from ckptzoo.schema.symmetry import INNERS, SCALES, AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath
 from ckptzoo.symmetry import GroupElement
 
 Weights = dict[str, np.ndarray]
@@ -91,7 +91,8 @@ class _Plan:
             for name in ("w0", "w1"):
                 k = self.natural(3)
                 self.groups.insert(
-                    self.natural(len(self.groups)), Group(name, g * k, Wreath("o", g, k), self.draw(scales))
+                    self.natural(len(self.groups)),
+                    Group(name, g * k, Wreath("o", g, k, self.draw(st.sampled_from(INNERS))), self.draw(scales)),
                 )
 
     def segments(self) -> tuple[tuple[Segment, ...], int]:

@@ -165,6 +165,21 @@ def test_a_group_that_is_not_like_its_leader_is_refused_with_the_reason(perm: np
         GroupElement({**identity.perms, "norm": perm}, identity.scales).check(NORMALISED)
 
 
+def test_blocks_move_and_channels_keep_their_order_where_these_are_fixed_within() -> None:
+    table = Symmetry(
+        (Group("a", 6, Wreath("o", 3, 2, "fixed"), "sign"), Group("b", 3, Wreath("o", 3, 1), "none")),
+        tuple(AxisAction(name, 0, (Segment(name, 0, 1, n),), 1, True, "out") for name, n in (("a", 6), ("b", 3))),
+    )
+    g, h = (GroupElement.random(table, 100, np.random.default_rng(seed)) for seed in (0, 1))
+    for made in (g, g.compose(h), g.inverse(), GroupElement.identity(table, 2)):
+        made.check(table)
+        np.testing.assert_array_equal(made.perms["a"], made.perms["b"].repeat(2, axis=1) * 2 + [0, 1] * 3)
+    assert len(np.unique(g.perms["a"], axis=0)) == 6
+    g.perms["a"][1] = g.perms["a"][1].reshape(3, 2)[:, ::-1].ravel()
+    with pytest.raises(SymmetryError, match="channels that keep their order within their block"):
+        g.check(table)
+
+
 def _spoilt(what: str, group: str, change) -> GroupElement:
     element = GroupElement.identity(MIXED, 2)
     parts = {"perms": dict(element.perms), "scales": dict(element.scales)}

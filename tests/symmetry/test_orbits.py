@@ -93,6 +93,10 @@ def test_blocks_that_move_together_are_told_from_blocks_that_move_apart() -> Non
     np.testing.assert_array_equal(orbits(Symmetry(groups, actions), "w", (6, 6)), 1 - same)
     apart = (groups[0], Group("b", 6, Wreath("other", 2, 3), "none"))
     assert (orbits(Symmetry(apart, actions), "w", (6, 6)) == 0).all()
+    in_order = tuple(Group(name, 6, Wreath("o", 2, 3, "fixed"), "none") for name in "ab")
+    labels = orbits(Symmetry(in_order, actions), "w", (6, 6))
+    np.testing.assert_array_equal(labels, np.roll(labels, (3, 3), (0, 1)))
+    assert len(np.unique(labels)) == 18
     like = (groups[0], Group("b", 6, Like("a"), "none"))
     np.testing.assert_array_equal(orbits(Symmetry(like, actions), "w", (6, 6)), 2 * (1 - same) + same - np.eye(6))
     fixed = (groups[0], Group("b", 6, Fixed(), "none"))

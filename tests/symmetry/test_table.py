@@ -19,11 +19,13 @@ EVERY_KIND = Symmetry(
         Group("b", 4, Fixed(), "none"),
         Group("c", 4, Wreath("o", 2, 2), "positive"),
         Group("d", 4, Like("c"), "positive"),
+        Group("e", 4, Wreath("o", 2, 2, "fixed"), "nonzero"),
     ),
     (
         AxisAction("w", 0, (Segment("d", 0, 1, 4),), 1, False, "gain"),
         AxisAction("x", 0, (Segment("a", 0, 1, 4), Segment("b", 4, 2, 4)), 1, True, "out"),
         AxisAction("v", 0, (Segment("c", 0, 1, 4),), 2, False, "variance", eps=1e-5),
+        AxisAction("s", 0, (Segment("e", 0, 1, 4),), 1, True, "out"),
         AxisAction("u", 0, (Segment("c", 0, 1, 4), Segment("c", 4, 1, 4, -1)), 1, False, "bias"),
     ),
 )
@@ -55,6 +57,7 @@ def test_the_document_of_optunet_is_what_it_was() -> None:
         lambda content: content["actions"][0].update(exponent=True),
         lambda content: content["groups"].append(None),
         lambda content: content["groups"][1]["perm"].update(outer=7),
+        lambda content: content["groups"][1]["perm"].update(inner=True),
     ],
 )
 def test_a_document_with_other_fields_or_types_is_refused(spoil) -> None:
@@ -80,6 +83,7 @@ def _action(which: int, **changes: object) -> Symmetry:
         (lambda: _group(id="../x"), "id that could name a tensor"),
         (lambda: _group(n=0), "n: expected 1 to"),
         (lambda: _group(n=3), "g \\* k = 3"),
+        (lambda: _group(perm=Wreath("conv2", 2, 1, "any")), "free or fixed"),
         (lambda: _group(scale="any"), "positive or sign or nonzero or none"),
         (lambda: _group(id="conv2"), "each id once"),
         (lambda: _group(id="other"), "unknown group 'conv1'"),

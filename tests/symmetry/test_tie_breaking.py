@@ -136,6 +136,33 @@ def test_blocks_of_a_depthwise_convolution_that_are_alike() -> None:
     assert_all_the_same(table, weights)
 
 
+def test_heads_that_are_alike_and_heads_whose_channels_are_in_another_order() -> None:
+    """Channels keep their order within a head: four heads are 0, four others have the same channels reversed in two."""
+    heads, k = 12, 4
+    n = heads * k
+    block = (Segment("a", 0, 1, n),)
+    table = Symmetry(
+        (Group("a", n, Wreath("heads", heads, k, "fixed"), "none"), Group("b", n, Wreath("heads", heads, k), "none")),
+        (
+            AxisAction("one", 0, block, 1, True, "out"),
+            AxisAction("two", 0, block, -1, True, "out"),
+            AxisAction("three", 0, (Segment("b", 0, 1, n),), 1, True, "out"),
+            AxisAction("four", 1, (Segment("b", 0, 1, n),), -1, True, "in"),
+        ),
+    )
+    rng = np.random.default_rng(0)
+    shapes = {"one": (heads, k, 3), "two": (heads, k, 3), "three": (heads, k, 2), "four": (2, heads, k)}
+    weights = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+    weights["three"][:8], weights["four"][:, :8] = 1, 1
+    for name in ("one", "two"):
+        weights[name][:4] = 0
+        weights[name][4:6] = weights[name][4]
+        weights[name][6:8] = weights[name][4, ::-1]
+    weights["four"] = weights["four"].reshape(2, n)
+    flat = {name: array.reshape(2, n) if name == "four" else array.reshape(n, -1) for name, array in weights.items()}
+    assert_all_the_same(table, flat)
+
+
 def test_different_graphs_stay_different() -> None:
     """A 12-cycle and two 6-cycles look alike to refinement."""
     table, one = between(cycles(12))

@@ -13,6 +13,7 @@ from ckptzoo.symmetry.alignment.joint_groups import JointGroups, joint_groups_of
 from ckptzoo.symmetry.alignment.matching import count_ties
 from ckptzoo.symmetry.arrays import as_array, to_numpy
 from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.ordering import shape_of
 
 Products = Mapping[str, Any]
 """Group id to (K, n, n): ``sum_x a_i(x) b_j(x)``, what channel i of A and channel j of B hold on the same examples."""
@@ -79,7 +80,8 @@ def require_activations(symmetry: Symmetry, groups: Collection[str]) -> None:
     present = {symmetry.leader(name).id for name in groups}
     for joint in _joint_groups(symmetry):
         ids = {group.id for group in joint.groups}
-        lacking = [group.id for group in joint.groups if group.id not in present and group.n > joint.g]
+        inside = [group for group in joint.groups if group.n > joint.g and shape_of(group).inner == "free"]
+        lacking = [group.id for group in inside if group.id not in present]
         if lacking or not ids & present:
             raise _refused(lacking[0] if lacking else min(ids), "some", "none")
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.schema.symmetry import Wreath
+from ckptzoo.schema.symmetry import Group, Wreath
 from ckptzoo.symmetry.alignment.assignment import assign, by_block, gained, greatest
 from ckptzoo.symmetry.alignment.joint_groups import JointGroups, Pair
+from ckptzoo.symmetry.ordering import shape_of
 
 _MAX_TURNS = 50
 """Times that the groups within a pair of blocks take turns, at most."""
@@ -70,7 +71,12 @@ def assign_jointly(
 
 def greatest_jointly(joint: JointGroups, gains: Gains) -> NDArray[np.float64]:
     """The values (K,) of ``assign_jointly`` without pairs, and nothing else."""
-    by_pair = [greatest(by_block(gains[group.id], joint.g)).astype(np.float64) for group in joint.groups]
+    by_pair: list[NDArray[np.float64]] = []
+    for group in joint.groups:
+        split = by_block(gains[group.id], joint.g)
+        kept = shape_of(group).inner == "fixed"
+        value = np.trace(split, axis1=-2, axis2=-1) if kept else greatest(split)
+        by_pair.append(value.astype(np.float64))
     return greatest(np.sum(by_pair, axis=0)).astype(np.float64, copy=False)
 
 
@@ -100,7 +106,7 @@ def assign_blocks(
         total = split[group.id]
         for pair in (pair for pair in pairs if group.id in (pair.rows, pair.columns)):
             total = total + pair.sorted_gains(group.id)
-        inside[group.id] = assign(total)
+        inside[group.id] = _assign_inside(group, total)
     value = np.zeros(K)
     if before is not None and not pairs:
         value = sum((gained(gains[name], perm) for name, perm in before.items()), value)
@@ -111,7 +117,8 @@ def assign_blocks(
             inside[group.id][np.arange(K)[:, None], blocks, outer] = before[group.id].reshape(K, joint.g, k) % k
         value = np.take_along_axis(_values(split, pairs, inside), outer[:, :, None], 2).sum(axis=(1, 2))
     if pairs:
-        _take_turns(split, pairs, inside)
+        free = {group.id: split[group.id] for group in joint.groups if shape_of(group).inner == "free"}
+        _take_turns(free, pairs, inside)
     values = _values(split, pairs, inside)
     outer = assign(values)
     found: Perms = {}
@@ -120,6 +127,13 @@ def assign_blocks(
         within = np.take_along_axis(inside[group.id], outer[:, :, None, None], 2)[:, :, 0]
         found[group.id] = (outer[:, :, None] * k + within).reshape(K, group.n)
     return found, gained(values, outer), value
+
+
+def _assign_inside(group: Group, gains: NDArray[np.floating]) -> NDArray[np.int64]:
+    """The permutation within every pair of blocks, from gains (..., k, k): channels in order where they keep it."""
+    if shape_of(group).inner == "fixed":
+        return np.tile(np.arange(gains.shape[-1]), (*gains.shape[:-2], 1))
+    return assign(gains)
 
 
 def _take_turns(split: Gains, pairs: Sequence[PairSlices], inside: _Inside) -> None:

@@ -15,7 +15,7 @@ from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Symmetry, Wreath
 from ckptzoo.symmetry.action import transform
 from ckptzoo.symmetry.arrays import by_channel, positions
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.ordering import leaders
+from ckptzoo.symmetry.ordering import leaders, shape_of
 
 Arrays = Mapping[str, NDArray[np.floating]]
 """Tensor name to (K, *shape)."""
@@ -181,7 +181,7 @@ def _joint(groups: list[Group], symmetry: Symmetry, tensors: Collection[str]) ->
             continue
         rows, columns = found[0][0], found[-1][0]
         if len(own) == 2 and blocks > 1 and columns.action.blocks == blocks:
-            inside = [symmetry[view.leader].n // blocks for view in (rows, columns)]
+            inside = [_moving_inside(symmetry[view.leader], blocks) for view in (rows, columns)]
             if 1 in inside:
                 # within a block only the channels of one side move: linear in those
                 view = rows if inside[1] == 1 else columns
@@ -216,6 +216,11 @@ def _leaders(action: AxisAction, symmetry: Symmetry) -> set[str]:
     return {symmetry.leader(segment.group).id for segment in action.segments}
 
 
+def _moving_inside(group: Group, blocks: int) -> int:
+    """How many channels of a block may change places; 1 where they keep their order."""
+    return 1 if shape_of(group).inner == "fixed" else group.n // blocks
+
+
 def _moves(action: AxisAction, symmetry: Symmetry) -> bool:
     """Whether permutations move anything on an axis."""
     return any(
@@ -226,8 +231,15 @@ def _moves(action: AxisAction, symmetry: Symmetry) -> bool:
 def _sorted_along(
     array: NDArray[np.floating], action: AxisAction, own: AxisAction, symmetry: Symmetry
 ) -> NDArray[np.floating]:
-    """A tensor sorted along another axis: channels among those of their group; on axes with blocks, of their block."""
+    """A tensor sorted along another axis: channels among those of their group; on axes with blocks, of their block.
+
+    Channels that keep their order within their block are sorted block by block.
+    """
     axis = action.axis + 1
+    blocks = max(action.blocks, own.blocks if action.axis == 0 else 1)
+    shapes = [shape_of(symmetry[leader]) for leader in _leaders(action, symmetry)]
+    if blocks > 1 and all(shape.inner == "fixed" and shape.g == blocks for shape in shapes):
+        return array  # nothing moves within a block
     if action.blocks > 1:  # positions of the axis itself are those of one block
         return np.sort(array, axis=axis)
     if own.blocks > 1 and action.axis == 0:
@@ -235,7 +247,10 @@ def _sorted_along(
         return np.sort(split, axis=2).reshape(array.shape)
     result = array.copy()
     for group, places in positions(action, symmetry):
-        if not isinstance(symmetry.leader(group).perm, Fixed):
+        leader = symmetry.leader(group)
+        if not isinstance(leader.perm, Fixed):
+            if (shape := shape_of(leader)).inner == "fixed":
+                places = places.reshape(shape.g, -1)  # a block moves as one channel does
             # each of a channel's positions is compared with the same one of the others
             taken = np.take(array, places, axis=axis)
             np.moveaxis(result, axis, 0)[places] = np.moveaxis(np.sort(taken, axis=axis), (axis, axis + 1), (0, 1))

@@ -18,6 +18,7 @@ from ckptzoo.schema.symmetry import AxisAction, Group, Like, Symmetry
 from ckptzoo.symmetry.alignment.blocks import PairSlices, Perms, assign_jointly
 from ckptzoo.symmetry.alignment.joint_groups import Arrays, JointGroups, joint_groups_of, moved, neighbours_of
 from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.ordering import shape_of
 from ckptzoo.symmetry.tables import take_rows
 
 _PIECE = 2**18
@@ -250,9 +251,12 @@ class Matcher:
 def count_ties(joint: JointGroups, keys: Mapping[str, NDArray[np.float64]]) -> NDArray[np.int64]:
     """(K,) channels of a block with the key of another one there, and blocks with the keys of another one."""
     ties, blocks = np.zeros(1, np.int64), np.zeros(1)
-    for number, key in enumerate(keys.values()):
-        ordered = np.sort(key.reshape(len(key), joint.g, -1), axis=2)
-        ties = ties + (np.diff(ordered, axis=2) == 0).sum(axis=(1, 2))
+    kept = {group.id for group in joint.groups if shape_of(group).inner == "fixed"}
+    for number, (name, key) in enumerate(keys.items()):
+        ordered = key.reshape(len(key), joint.g, -1)
+        if name not in kept:
+            ordered = np.sort(ordered, axis=2)
+            ties = ties + (np.diff(ordered, axis=2) == 0).sum(axis=(1, 2))
         blocks = blocks + (ordered * _weights_of(number, ordered.shape[2])).sum(axis=2)
     return ties + (np.diff(np.sort(blocks, axis=1), axis=1) == 0).sum(axis=1)
 

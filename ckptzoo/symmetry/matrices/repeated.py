@@ -1,0 +1,123 @@
+"""Equal singular values or eigenvalues: where they are, and a basis of their space that other matrices determine.
+
+Singular vectors and eigenvectors are determined up to signs where the values are distinct. The vectors of c equal
+values span a space that is determined; the basis in it is that in which another symmetric matrix is diagonal.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptzoo.errors import Problem, SymmetryError
+
+_EQUAL = 64
+"""In units of the stored precision: values that differ by less of the largest are equal."""
+_EQUAL_IN_SPACE = 1000
+"""The same for the eigenvalues of a matrix within the space of equal values, which is known to a few units only."""
+_COARSEST = float(np.finfo(np.float32).eps)
+"""A coarser precision counts as this one. 64 units of half precision are more than the gaps between 64 values."""
+
+
+def equal_below(precision: float) -> float:
+    """The difference below which singular values or eigenvalues are equal, over the largest modulus.
+
+    Parameters
+    ----------
+    precision
+        machine epsilon of the stored dtype.
+    """
+    return _EQUAL * min(precision, _COARSEST)
+
+
+def runs(values: NDArray[np.float64], tolerance: float) -> list[tuple[int, int]]:
+    """Where descending values are equal.
+
+    Parameters
+    ----------
+    values
+        (n,) float64, descending.
+    tolerance
+        neighbours that differ by less of the largest modulus are equal.
+
+    Returns
+    -------
+    list of tuple of int
+        start and stop of each run of two or more equal values.
+    """
+    largest = np.abs(values).max(initial=0)
+    breaks = np.flatnonzero(values[:-1] - values[1:] >= tolerance * largest) + 1 if largest else []
+    return [(start, stop) for start, stop in pairwise((0, *map(int, breaks), len(values))) if stop - start > 1]
+
+
+def margins(values: NDArray[np.float64], rank: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
+    """The smallest gaps between neighbours among descending values.
+
+    Parameters
+    ----------
+    values
+        (..., n) float64, descending.
+    rank
+        (...) int64, how many of the first values count; all where it is not given.
+
+    Returns
+    -------
+    ndarray
+        (...) float64, relative to the largest modulus; 1 where fewer than two values count.
+    """
+    if values.shape[-1] < 2:
+        return np.ones(values.shape[:-1])
+    largest = np.abs(values).max(axis=-1, keepdims=True)
+    gaps = (values[..., :-1] - values[..., 1:]) / np.where(largest > 0, largest, 1)
+    if rank is not None:
+        gaps = np.where(np.arange(1, values.shape[-1]) < rank[..., None], gaps, 1)
+    return gaps.min(axis=-1)
+
+
+def diagonalising(forms: Sequence[NDArray[np.float64]], precision: float) -> tuple[NDArray[np.float64], bool]:
+    """The orthogonal matrix O for which O N O^T is diagonal, for the first N of several or, where that has equal
+    eigenvalues, within their space for the next.
+
+    Parameters
+    ----------
+    forms
+        symmetric matrices (c, c) float64.
+    precision
+        machine epsilon of the stored dtype: eigenvalues that differ by less than 1000 epsilons of the largest modulus
+        are equal.
+
+    Returns
+    -------
+    ndarray
+        (c, c) float64. Its rows are eigenvectors, by descending eigenvalue, each up to its sign.
+    bool
+        whether it is determined by the matrices: no space of equal eigenvalues is left.
+    """
+    size = len(forms[0])
+    if size == 1:
+        return np.eye(1), True
+    values, vectors = np.linalg.eigh(forms[0])
+    rotation, determined = np.ascontiguousarray(vectors.T[::-1]), True
+    for start, stop in runs(values[::-1], _EQUAL_IN_SPACE * min(precision, _COARSEST)):
+        block = rotation[start:stop]
+        inner = [block @ form @ block.T for form in forms[1:]]
+        if inner:
+            turn, known = diagonalising(inner, precision)
+            rotation[start:stop] = turn @ block
+        determined &= bool(inner) and known
+    return rotation, determined
+
+
+def checked(where: str, **arrays: NDArray[np.generic]) -> None:
+    """Refuse what is not finite.
+
+    Raises
+    ------
+    SymmetryError
+        an array has entries that are infinite or NaN.
+    """
+    for name, array in arrays.items():
+        if not np.isfinite(array).all():
+            step = "Leave out networks that are not finite, and weights whose products overflow float64."
+            raise SymmetryError(Problem(where, name, "finite entries", "infinite ones or NaN", step))

@@ -1,0 +1,182 @@
+r"""The basis of a residual stream: eigenvectors of what is written into it.
+
+Where every reader normalises the stream by its root mean square, an orthogonal matrix Q on the stream's axis keeps the
+network (Ashkboos et al., arXiv 2401.15024, section 3.1); where the mean is subtracted too, Q also keeps the vector of
+ones. The sum ``M = sum W W^T`` over the weights W that write the stream becomes ``Q M Q^T``, so that its eigenvectors
+are a basis that no such matrix changes, up to signs.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptzoo.errors import Problem, SymmetryError
+from ckptzoo.symmetry.matrices.repeated import checked, diagonalising, equal_below, margins, runs
+
+_ROUNDING = 16
+"""In units of the stored precision of the norm of the terms: a sum that is not told from 0."""
+
+
+@dataclass(frozen=True, eq=False)
+class StreamAxes:
+    """Orthogonal matrices into the basis of eigenvectors, and how well they are determined.
+
+    Parameters
+    ----------
+    matrix
+        (..., d, d) float64, Q.
+    values
+        (..., d) float64, eigenvalues, descending; (..., d - 1) where Q keeps the ones.
+    margin
+        (...) float64, the smallest difference of neighbouring eigenvalues over the largest modulus.
+    unresolved
+        (...) bool, there are equal eigenvalues whose eigenvectors are not determined beyond an orthogonal matrix.
+    """
+
+    matrix: NDArray[np.float64]
+    values: NDArray[np.float64]
+    margin: NDArray[np.float64]
+    unresolved: NDArray[np.bool_]
+
+
+def stream_axes(
+    M: NDArray[np.float64], precision: float, *, mean: bool, second: NDArray[np.float64] | None = None
+) -> StreamAxes:
+    r"""The orthogonal matrix Q that makes M diagonal.
+
+    Its rows are eigenvectors of M by descending eigenvalue. With ``mean`` it keeps the vector of ones: with u the
+    eigenvectors of ``P M P`` orthogonal to the ones, P the projection beside them, and h a fixed orthonormal basis
+    of the vectors orthogonal to the ones,
+
+    .. math:: Q = 1 1^T / d + \sum_i h_i u_i^T.
+
+    Parameters
+    ----------
+    M
+        (..., d, d) float64, symmetric.
+    precision
+        machine epsilon of the stored dtype: eigenvalues that differ by less than 64 epsilons of the largest modulus are
+        equal.
+    mean
+        whether Q keeps the vector of ones.
+    second
+        (..., d, d) float64, symmetric, another matrix that becomes ``Q . Q^T``: it is made diagonal within the
+        eigenvectors of equal eigenvalues.
+
+    Returns
+    -------
+    StreamAxes
+        each eigenvector up to its sign, see ``settle_signs``.
+
+    Raises
+    ------
+    SymmetryError
+        matrices that are not square or not finite, or do not have the shape of M.
+
+    Notes
+    -----
+    An eigenvalue decomposition, 0.1 s for d = 768 on one core; the h are columns of a Householder reflection, which
+    costs two products with vectors. tests/symmetry/matrices/test_stream.py holds the laws.
+    """
+    for name, matrix in (("M", M), ("second", M if second is None else second)):
+        if matrix.shape != M.shape or M.ndim < 2 or M.shape[-1] != M.shape[-2] or not M.shape[-1]:
+            step = "Give sums of W W^T over the weights that write the stream."
+            expected = "(..., d, d)" if name == "M" else str(M.shape)
+            raise SymmetryError(Problem("stream_axes", f"shape of {name}", expected, str(matrix.shape), step))
+        checked("stream_axes", **{name: matrix})
+    if mean:
+        M = _beside_ones(M)
+        second = None if second is None else _beside_ones(second)
+    ascending, vectors = np.linalg.eigh(M)
+    values = np.ascontiguousarray(ascending[..., ::-1])
+    axes = np.ascontiguousarray(np.swapaxes(vectors, -1, -2)[..., ::-1, :])
+    margin, unresolved = margins(values), np.zeros(M.shape[:-2], bool)
+    for place in map(tuple, np.ndindex(M.shape[:-2])):
+        for start, stop in runs(values[place], equal_below(precision)):
+            if second is None:
+                unresolved[place] = True
+                continue
+            block = axes[place][start:stop]
+            turn, determined = diagonalising([block @ second[place] @ block.T], precision)
+            axes[place][start:stop] = turn @ block
+            unresolved[place] |= not determined
+    if mean:
+        whole = np.zeros((*M.shape[:-2], M.shape[-1] + 1, M.shape[-1] + 1))
+        whole[..., 0, 0], whole[..., 1:, 1:] = 1, axes
+        axes = np.swapaxes(_reflected(np.swapaxes(_reflected(whole), -1, -2)), -1, -2)
+    return StreamAxes(axes, values, margin, unresolved)
+
+
+def settle_signs(
+    Q: NDArray[np.float64], W: NDArray[np.float64], precision: float, *, mean: bool
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Q with the signs of the eigenvectors for which a weight's rows have positive sums of cubes.
+
+    Parameters
+    ----------
+    Q
+        (..., d, d) float64, of ``stream_axes``.
+    W
+        (..., d, c) float64, a weight that writes the stream, before Q, and on whose columns no signs are open. Its
+        coordinate along an eigenvector is a row of ``Q W``, with ``mean`` one of its components along the h.
+    precision
+        machine epsilon of the stored dtype. With entries x of a row, and w the norms of the columns of W, a sum of
+        cubes of at most 16 epsilons times the root of ``sum x^4 w^2`` is rounding, and does not settle a sign.
+    mean
+        as for ``stream_axes``.
+
+    Returns
+    -------
+    ndarray
+        (..., d, d) float64.
+    ndarray
+        (...) int64, how many signs W does not settle; these eigenvectors are as they were.
+
+    Raises
+    ------
+    SymmetryError
+        shapes that do not belong together; weights that are not finite.
+
+    Notes
+    -----
+    One product of matrices. tests/symmetry/matrices/test_stream.py holds the laws.
+    """
+    if W.ndim < 2 or Q.shape != (*W.shape[:-1], W.shape[-2]):
+        step = "Give a weight with the stream's axis last but one."
+        raise SymmetryError(Problem("settle_signs", "shape of W", f"{Q.shape[:-1]} and columns", str(W.shape), step))
+    checked("settle_signs", W=W)
+    rows = Q @ W
+    if mean:
+        rows = _reflected(rows)[..., 1:, :]
+    largest = np.abs(rows).max(axis=-1, keepdims=True, initial=0)
+    rows = rows / np.where(largest > 0, largest, 1)
+    squares = rows * rows
+    sums = np.einsum("...c,...c->...", squares, rows)
+    # entries of Q W are known to epsilon times the norms of the columns
+    columns = np.linalg.norm(W, axis=-2)[..., None, :]
+    rounding = np.linalg.norm(squares * columns, axis=-1) / np.where(largest > 0, largest, 1)[..., 0]
+    settled = np.abs(sums) > _ROUNDING * precision * rounding
+    signs = np.where(settled & (sums < 0), -1.0, 1.0)
+    if mean:
+        signs = np.concatenate([np.ones((*signs.shape[:-1], 1)), signs], axis=-1)
+        Q = _reflected(signs[..., None] * _reflected(Q))
+    else:
+        Q = signs[..., None] * Q
+    return Q, (~settled).sum(axis=-1)
+
+
+def _reflected(X: NDArray[np.float64]) -> NDArray[np.float64]:
+    """R X for X (..., d, c), where the Householder reflection R takes the first unit vector to the ones over -sqrt(d).
+
+    Its other columns are an orthonormal basis of the vectors orthogonal to the ones.
+    """
+    d = X.shape[-2]
+    u = np.full(d, 1 / np.sqrt(d))
+    u[0] += 1
+    return X - u[:, None] * ((2 / (u @ u)) * (u @ X))[..., None, :]
+
+
+def _beside_ones(M: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The coordinates (..., d - 1, d - 1) of a symmetric matrix in the basis of the vectors orthogonal to the ones."""
+    return np.swapaxes(_reflected(np.swapaxes(_reflected(M), -1, -2)), -1, -2)[..., 1:, 1:]

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -14,9 +14,11 @@ from ckptzoo.errors import UnknownNameError
 from ckptzoo.schema.layout import GaugeName
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import apply
-from ckptzoo.symmetry.arrays import Stacked, stack_of, to_numpy
+from ckptzoo.symmetry.arrays import Stacked, as_array, beside, stack_of, stored_dtype, to_numpy
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.mass.formulations import least_mass_scales
+from ckptzoo.symmetry.matrices.gauge import settle
+from ckptzoo.symmetry.matrices.tables import lifted, mixes, monomial, residual
 from ckptzoo.symmetry.moments import Moments
 from ckptzoo.symmetry.ordering import first_weight_order, sum_keys
 from ckptzoo.symmetry.report import Report
@@ -108,8 +110,29 @@ _RULES = (
     ),
 )
 
+_WITH_MATRICES = replace(
+    _RULES[0],
+    version=5,
+    collapses=("scales", "matrices", "permutations"),
+    rule="unit-norm, heads balanced, streams in the basis of their variance, then as without matrices",
+)
+"""``canonical`` for tables with matrices: other tables keep the version, and the bits, that they have."""
+
 GAUGES: Mapping[str, Gauge] = MappingProxyType({gauge.name: gauge for gauge in _RULES})
 """Every gauge by name."""
+
+
+def gauge_of(name: GaugeName, symmetry: Symmetry) -> Gauge:
+    """The rule that a gauge has for a table.
+
+    Parameters
+    ----------
+    name
+        in ``GAUGES``.
+    symmetry
+        the table.
+    """
+    return _WITH_MATRICES if name == "canonical" and mixes(symmetry) else GAUGES[name]
 
 
 def gauge_named(name: str, location: str = "ckptzoo.symmetry") -> GaugeName:
@@ -140,9 +163,10 @@ class Canonical:
     ----------
     weights
         tensor name to (K, *shape), at least float32, in the framework of the raw weights: ``apply(element, raw)``, bit
-        for bit.
+        for bit, but to rounding where the table has matrices.
     element
-        the K group elements that lead from the raw weights to these.
+        the K group elements that lead from the raw weights to these. A block of matrices is NaN where no element does,
+        because it is degenerate: the weights are a limit of the orbit, with the same function.
     report
         what was found, per checkpoint.
     gauge
@@ -195,9 +219,12 @@ def canonicalize(
     True. A checkpoint that is not finite comes back as it is, with the identity and ``report.gauged`` False, and does
     not touch the others. Tested in tests/laws/test_symmetry.py.
     """
-    rule, symmetry = GAUGES[gauge_named(gauge)], table_of(arch)
+    symmetry = table_of(arch)
+    rule = gauge_of(gauge_named(gauge), symmetry)
     arrays, K = stack_of(weights, symmetry)
     fits(arrays, symmetry, arch)
+    if mixes(symmetry):
+        return _canonicalize_matrices(weights, arrays, symmetry, rule, threads)
     rows = np.flatnonzero(finite(arrays, K))
     element, report = GroupElement.identity(symmetry, K), Report.blank(K)
 
@@ -225,6 +252,40 @@ def canonicalize(
     return Canonical(made, element, report, rule)
 
 
+def _canonicalize_matrices(
+    weights: Stacked, arrays: Mapping[str, np.ndarray], symmetry: Symmetry, rule: Gauge, threads: int | None
+) -> Canonical:
+    """Bring checkpoints of a table with matrices into a gauge: these first, where they are settled by it at all."""
+    if not rule.complete:
+        made = canonicalize(weights, monomial(symmetry), gauge=rule.name, threads=threads)
+        return replace(made, element=lifted(made.element, symmetry))
+    K = len(next(iter(arrays.values())))
+    usable = finite(arrays, K)
+    rows = np.flatnonzero(usable)
+    work = {name: array[rows].astype(stored_dtype(array.dtype), order="C") for name, array in arrays.items()}
+    settled = settle(work, symmetry)
+    made = canonicalize(work, residual(symmetry), gauge=rule.name, threads=threads)
+    found = lifted(made.element, symmetry).compose(settled.element(symmetry))
+    report, element = Report.blank(K), GroupElement.identity(symmetry, K)
+    made.report.dead[:], made.report.clamped[:] = settled.dead, settled.clamped
+    made.report.margin[:] = np.minimum(made.report.margin, settled.margin)
+    made.report.degenerate[:], made.report.unresolved[:] = (
+        settled.degenerate,
+        made.report.unresolved | settled.unresolved,
+    )
+    report.set(rows, made.report)
+    report.refuse(~usable)
+    _put(element, rows, found)
+    if len(rows) == K:
+        final = {name: made.weights[name] for name in arrays}
+    else:
+        final = {name: array.astype(stored_dtype(array.dtype)) for name, array in arrays.items()}
+        for name, array in final.items():
+            array[rows] = made.weights[name]
+    placed = {name: beside(array, as_array(weights[name])) for name, array in final.items()}
+    return Canonical(placed, element, report, rule)
+
+
 def ordering_keys(weights: Stacked, arch: Arch) -> dict[str, np.ndarray]:
     """What the ``canonical`` gauge sorts channels by: the sums of their incoming weights, at unit norm.
 
@@ -241,7 +302,7 @@ def ordering_keys(weights: Stacked, arch: Arch) -> dict[str, np.ndarray]:
         Group id to (K, n) float64, for every group that has a permutation of its own; channels in the order of the
         weights.
     """
-    symmetry = table_of(arch)
+    symmetry = monomial(table_of(arch))
     made = canonicalize(weights, symmetry, gauge="unit-norm")
     return sum_keys(Moments({name: to_numpy(array) for name, array in made.weights.items()}, symmetry))
 
@@ -264,3 +325,5 @@ def _put(element: GroupElement, rows: np.ndarray, found: GroupElement) -> None:
         perm[rows] = found.perms[name]
     for name, scale in element.scales.items():
         scale[rows] = found.scales[name]
+    for name, matrix in element.matrices.items():
+        matrix[rows] = found.matrices[name]

@@ -14,7 +14,8 @@ class Report:
     ties
         (K,) int64, neighbouring channels whose first keys are equal.
     margin
-        (K,) float64, the smallest gap between neighbouring keys; infinite where nothing was ordered.
+        (K,) float64, the smallest gap between neighbouring keys; infinite where nothing was ordered. With matrices
+        also the smallest relative gap between neighbouring singular values or eigenvalues.
     unresolved
         (K,) bool, where ties are left that a bounded search could not break, or a sign or a scale that nothing
         determines: the weights are in the gauge, but another checkpoint of the orbit may come to others.
@@ -22,6 +23,8 @@ class Report:
         (K,) int64, channels that nothing writes: no weights, no bias.
     clamped
         (K,) int64, filters that could not be scaled to unit norm, because their running variance reached 0.
+    degenerate
+        (K,) int64, channels in blocks of matrices whose product of weights has a lower rank: they are 0 in the gauge.
     gauged
         (K,) bool, False where the checkpoint stays as it was: its weights are not finite, or would not be in the gauge.
         Such a row has no ties, no dead channels and a margin of NaN.
@@ -32,6 +35,7 @@ class Report:
     margin: np.ndarray
     dead: np.ndarray
     clamped: np.ndarray
+    degenerate: np.ndarray
     gauged: np.ndarray
 
     @classmethod
@@ -44,7 +48,7 @@ class Report:
             how many.
         """
         none = np.zeros(K, np.int64)
-        return cls(none, np.zeros(K, bool), np.full(K, np.inf), none.copy(), none.copy(), np.ones(K, bool))
+        return cls(none, np.zeros(K, bool), np.full(K, np.inf), none.copy(), none.copy(), none.copy(), np.ones(K, bool))
 
     def compare(self, gaps: np.ndarray) -> None:
         """Count the gaps (K, ...) between neighbouring keys, in place.
@@ -79,5 +83,5 @@ class Report:
         rows
             positions in this report.
         """
-        self.ties[rows], self.dead[rows], self.clamped[rows] = 0, 0, 0
+        self.ties[rows], self.dead[rows], self.clamped[rows], self.degenerate[rows] = 0, 0, 0, 0
         self.margin[rows], self.gauged[rows], self.unresolved[rows] = np.nan, False, False

@@ -1,0 +1,325 @@
+"""The canonical gauge of tables with matrices, up to what permutations, scales and signs are left.
+
+In this order, on weights that are folded:
+
+1. scales other than signs come to unit norm, as in ckptzoo/symmetry/scales.py;
+2. every block of invertible matrices is balanced: with A all that its channels write and B all that reads them,
+   tensors that count in the mass alone, ``A A^T = B B^T = S`` for the singular values S of ``A^T B``, in descending
+   order; complex numbers give equal norms to what they multiply and what their inverses multiply, and the sum of
+   squares of the first a positive value;
+3. a stream's channels are the eigenvectors of the sum of ``W W^T`` over all that writes it, in descending order of
+   eigenvalues; their signs make the sum of cubes of each channel's weights positive, in the first tensor that no other
+   group acts on.
+
+Each step's numbers depend on nothing that later ones change. Rows of A and B and complex numbers have open signs.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptzoo.errors import SymmetryError
+from ckptzoo.schema.symmetry import AxisAction, Group, Symmetry
+from ckptzoo.symmetry.action import transform
+from ckptzoo.symmetry.arrays import is_float
+from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.matrices.action import MixedChannels, mixed_channels, multiply
+from ckptzoo.symmetry.matrices.balance import balance
+from ckptzoo.symmetry.matrices.complex_pairs import balance_complex
+from ckptzoo.symmetry.matrices.stream import settle_signs, stream_axes
+from ckptzoo.symmetry.matrices.tables import unmixed
+from ckptzoo.symmetry.moments import Moments
+from ckptzoo.symmetry.scales import solve
+
+Arrays = Mapping[str, NDArray[Any]]
+GRAM = 2**21
+"""Elements of a writer that are squared at a time: 16 MiB of float64."""
+ROUNDS = 8
+"""Times that scales are found again where they depend on matrices, and these on scales."""
+
+
+@dataclass(frozen=True, eq=False)
+class Settled:
+    """What the gauge's matrices are for K checkpoints, and how well they are determined.
+
+    Parameters
+    ----------
+    left
+        group id to the matrices that act on what is written, (K, blocks, k, k) or (K, n, 2).
+    right
+        the same for what is read: the inverse transposes, but for blocks whose rank is less than k.
+    scales
+        group id to positive scales (K, n).
+    margin
+        (K,) float64, the smallest gap between neighbouring singular values of a block, or eigenvalues of a stream,
+        relative to the largest one there.
+    degenerate
+        (K,) int64, channels of blocks whose rank is less than k: no element of the group leads there.
+    unresolved
+        (K,) bool, an orthogonal matrix, a phase, or a sign is left that nothing determines.
+    dead, clamped
+        (K,) int64, as of ``scales.Scales``.
+    """
+
+    left: dict[str, NDArray[np.float64]]
+    right: dict[str, NDArray[np.float64]]
+    scales: dict[str, NDArray[np.float64]]
+    margin: NDArray[np.float64]
+    degenerate: NDArray[np.int64]
+    unresolved: NDArray[np.bool_]
+    dead: NDArray[np.int64]
+    clamped: NDArray[np.int64]
+
+    @classmethod
+    def blank(cls, K: int) -> "Settled":
+        """Nothing yet, of K checkpoints."""
+        none = np.zeros(K, np.int64)
+        return cls({}, {}, {}, np.full(K, np.inf), none, np.zeros(K, bool), none.copy(), none.copy())
+
+    def element(self, symmetry: Symmetry) -> GroupElement:
+        """The elements, with NaN in the matrices of blocks that have none."""
+        K = len(self.margin)
+        one = GroupElement.identity(symmetry, K)
+        matrices = dict(one.matrices)
+        for name, left in self.left.items():
+            lost = (self.left[name] == 0).all(axis=-1).any(axis=-1)  # rows of zeros
+            matrices[name] = np.where(lost[(..., *[None] * (left.ndim - lost.ndim))], np.nan, left)
+        return GroupElement(one.perms, {**one.scales, **self.scales}, matrices)
+
+
+def settle(arrays: dict[str, NDArray[Any]], symmetry: Symmetry) -> Settled:
+    """Bring folded weights to where matrices and scales are settled, in place.
+
+    Parameters
+    ----------
+    arrays
+        tensor name to (K, *shape) finite and writeable, at least float32; overwritten with the result, in their dtype.
+    symmetry
+        a table with matrices.
+
+    Raises
+    ------
+    SymmetryError
+        An orthogonal group whose channels no tensor writes with a weight.
+
+    Notes
+    -----
+    Beside the weights 100 MiB and the float64 copy of one tensor of one checkpoint.
+    """
+    K = len(next(iter(arrays.values())))
+    found = Settled.blank(K)
+    table = unmixed(symmetry)
+    _scale(arrays, symmetry, table, found)
+    for group in symmetry.groups:
+        if group.scale == "linear":
+            _balance(arrays, group, symmetry, found)
+        elif group.scale == "complex":
+            _turn(arrays, group, symmetry, found)
+    for group in symmetry.groups:
+        if group.scale in ("orthogonal", "orthogonal_mean"):
+            _rotate(arrays, group, symmetry, found)
+    return found
+
+
+def _scale(arrays: dict[str, NDArray[Any]], symmetry: Symmetry, table: Symmetry, found: Settled) -> None:
+    """Bring channels to unit norm, in place; where matrices are in between, with these at unit norm too."""
+    if not any(group.scaled for group in table.groups):
+        return
+    chained = _chained(symmetry, table)
+    K = len(found.margin)
+    total = GroupElement.identity(table, K)
+    for _ in range(ROUNDS if chained else 1):
+        whitened = _whitened(arrays, chained, symmetry) if chained else arrays
+        solved = solve(Moments(whitened, table))
+        found.dead[:], found.clamped[:] = solved.dead, solved.clamped
+        found.unresolved[:] |= solved.unsolved
+        step = GroupElement(GroupElement.identity(table, K).perms, solved.scales)
+        total = step.compose(total)
+        for name, actions in _by_tensor(table):
+            if is_float(arrays[name]):
+                arrays[name][...] = transform(arrays[name], actions, step, table)
+        if all((scale == 1).all() for scale in solved.scales.values()):
+            break
+    else:
+        found.unresolved[:] |= chained != []
+    found.scales.update({group.id: total.scales[group.id] for group in symmetry.groups if group.resizes})
+
+
+def _chained(symmetry: Symmetry, table: Symmetry) -> list[Group]:
+    """The groups of invertible matrices that tensors read which write channels with scales."""
+    reading: set[str] = set()
+    for _, actions in _by_tensor(symmetry):
+        if any(table[segment.group].scaled for act in actions for segment in act.segments if act.exponent == 1):
+            reading |= {mixed.group for mixed in mixed_channels(actions, symmetry) if mixed.inverted}
+    return [group for group in symmetry.groups if group.scale == "linear" and group.id in reading]
+
+
+def _whitened(arrays: Arrays, groups: list[Group], symmetry: Symmetry) -> dict[str, NDArray[Any]]:
+    """The weights with orthonormal rows in what writes these groups."""
+    made = dict(arrays)
+    for group in groups:
+        written = _joined(made, group, symmetry, inverted=False)
+        gram = written @ written.swapaxes(-1, -2)
+        values, vectors = np.linalg.eigh(gram)
+        usable = values > values[..., -1:] * 1e-20
+        roots = np.where(usable, np.sqrt(np.where(usable, values, 1)), 1)
+        left = vectors / roots[..., None, :] @ vectors.swapaxes(-1, -2)
+        right = vectors * roots[..., None, :] @ vectors.swapaxes(-1, -2)
+        _multiply(made, group.id, left, right, symmetry, copy=True)
+    return made
+
+
+def _balance(arrays: dict[str, NDArray[Any]], group: Group, symmetry: Symmetry, found: Settled) -> None:
+    precision = _precision(arrays, group, symmetry)
+    written, read = (_joined(arrays, group, symmetry, inverted=side) for side in (False, True))
+    made = balance(written, read, precision)
+    short = (made.degenerate > 0).any(axis=1)
+    if short.any():  # biases may reach where the weights do not
+        wide = [_joined(arrays, group, symmetry, inverted=side, biases=True)[short] for side in (False, True)]
+        again = balance(wide[0], wide[1], precision)
+        for name in ("left", "right", "values", "rank", "margin", "degenerate", "unresolved"):
+            getattr(made, name)[short] = getattr(again, name)
+    _note(found, made.margin, made.degenerate, made.unresolved)
+    found.left[group.id], found.right[group.id] = made.left, made.right
+    _multiply(arrays, group.id, made.left, made.right, symmetry)
+
+
+def _turn(arrays: dict[str, NDArray[Any]], group: Group, symmetry: Symmetry, found: Settled) -> None:
+    written, read = (_joined(arrays, group, symmetry, inverted=side) for side in (False, True))
+    sides = [side[..., 0, :] + 1j * side[..., 1, :] for side in (written, read)]
+    made = balance_complex(sides[0], sides[1], _precision(arrays, group, symmetry))
+    _note(found, np.where(made.degenerate, np.inf, made.margin), made.degenerate.astype(np.int64), made.unresolved)
+    left, right = (np.stack([side.real, side.imag], axis=-1) for side in (made.left, made.right))
+    found.left[group.id], found.right[group.id] = left, right
+    _multiply(arrays, group.id, left, right, symmetry)
+
+
+def _rotate(arrays: dict[str, NDArray[Any]], group: Group, symmetry: Symmetry, found: Settled) -> None:
+    mean, precision = group.scale == "orthogonal_mean", _precision(arrays, group, symmetry)
+    writers = list(_writers(group, symmetry))
+    if not any(symmetry.actions[at].in_mass for at, _ in writers):
+        raise SymmetryError(
+            f"symmetry table: group {group.id!r}: expected a weight that writes its channels, got none. "
+            "Trace the module again, or declare the group without matrices."
+        )
+    shape = group.matrix_shape
+    assert shape is not None
+    blocks, k = shape[:2]
+    total = np.zeros((len(found.margin), blocks, k, k))
+    for at, mixed in writers:
+        if symmetry.actions[at].in_mass:
+            _add_gram(arrays[symmetry.actions[at].tensor], mixed, total)
+    axes = stream_axes(total, precision, mean=mean)
+    matrix, lacking = axes.matrix, np.ones(axes.margin.shape, np.int64)
+    for at, mixed in writers:
+        tensor = symmetry.actions[at].tensor
+        if len(symmetry.actions_on(tensor)) == 1 and (lacking > 0).any():
+            # the first tensor settles all signs, but where its sums vanish
+            settled, left = settle_signs(matrix, _rows(arrays[tensor], mixed), precision, mean=mean)
+            matrix = np.where((lacking > 0)[..., None, None], settled, matrix)
+            lacking = np.minimum(lacking, left) if lacking.any() else lacking
+    _note(found, axes.margin, np.zeros(axes.margin.shape, np.int64), axes.unresolved | (lacking > 0))
+    found.left[group.id] = found.right[group.id] = matrix
+    _multiply(arrays, group.id, matrix, matrix, symmetry)
+
+
+def _writers(group: Group, symmetry: Symmetry) -> Iterator[tuple[int, MixedChannels]]:
+    """What writes the channels of a group itself, with the number of the action."""
+    for at, action in enumerate(symmetry.actions):
+        own = {segment.group for segment in action.segments}
+        if group.id not in own:
+            continue
+        for mixed in mixed_channels((action,), symmetry):
+            if mixed.group == group.id and not mixed.inverted:
+                yield at, mixed
+
+
+def _note(
+    found: Settled, margin: NDArray[np.float64], degenerate: NDArray[np.int64], unresolved: NDArray[np.bool_]
+) -> None:
+    axes = tuple(range(1, margin.ndim))
+    found.margin[:] = np.minimum(found.margin, margin.min(axis=axes, initial=np.inf))
+    found.degenerate[:] += degenerate.sum(axis=axes)
+    found.unresolved[:] |= unresolved.any(axis=axes)
+
+
+def _by_tensor(symmetry: Symmetry) -> Iterator[tuple[str, tuple[AxisAction, ...]]]:
+    for name in dict.fromkeys(action.tensor for action in symmetry.actions):
+        yield name, symmetry.actions_on(name)
+
+
+def _joined(
+    arrays: Arrays, group: Group, symmetry: Symmetry, *, inverted: bool, biases: bool = False
+) -> NDArray[np.float64]:
+    """All that is written or read by a group's channels side by side, (K, blocks, k, m) float64."""
+    parts: list[NDArray[np.float64]] = []
+    for name, actions in _by_tensor(symmetry):
+        for action in actions:
+            if biases or action.in_mass:
+                parts += [
+                    _rows(arrays[name], mixed)
+                    for mixed in mixed_channels((action,), symmetry)
+                    if mixed.group == group.id and mixed.inverted == inverted
+                ]
+    if not parts:
+        shape = group.matrix_shape
+        assert shape is not None
+        K, sizes = len(next(iter(arrays.values()))), shape[:2] if len(shape) == 3 else (group.n, 2)
+        return np.zeros((K, *sizes, 1))
+    return np.concatenate(parts, axis=-1)
+
+
+def _rows(array: NDArray[Any], mixed: MixedChannels) -> NDArray[np.float64]:
+    """What each channel has in a tensor, (K, blocks, k, m) float64."""
+    moved = np.moveaxis(array, mixed.axis + 1, 1)
+    taken = moved[:, mixed.places]  # (K, blocks, k, positions, ...)
+    return taken.reshape(*taken.shape[:3], -1).astype(np.float64)
+
+
+def _add_gram(array: NDArray[Any], mixed: MixedChannels, total: NDArray[np.float64]) -> None:
+    """Add W W^T of a tensor's channels, a piece at a time."""
+    blocks, k, count = mixed.places.shape
+    moved = np.moveaxis(array, mixed.axis + 1, 1)
+    flat = moved.reshape(len(moved), moved.shape[1], -1)
+    step = max(1, GRAM // (blocks * k * count))
+    for at, one in enumerate(flat):
+        for start in range(0, flat.shape[2], step):
+            piece = one[mixed.places.ravel(), start : start + step].astype(np.float64)
+            piece = piece.reshape(blocks, k, -1)
+            total[at] += piece @ piece.swapaxes(-1, -2)
+
+
+def _precision(arrays: Arrays, group: Group, symmetry: Symmetry) -> float:
+    """The largest machine epsilon of the tensors that a group acts on."""
+    tensors = {action.tensor for action in symmetry.actions if group.id in action.groups}
+    return max(float(np.finfo(arrays[name].dtype).eps) for name in tensors)
+
+
+def _multiply(
+    arrays: dict[str, NDArray[Any]],
+    group: str,
+    left: NDArray[np.float64],
+    right: NDArray[np.float64],
+    symmetry: Symmetry,
+    *,
+    copy: bool = False,
+) -> None:
+    """Multiply what is written by one matrix and what is read by the other, in place or in new arrays."""
+    for name, actions in _by_tensor(symmetry):
+        mixed = [item for item in mixed_channels(actions, symmetry) if item.group == group]
+        if not mixed:
+            continue
+        target = arrays[name].copy() if copy else arrays[name]
+        step = max(1, GRAM // max(1, math.prod(target.shape[1:])))
+        for start in range(0, len(target), step):
+            some = slice(start, start + step)
+            work = np.array(target[some], np.float64)
+            for item in mixed:
+                side = right if item.inverted else left
+                multiply(work, [replace(item, inverted=False)], {group: side[some]})
+            target[some] = work
+        arrays[name] = target

@@ -17,6 +17,7 @@ from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.arrays import Stacked, as_array, beside, stack_of, stored_dtype, to_numpy
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.mass.formulations import least_mass_scales
+from ckptzoo.symmetry.matrices.action import with_unit_gains
 from ckptzoo.symmetry.matrices.gauge import settle
 from ckptzoo.symmetry.matrices.tables import lifted, mixes, monomial, residual
 from ckptzoo.symmetry.moments import Moments
@@ -263,6 +264,7 @@ def _canonicalize_matrices(
     usable = finite(arrays, K)
     rows = np.flatnonzero(usable)
     work = {name: array[rows].astype(stored_dtype(array.dtype), order="C") for name, array in arrays.items()}
+    work = with_unit_gains(work, symmetry)
     settled = settle(work, symmetry)
     made = canonicalize(work, residual(symmetry), gauge=rule.name, threads=threads)
     found = lifted(made.element, symmetry).compose(settled.element(symmetry))

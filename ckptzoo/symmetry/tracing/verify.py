@@ -18,9 +18,10 @@ from torch.utils import _pytree as pytree
 
 from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.architecture import Architecture
-from ckptzoo.schema.symmetry import Fixed, Group, Like, Symmetry, Wreath
+from ckptzoo.schema.symmetry import Fixed, Group, Like, Sym, Symmetry, Wreath
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.matrices.action import gains_at_one
 from ckptzoo.symmetry.tracing.example import Draw, Example
 from ckptzoo.symmetry.tracing.graph import DECLARE_BY_HAND, Float64Mode
 
@@ -165,7 +166,8 @@ class Verifier:
         """The largest relative difference of outputs that elements make: ``max |f(g . w) - f(w)| / max |f(w)|``.
 
         Trials whose outputs change by rounding alone are drawn again. In training mode at eps = 0 there may be no other
-        ones, where channels are the same for all inputs; then the notes say so.
+        ones, where channels are the same for all inputs; then the notes say so. The gains of channels that orthogonal
+        matrices mix are 1.
 
         Raises
         ------
@@ -177,6 +179,11 @@ class Verifier:
             return largest
         for trial in tuple(self._trials):
             elements = [draw() for _ in range(self._elements)]
+            if gains := gains_at_one(symmetry):
+                ones = {name: np.ones_like(value) for name, value in trial.weights.items() if name in gains}
+                gap = self._max_gap(symmetry, elements, self._trial(trial.training, trial.weights | ones, trial.inputs))
+                largest = max(largest, gap)
+                continue
             gap = self._max_gap(symmetry, elements, trial)
             # The comparison is negated so that NaN counts as a difference.
             if not gap <= TOLERANCE and not self._is_stable(trial):
@@ -187,6 +194,10 @@ class Verifier:
                 gap = self._max_gap(symmetry, elements, other)
             largest = max(largest, gap)
         return largest
+
+    def gap(self, symmetry: Symmetry) -> float:
+        """``max_difference`` for random elements of a table."""
+        return self.max_difference(symmetry, lambda: self.random_element(symmetry))
 
     def random_element(self, symmetry: Symmetry) -> GroupElement:
         """A random element that is not the identity on any group, and makes no running variance negative."""
@@ -301,26 +312,62 @@ def _with_matrices(verifier: Verifier, symmetry: Symmetry, mixable: Container[st
     All are tried together, and one by one where that fails. Returns the largest difference that they make, too.
     """
     kinds = {group.id: kind for group in symmetry.groups if (kind := _matrix_kind(symmetry, group, mixable))}
-    together = _replaced(symmetry, kinds)
-    gap = verifier.max_difference(together, lambda: verifier.random_element(together)) if kinds else 0.0
-    if gap <= TOLERANCE:
-        return together, gap
     kept: dict[str, str] = {}
-    for name, kind in kinds.items():
-        alone = _replaced(symmetry, {name: kind})
-        gap = verifier.max_difference(alone, lambda alone=alone: verifier.random_element(alone))
-        if gap <= TOLERANCE:
-            kept[name] = kind
+    if kinds and verifier.gap(_replaced(symmetry, kinds)) <= TOLERANCE:
+        kept = kinds
+    else:
+        for name, kind in kinds.items():
+            gap = verifier.gap(_replaced(symmetry, {name: kind}))
+            if gap <= TOLERANCE:
+                kept[name] = kind
+            else:
+                verifier.notes.append(
+                    f"Group {name!r} has scales and no matrices: these change the outputs by {gap:.3g}."
+                )
+    for name in _streams(symmetry):
+        # every orthogonal matrix that keeps the vector of ones is orthogonal, so that this kind is tried second
+        tried = {kind: verifier.gap(_replaced(symmetry, {name: kind})) for kind in ("orthogonal_mean", "orthogonal")}
+        if right := [kind for kind, gap in tried.items() if gap <= TOLERANCE]:
+            kept[name] = right[-1]
         else:
-            verifier.notes.append(f"Group {name!r} has scales and no matrices: these change the outputs by {gap:.3g}.")
-    together = _replaced(symmetry, kept)
-    gap = verifier.max_difference(together, lambda: verifier.random_element(together)) if kept else 0.0
-    return (together, gap) if gap <= TOLERANCE else (symmetry, 0.0)
+            gap = min(tried.values())
+            verifier.notes.append(f"Group {name!r} has no orthogonal matrices: these change the outputs by {gap:.3g}.")
+    table = _replaced(symmetry, kept)
+    gap = verifier.gap(table) if kept else 0.0
+    return (table, gap) if gap <= TOLERANCE else (symmetry, 0.0)
 
 
 def _replaced(symmetry: Symmetry, kinds: Mapping[str, str]) -> Symmetry:
-    groups = (replace(group, scale=kinds.get(group.id, group.scale)) for group in symmetry.groups)
-    return Symmetry(tuple(groups), symmetry.actions)
+    """The table with other kinds of scales for these groups; what is like one with matrices is not scaled."""
+    groups = (
+        replace(group, scale="none")
+        if isinstance(group.perm, Like) and group.perm.group in kinds
+        else replace(group, scale=kinds.get(group.id, group.scale))
+        for group in symmetry.groups
+    )
+    return replace(symmetry, groups=tuple(groups))
+
+
+def _streams(symmetry: Symmetry) -> list[str]:
+    """The groups that orthogonal matrices may mix: normalisations read them, whose gains can be 1."""
+    found: list[str] = []
+    for leader in symmetry.groups:
+        likes = {
+            group.id for group in symmetry.groups if isinstance(group.perm, Like) and group.perm.group == leader.id
+        }
+        own = [action for action in symmetry.actions if leader.id in action.groups]
+        others = [action for action in symmetry.actions if likes & action.groups]
+        plain = all(
+            action.exponent in (1, -1) and action.blocks == 1 and not action.absolute and not action.signs
+            for action in (*own, *others)
+        )
+        gains = {segment.group for action in others if action.role == "gain" for segment in action.segments}
+        written = {action.role for action in own} <= {"out", "in", "bias"}
+        scaled = {group.id for group in symmetry.groups if group.id in likes and group.resizes}
+        read = bool(gains) and gains <= scaled and {action.role for action in others} <= {"gain", "shift", "in", "bias"}
+        if isinstance(leader.perm, Sym) and leader.n > 1 and not leader.resizes and plain and written and read:
+            found.append(leader.id)
+    return found
 
 
 def _matrix_kind(symmetry: Symmetry, group: Group, mixable: Container[str]) -> str | None:

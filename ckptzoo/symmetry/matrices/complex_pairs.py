@@ -79,7 +79,7 @@ def balance_complex(a: NDArray[np.complex128], b: NDArray[np.complex128], precis
         norms = [np.sqrt(_moments(side, np.ones(side.shape[-1]))[1]) for side in (a, b)]
     checked("balance_complex", **{"norm of a": norms[0], "norm of b": norms[1]})
     degenerate = (norms[0] == 0) | (norms[1] == 0)
-    settling, margin = (np.zeros(a.shape[:-1], dtype) for dtype in (np.complex128, np.float64))
+    settling, margin = np.zeros(a.shape[:-1], np.complex128), np.zeros(a.shape[:-1])
     for weighted in (False, True):
         for side in (a, b):
             open_phase = (margin == 0) & ~degenerate

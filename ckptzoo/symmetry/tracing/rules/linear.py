@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ckptzoo.symmetry.tracing.constraints import ChannelBlocks, Labels, constant_labels
+from ckptzoo.symmetry.tracing.constraints import NONZERO, ChannelBlocks, Labels, constant_labels
 from ckptzoo.symmetry.tracing.rules import products
 from ckptzoo.symmetry.tracing.rules.call import CONSTANT, Call, Value
 from ckptzoo.symmetry.tracing.rules.elementwise import with_new_paths
@@ -78,8 +78,14 @@ def _product(call: Call, value: Value, weight: Value, sides: tuple[int, int], bi
     if labels.varying_axes and ndim - 1 not in labels.varying_axes:
         return _mixed_axis(call, labels, weight, bias)
     read = read_labels(call, value, -1)
+    constraints, (path, *others) = call.constraints, np.unique(read.path).tolist()
+    if path in constraints.products and not others:
+        constraints.restrict_scale(read.scale, NONZERO, "multiplies matrices")
     written = _weight(call, weight, sides, read, 1)
     _bias(call, bias, written)
+    # With a bias they are a layer, whose scales are positive in tables that zoos hold.
+    if bias is None:
+        constraints.products.update(written.path.tolist())
     return written.on_axis(ndim - 1, ndim)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ckptzoo.symmetry.tracing.constraints import Constraints, Labels, constant_labels
+from ckptzoo.symmetry.tracing.constraints import NONZERO, Constraints, Labels, constant_labels
 from ckptzoo.symmetry.tracing.rules.call import CONSTANT, DATA, Call, Value, map_values, values_in
 from ckptzoo.symmetry.tracing.rules.elementwise import MUL, combined, homogeneous, not_homogeneous, with_new_paths
 from ckptzoo.symmetry.tracing.union_find import NodeIds
@@ -80,6 +80,7 @@ def glu(call: Call) -> Any:
         for item, labels in zip(value.tensor.split(half, axis), _halves(call, value, half, axis), strict=True)
     )
     call.constraints.forbid_scale(second.labels.scale, "is a gate")
+    call.constraints.restrict_scale(first.labels.scale, NONZERO, "multiplies values by a gate")
     return combined(call, first, second, MUL)
 
 

@@ -369,6 +369,10 @@ class Constraints:
                 self.restrict_scale(place.signs, POSITIVE, "is used elsewhere too, where its sign counts")
                 place.signs = None
                 continue
+            if (self.scales.signs(place.scale)[self.can_scale(place.scale)] < 0).any():
+                self.restrict_scale(place.signs, POSITIVE, "is scaled by inverses, as for keys, which leaves no signs")
+                place.signs = None
+                continue
             own = (place.signs >= 0) & (self.scales.find(place.signs) == self.scales.find(place.scale))
             if own.all() and self.keeps_sign(place.scale).all():
                 # Each sign comes twice: the gain stays as it is.

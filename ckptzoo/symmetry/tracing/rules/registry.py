@@ -71,6 +71,8 @@ _NAMES: dict[Rule, str] = {
     linear.addmm: "addmm",
     recurrence.recurrent: "lstm gru rnn_tanh rnn_relu",
     shape.glu: "glu",
+    shape.unfold: "im2col",
+    shape.fold: "col2im",
     products.bmm: "bmm",
     products.einsum: "einsum",
     products.scaled_dot_product_attention: "scaled_dot_product_attention",

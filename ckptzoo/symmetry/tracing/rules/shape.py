@@ -92,6 +92,32 @@ def _halves(call: Call, value: Value, half: int, axis: int) -> list[Labels]:
     return _labels_from_entries(halves, [value])
 
 
+def unfold(call: Call) -> Labels:
+    """``F.unfold``: every channel once for each place in the window."""
+    labels, (height, width) = _channels_of_windows(call), call.argument("kernel_size")
+    size, places = call.input.tensor.shape[1], np.arange(height * width)
+    line = labels.along_axis(1, size)
+    path = call.constraints.paths.extend("unfold", np.repeat(line.path, len(places)), np.tile(places, size))
+    wide = Labels(np.repeat(line.channel, len(places)), np.repeat(line.scale, len(places)), path, labels.power)
+    return wide.on_axis(1, 3)
+
+
+def fold(call: Call) -> Labels:
+    """``F.fold``: sums of windows, whose places are together in each channel."""
+    labels, (height, width) = _channels_of_windows(call), call.argument("kernel_size")
+    line = labels.along_axis(1, call.input.tensor.shape[1]).map(lambda item: item.reshape(-1, height * width))
+    line = call.constraints.tie_along(line, (1,))
+    return with_new_paths(call, line.map(lambda item: item.reshape(1, -1, 1, 1)))
+
+
+def _channels_of_windows(call: Call) -> Labels:
+    """Labels that vary along the second of all axes alone, behind that of examples."""
+    labels = call.labels_of(call.input)
+    if not set(labels.varying_axes) <= {1} or call.result.ndim + call.input.tensor.ndim != 7:
+        raise call.unsupported("channels on the second axis", "others")
+    return labels
+
+
 def scatter(call: Call) -> Any:
     """Values with some entries replaced by those of other values."""
     return _labels_from_entries(call, list(values_in(call.arguments)))

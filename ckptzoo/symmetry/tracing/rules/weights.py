@@ -353,4 +353,3 @@ _NAMES: dict[Callable[[Call], Formula | None], str] = {
     _standardized: "batch_norm",
 }
 _MAKERS = {name: maker for maker, names in _NAMES.items() for name in names.split()}
-

@@ -32,7 +32,6 @@ from ckptzoo.symmetry.tracing.result import Traced
 from ckptzoo.symmetry.tracing.rules.call import CONSTANT, DATA, PARAMETER, Call, Value, map_values, values_in
 from ckptzoo.symmetry.tracing.rules.registry import FILLS, RULES, is_check
 from ckptzoo.symmetry.tracing.rules.weights import computed_weight
-from ckptzoo.symmetry.tracing.rules.weights import computed_weight
 from ckptzoo.symmetry.tracing.table import build_table
 from ckptzoo.symmetry.tracing.verify import verify_table
 

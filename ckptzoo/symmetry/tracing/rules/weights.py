@@ -1,4 +1,4 @@
-"""Weights that are computed from parameters: multiples, sums and products of them, and weights with a norm of their own.
+"""Weights that are computed from parameters: multiples, sums and products of them, and weights that are normalised.
 
 Such a tensor has channels on two axes, which no labels of entries can name. It is a formula until a layer uses it as
 its weight; then the formula passes what the layer reads on to the parameters in it, and says what they write.

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ckptzoo.errors import SymmetryError
+from ckptzoo.errors import ZooError
 from ckptzoo.symmetry import GroupElement, apply, canonicalize, count, trace
 
 Made = tuple[nn.Module, Any]
@@ -309,7 +309,7 @@ def _print_published(only: str) -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 traced = trace(*make())
-        except SymmetryError as error:
+        except ZooError as error:
             failed += 1
             print(f"{name}: {error}", flush=True)
         else:

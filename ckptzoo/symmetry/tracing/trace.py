@@ -4,6 +4,7 @@ import copy
 import operator
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,11 +31,14 @@ from ckptzoo.symmetry.tracing.graph import (
 from ckptzoo.symmetry.tracing.result import Traced
 from ckptzoo.symmetry.tracing.rules.call import CONSTANT, DATA, PARAMETER, Call, Value, map_values, values_in
 from ckptzoo.symmetry.tracing.rules.registry import FILLS, RULES, is_check, is_linear
+from ckptzoo.symmetry.tracing.rules.weights import computed_weight
 from ckptzoo.symmetry.tracing.table import build_table
 from ckptzoo.symmetry.tracing.verify import verify_table
 
 _ROWS = 2
 """Rows of the example that the pass takes; a module that insists on another number gets all of them."""
+_COPIES = frozenset({"clone", "detach", "alias", "contiguous"})
+"""Operators whose result has the numbers of a tensor in the same places."""
 
 
 def trace_module(module: nn.Module, example_input: Any) -> Traced:
@@ -42,12 +46,18 @@ def trace_module(module: nn.Module, example_input: Any) -> Traced:
     example = Example.of(example_input)
     arch = Architecture.of(module.state_dict(), name=type(module).__name__, input_shape=example.shape)
     names = {name: tensor.name for tensor in arch.tensors for name in (tensor.name, *tensor.aliases)}
-    double = copy.deepcopy(module).cpu().double().eval()
+    double = _copied(module).cpu().double().eval()
     constraints = _constraints_of(double, names, example)
     derived, notes, mixable = build_table(constraints, arch)
     derived.check(arch)
     symmetry, worst, failed = verify_table(double, arch, derived, example, constraints.index_bounds, mixable)
     return Traced(symmetry, arch, notes + failed, worst)
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """A copy of a module, also where it keeps weights that it computed, as torch.nn.utils.weight_norm does."""
+    computed = (item for part in module.modules() for item in vars(part).values() if isinstance(item, torch.Tensor))
+    return copy.deepcopy(module, {id(item): item.detach().clone() for item in computed if not item.is_leaf})
 
 
 def _constraints_of(module: nn.Module, names: Mapping[str, str], example: Example) -> Constraints:
@@ -198,6 +208,8 @@ class Interpreter:
         changed = [value for value, version in before.values() if _version(value) != version]
         others = values[1:] if call.name in FILLS else values
         if all(value.origin == CONSTANT for value in others):
+            if call.name in _COPIES and values[0].source is not None:
+                return replace(values[0], tensor=result)
             made = self._constant(result, call.description, *values)
             for value in changed:
                 self._mark_changed(value, made)
@@ -208,6 +220,10 @@ class Interpreter:
                 raise call.unsupported(expected, f"{name!r} in place of one")
             if value.origin == CONSTANT or self._sharing(value):
                 raise self._changed_in_place(name)
+        if (weight := computed_weight(call)) is not None:
+            if id(result) in before:
+                before[id(result)][0].formula = weight.formula
+            return weight
         origin = DATA if any(value.origin == DATA for value in values) else PARAMETER
         labels = RULES[call.name](call)
         self._mark_single(call, values, labels)
@@ -262,7 +278,7 @@ class Interpreter:
     def _mark_changed(self, value: Value, made: Value) -> None:
         """A new history for a constant that was changed in place, and for all that share its memory."""
         for item in (value, *self._sharing(value)):
-            item.labels = constant_labels(item.tensor.ndim, int(made.labels.path.ravel()[0]))
+            item.labels, item.source = constant_labels(item.tensor.ndim, int(made.labels.path.ravel()[0])), None
 
     def _changed_in_place(self, name: str) -> SharedMemoryChanged:
         expected = "no change in place of a tensor that is used again"

@@ -33,8 +33,8 @@ _ROUNDING = 2e-15
 """Relative change of weights, nine units in the last place, that must leave a trial's outputs as they are."""
 _DRAWS = 6
 """Draws of weights and inputs for a trial until the verification gives up."""
-_ROWS = 4
-"""Examples in a trial."""
+_ROWS, _FEW_ROWS = 4, 2
+"""Examples in a trial; the second for networks of many bytes without BatchNorm, whose statistics need more."""
 _CHOICES = 16
 """Random elements of which the one is taken that moves most groups."""
 _ELEMENTS, _SMALL = 4, 2**20
@@ -127,7 +127,7 @@ class Verifier:
     symmetry
         a table, in which gains have their role.
     example
-        an input; the random ones have its shape, with four rows where the module takes them.
+        an input; the random ones have its shape, with two or four rows where the module takes them.
     index_bounds
         as ``Draw`` takes them.
     """
@@ -149,14 +149,16 @@ class Verifier:
         self._module_weights: Weights = {
             tensor.name: state[tensor.name].detach().cpu().numpy() for tensor in arch.tensors
         }
-        self._draw = Draw(example.rows(_ROWS), index_bounds or {}, self._rng)
+        normalised = any(isinstance(item, _BATCH_NORMS) for item in module.modules())
+        rows = _ROWS if normalised or arch.nbytes < _SMALL else _FEW_ROWS
+        self._draw = Draw(example.rows(rows), index_bounds or {}, self._rng)
         try:
             first = self._trial(False, self._module_weights, self._draw.normal())
         except (RuntimeError, ValueError, IndexError):  # the module insists on another number of rows
             self._draw = Draw(example, index_bounds or {}, self._rng)
             first = self._trial(False, self._module_weights, self._draw.normal())
         self._trials = [first, self._trial(False, self._generic(), first.inputs)]
-        if any(isinstance(item, _BATCH_NORMS) for item in module.modules()):
+        if normalised:
             try:
                 self._trials.append(self._trial(True, self._trials[1].weights, first.inputs))
             except ValueError as error:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Symmetry
 from ckptzoo.symmetry.tracing.constraints import FIXED, FORBIDDEN, OUTPUT, POSITIVE, SIGN, AxisPlacement, Constraints
+from ckptzoo.symmetry.tracing.fixed_blocks import join_places_of_blocks
 from ckptzoo.symmetry.tracing.groups import NO_SCALE, ChannelGroup, channel_groups, unique_name
 from ckptzoo.symmetry.tracing.union_find import NodeIds
 
@@ -46,7 +47,7 @@ class _Part:
 
 def build_table(constraints: Constraints, arch: Architecture) -> tuple[Symmetry, tuple[str, ...]]:
     """The symmetry table that the constraints leave, and notes on what keeps groups in place, unscaled or apart."""
-    groups = channel_groups(constraints)
+    groups = join_places_of_blocks(channel_groups(constraints))
     placements = list(constraints.placements.values())
     parts = sorted(_parts(constraints, groups, placements), key=lambda part: (part.writer, part.first))
     leaders: dict[int, str] = {}

@@ -171,7 +171,8 @@ def _expanded(line: str) -> Iterator[str]:
 
 def _perm(perm: Perm) -> str:
     if isinstance(perm, Wreath):
-        return f"wreath({perm.outer},{perm.g},{perm.k})"
+        inner = "" if perm.inner == "free" else f",{perm.inner}"
+        return f"wreath({perm.outer},{perm.g},{perm.k}{inner})"
     if isinstance(perm, Like):
         return f"like({perm.group})"
     return "fixed" if isinstance(perm, Fixed) else "sym"

@@ -5,6 +5,7 @@ channels) under which a wrong table can leave the outputs alone.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.architecture import Architecture
-from ckptzoo.schema.symmetry import Fixed, Group, Like, Sym, Symmetry, Wreath
+from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.matrices.action import gains_at_one
@@ -347,7 +348,26 @@ def _replaced(symmetry: Symmetry, kinds: Mapping[str, str]) -> Symmetry:
         else replace(group, scale=kinds.get(group.id, group.scale))
         for group in symmetry.groups
     )
-    return replace(symmetry, groups=tuple(groups))
+    pairs = {name for name, kind in kinds.items() if kind == "complex"}
+    actions = (
+        replace(action, signs=tuple(segment for segment in action.signs if segment.group not in kinds))
+        for action in symmetry.actions
+    )
+    actions = (_with_parts(action, symmetry, pairs) if pairs & action.groups else action for action in actions)
+    return replace(symmetry, groups=tuple(groups), actions=tuple(actions))
+
+
+def _with_parts(action: AxisAction, symmetry: Symmetry, pairs: set[str]) -> AxisAction:
+    """An action whose listings of these groups are real and imaginary parts in turns."""
+    listed: Counter[tuple[str, int | None]] = Counter()
+    segments: list[Segment] = []
+    for segment in action.segments:
+        key = segment.group, segment.exponent
+        halves = segment.group in pairs and segment.inner % 2
+        part = listed[key] // symmetry[segment.group].n % 2 if halves else None
+        listed[key] += segment.count
+        segments.append(replace(segment, part=part))
+    return replace(action, segments=tuple(segments))
 
 
 def _streams(symmetry: Symmetry) -> list[str]:
@@ -357,19 +377,27 @@ def _streams(symmetry: Symmetry) -> list[str]:
         likes = {
             group.id for group in symmetry.groups if isinstance(group.perm, Like) and group.perm.group == leader.id
         }
-        own = [action for action in symmetry.actions if leader.id in action.groups]
-        others = [action for action in symmetry.actions if likes & action.groups]
+        own, others = (
+            [action for action in symmetry.actions if _listed(action) & names] for names in ({leader.id}, likes)
+        )
         plain = all(
-            action.exponent in (1, -1) and action.blocks == 1 and not action.absolute and not action.signs
+            action.exponent in (1, -1)
+            and action.blocks == 1
+            and not action.absolute
+            and {segment.group for segment in action.signs} <= {leader.id}
             for action in (*own, *others)
         )
-        gains = {segment.group for action in others if action.role == "gain" for segment in action.segments}
-        written = {action.role for action in own} <= {"out", "in", "bias"}
+        gains = {name for action in others if action.role == "gain" for name in _listed(action)}
         scaled = {group.id for group in symmetry.groups if group.id in likes and group.resizes}
-        read = bool(gains) and gains <= scaled and {action.role for action in others} <= {"gain", "shift", "in", "bias"}
-        if isinstance(leader.perm, Sym) and leader.n > 1 and not leader.resizes and plain and written and read:
+        right = {action.role for action in own} <= {"out", "in", "bias"} and bool(gains) and gains <= scaled
+        right &= {action.role for action in others} <= {"gain", "shift", "in", "bias"}
+        if isinstance(leader.perm, Sym) and leader.n > 1 and not leader.resizes and plain and right:
             found.append(leader.id)
     return found
+
+
+def _listed(action: AxisAction) -> set[str]:
+    return {segment.group for segment in action.segments}
 
 
 def _matrix_kind(symmetry: Symmetry, group: Group, mixable: Container[str]) -> str | None:
@@ -383,8 +411,19 @@ def _matrix_kind(symmetry: Symmetry, group: Group, mixable: Container[str]) -> s
         action.exponent in (1, -1) and action.blocks == 1 and not action.absolute and not action.signs
         for action in actions
     )
-    k = group.perm.k if isinstance(group.perm, Wreath) else group.n
-    return "linear" if plain and k > 1 else None
+    in_order = isinstance(group.perm, Wreath) and (group.perm.inner == "fixed" or group.perm.k == 1)
+    if plain and in_order and all(_in_pairs(action, group) for action in actions):
+        return "complex"
+    return "linear" if plain and not in_order else None
+
+
+def _in_pairs(action: AxisAction, group: Group) -> bool:
+    """Whether each of a group's channels has an even number of positions, those of each exponent apart."""
+    counts: Counter[int | None] = Counter()
+    for segment in action.segments:
+        if segment.group == group.id:
+            counts[segment.exponent] += segment.count * segment.inner
+    return all(count % (2 * group.n) == 0 for count in counts.values())
 
 
 def _moving_together(symmetry: Symmetry) -> list[set[str]]:

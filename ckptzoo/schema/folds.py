@@ -67,7 +67,7 @@ class Target:
     weight
         W, a matrix whose ``axis`` reads the vector; None for ``into += v``.
     offset
-        the first channel of the fold's part that is read; as many are as the weight reads, or ``into`` has.
+        the first entry of v that is read; as many are as the weight reads, or ``into`` has.
     """
 
     into: Part | None
@@ -76,7 +76,7 @@ class Target:
 
     @property
     def channels(self) -> int:
-        """How many channels of the fold's part it takes."""
+        """How many entries of v it takes."""
         taken = self.weight or self.into
         assert taken is not None
         return taken.channels
@@ -98,15 +98,16 @@ class Fold:
         readers have no bias the means of their rows can hold one, as long as the shift is not 0.
 
         ``"centre"``: the mean along the channels of ``part * gain`` becomes 0, by a multiple of 1 / gain in each line.
+        Where the part is a matrix that reads a LayerNorm, v is that mean for every line, times the sum of
+        ``shift / gain``.
     part
         what is fixed.
     targets
-        of ``shift`` and ``match``.
+        what takes v; none where nothing sees it.
     gain
         of ``match`` and ``centre``: one number a channel; None for ones.
-    shift, bias
-        of ``centre``, for a matrix that reads a LayerNorm with this shift: the bias takes what the lines of the part
-        lose, times the sum of ``shift / gain``.
+    shift
+        of ``centre``, beside targets: the shift of the LayerNorm.
     """
 
     kind: str
@@ -114,19 +115,18 @@ class Fold:
     targets: tuple[Target, ...] = ()
     gain: Part | None = None
     shift: Part | None = None
-    bias: Part | None = None
 
     @property
     def parts(self) -> Iterator[Part]:
         """All parts that it names."""
         into = (item for target in self.targets for item in (target.into, target.weight))
-        return (item for item in (self.part, self.gain, self.shift, self.bias, *into) if item is not None)
+        return (item for item in (self.part, self.gain, self.shift, *into) if item is not None)
 
     @property
     def written(self) -> set[str]:
         """The tensors that it changes."""
         into = (target.into or target.weight for target in self.targets)
-        return {item.tensor for item in (self.part, self.bias, *into) if item is not None}
+        return {item.tensor for item in (self.part, *into) if item is not None}
 
     @property
     def _summed(self) -> set[int]:
@@ -198,33 +198,34 @@ def _of_fold(what: str, fold: Fold) -> Iterator[Problem]:
         yield from wrong
         return
     what = f"{what}, of {fold.part.tensor!r}"
-    if bool(fold.targets) != (fold.kind in ("shift", "match")):
-        yield _problem(f"{what}: targets", "some for a shift or a match, else none", len(fold.targets))
+    if bool(fold.targets) != (fold.kind in ("shift", "match") or fold.shift is not None):
+        expected = "some for a shift, a match or a centre beside a shift, else none"
+        yield _problem(f"{what}: targets", expected, len(fold.targets))
     if fold.gain is not None and (fold.kind not in ("match", "centre") or not _vector(fold.gain, fold.part.channels)):
         yield _problem(f"{what}: gain", "one number a channel, for a match or a centre", repr(fold.gain))
     if fold.kind in ("zero", "match") and math.prod(fold.part.shape) != fold.part.channels:
         yield _problem(f"{what}: shape", "a vector", fold.part.shape)
-    if fold.shift is not None or fold.bias is not None:
-        matrix = fold.kind == "centre" and len(fold.part.shape) == 2 and fold.shift is not None
-        if not matrix or not _vector(fold.shift, fold.part.channels):
-            yield _problem(f"{what}: shift", "one number a channel beside a bias, for a matrix", repr(fold.shift))
-        elif not _vector(fold.bias, fold.part.shape[1 - fold.part.axis]):
-            yield _problem(f"{what}: bias", "one number a line of the matrix", repr(fold.bias))
+    lines = fold.part.channels
+    if fold.shift is not None:
+        if fold.kind != "centre" or len(fold.part.shape) != 2 or not _vector(fold.shift, lines):
+            yield _problem(f"{what}: shift", "one number a channel, for a centre of a matrix", repr(fold.shift))
+            return
+        lines = fold.part.shape[1 - fold.part.axis]
     for target in fold.targets:
-        yield from _of_target(f"{what}: target", fold, target)
+        yield from _of_target(f"{what}: target", fold, target, lines)
 
 
 def _vector(part: Part | None, channels: int) -> bool:
     return part is not None and part.channels == channels == math.prod(part.shape)
 
 
-def _of_target(what: str, fold: Fold, target: Target) -> Iterator[Problem]:
+def _of_target(what: str, fold: Fold, target: Target, entries: int) -> Iterator[Problem]:
     if target.weight is None and target.into is None:
         yield _problem(what, "a part that takes the vector, or a weight", "neither")
         return
-    if not _natural(target.offset) or target.offset + target.channels > fold.part.channels:
-        yield _problem(what, f"some of {fold.part.channels} channels", f"{target.channels} from {target.offset!r} on")
-    if target.into is None and (fold.kind != "match" or target.channels != fold.part.channels):
+    if not _natural(target.offset) or target.offset + target.channels > entries:
+        yield _problem(what, f"some of {entries} numbers", f"{target.channels} from {target.offset!r} on")
+    if target.into is None and (fold.kind != "match" or target.channels != entries):
         yield _problem(what, "a part that takes the vector", "none")
     if target.weight is None:
         return
@@ -292,7 +293,7 @@ def part_fits(part: Part, shape: tuple[int, ...]) -> bool:
 
 def fold_to_json(fold: Fold) -> Document:
     """A fold in ``symmetry.json``; what it lacks is left out."""
-    named = {name: getattr(fold, name) for name in ("gain", "shift", "bias")}
+    named = {"gain": fold.gain, "shift": fold.shift}
     return {
         "kind": fold.kind,
         "part": _part_to_json(fold.part),
@@ -319,8 +320,8 @@ def fold_from_json(item: Document) -> Fold:
     KeyError, TypeError, AttributeError
         The fields are not those of a fold.
     """
-    _only(item, {"kind", "part"}, {"targets", "gain", "shift", "bias"})
-    named = {name: _part(item[name]) for name in ("gain", "shift", "bias") if name in item}
+    _only(item, {"kind", "part"}, {"targets", "gain", "shift"})
+    named = {name: _part(item[name]) for name in ("gain", "shift") if name in item}
     targets = tuple(_target(target) for target in item.get("targets", ()))
     return Fold(item["kind"], _part(item["part"]), targets, **named)
 

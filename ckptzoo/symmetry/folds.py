@@ -145,9 +145,10 @@ def _centre(item: Fold, part: NDArray[np.float64], held: _Arrays) -> None:
         means = _product(part, gain) / part.shape[-1]
         means[~usable] = 0
         _add_outer(part, -means, 1 / gain)
-    if item.shift is not None and item.bias is not None:
-        constant = (_vector(held, item.shift) / gain).sum(axis=-1)
-        _lines(held, item.bias)[...] += (means * constant[:, None]).reshape(_lines(held, item.bias).shape)
+    if item.shift is not None:
+        vector = means * (_vector(held, item.shift) / gain).sum(axis=-1, keepdims=True)
+        for target in item.targets:
+            _add(target, vector[:, target.offset : target.offset + target.channels], gain, held)
 
 
 def _add(target: Target, vector: NDArray[np.float64], gain: NDArray[np.float64], held: _Arrays) -> None:
@@ -164,7 +165,9 @@ def _add(target: Target, vector: NDArray[np.float64], gain: NDArray[np.float64],
 
 def _product(lines: NDArray[np.float64], vector: NDArray[np.float64]) -> NDArray[np.float64]:
     """(K, ..., n) times (K, n), in each checkpoint."""
-    return (lines @ vector.reshape(len(vector), *[1] * max(0, lines.ndim - 3), -1, 1))[..., 0]
+    if lines.ndim == 2:
+        return (lines[:, None] @ vector[..., None])[:, 0, 0]
+    return (lines @ vector.reshape(len(vector), *[1] * (lines.ndim - 3), -1, 1))[..., 0]
 
 
 def _add_outer(lines: NDArray[np.float64], first: NDArray[np.float64], second: NDArray[np.float64]) -> None:

@@ -357,12 +357,16 @@ class Walker:
         return self._seen(addition)
 
     def _mean(self, node: fx.Node, given: fx.Node, addition: Addition) -> Addition | None:
-        axes, ids = argument(node, "dim"), addition.ids
-        for axis in axes or ():
-            if not same_along(ids, axis):
-                return self._seen(addition)
-            ids = ids.narrow(axis, 0, 1)
-        return replace(addition, ids=ids.reshape(size_of(node))) if axes else self._seen(addition)
+        axes, ids, size = argument(node, "dim") or (), addition.ids, size_of(node)
+        axes = [axis % ids.ndim for axis in axes]
+        if axes and all(same_along(ids, axis) for axis in axes):
+            for axis in axes:
+                ids = ids.narrow(axis, 0, 1)
+            return replace(addition, ids=ids.reshape(size))
+        # Means over tokens of what is the same along the channels are so too.
+        if axes and ids.ndim - 1 not in axes and same_along(ids, -1):
+            return addition.changed(_lines(size, -1))
+        return self._seen(addition)
 
     def _index(self, node: fx.Node, given: fx.Node, addition: Addition) -> Addition | None:
         indices = [self._module.constant(item) for item in argument(node, "indices")]

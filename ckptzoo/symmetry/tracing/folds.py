@@ -51,8 +51,7 @@ def candidate_folds(found: Operations, names: Mapping[str, str]) -> tuple[Fold, 
     by_node = _moved_vectors(module, readers)
     fixed = {fold.part.tensor for folds in by_node.values() for fold in folds}
     for reader in readers:
-        if (centred := _centred_rows(module, reader, by_node)) is not None:
-            by_node.setdefault(reader.node, []).insert(0, centred)
+        by_node[reader.node] = [*_centred_rows(module, reader, fixed), *by_node.get(reader.node, ())]
     in_order = [fold for node in sorted(by_node, key=module.number.__getitem__) for fold in by_node[node]]
     # Positions come after the vectors that move into them, and the means along channels after all that changes them.
     tables = list(_moved_tables(module, fixed))
@@ -153,28 +152,36 @@ def _folds_of_vector(module: Module, part: Part, walk: Walk, seen: set[int], use
             gain = _affine(user)[0]
             yield Fold("match", part, tuple(walk.taken), None if gain is None else module.whole(gain, 0))
         return
+    for first, stop, targets in _runs_of_takers(walk, seen, part.channels):
+        yield Fold("shift" if targets else "zero", _along(part, part.axis, first, stop), targets)
+
+
+def _runs_of_takers(walk: Walk, seen: set[int], channels: int) -> Iterator[tuple[int, int, tuple[Target, ...]]]:
+    """Runs of channels that the same targets take up, and their parts of these; of what nothing sees there are none."""
     takers: list[tuple[int, ...] | None] = [
         None
         if channel in walk.seen
         else tuple(
-            number for number, item in enumerate(walk.taken) if item.offset <= channel < item.offset + item.channels
+            number
+            for number, item in enumerate(walk.taken)
+            if channel in seen and item.offset <= channel < item.offset + item.channels
         )
-        for channel in range(part.channels)
+        for channel in range(channels)
     ]
     first = 0
-    for channel in range(1, part.channels + 1):
-        if channel < part.channels and takers[channel] == takers[first]:
+    for channel in range(1, channels + 1):
+        if channel < channels and takers[channel] == takers[first]:
             continue
         if (numbers := takers[first]) is not None:
-            targets = tuple(_cut(walk.taken[number], first, channel) for number in numbers)
-            yield Fold("shift" if targets else "zero", _along(part, first, channel - first), targets)
+            yield first, channel, tuple(_cut(walk.taken[number], first, channel) for number in numbers)
         first = channel
 
 
-def _along(part: Part, first: int, count: int) -> Part:
+def _along(part: Part, axis: int, first: int, stop: int) -> Part:
+    """The part's positions from ``first`` to ``stop`` along an axis."""
     start, shape = list(part.start), list(part.shape)
-    start[part.axis] += first
-    shape[part.axis] = count
+    start[axis] += first
+    shape[axis] = stop - first
     return replace(part, start=tuple(start), shape=tuple(shape))
 
 
@@ -182,9 +189,17 @@ def _cut(target: Target, first: int, stop: int) -> Target:
     """The target of the channels from ``first`` to ``stop`` alone."""
     low, high = max(first, target.offset), min(stop, target.offset + target.channels)
     if target.weight is not None:
-        return replace(target, weight=_along(target.weight, low - target.offset, high - low), offset=low - first)
+        return replace(
+            target,
+            weight=_along(target.weight, target.weight.axis, low - target.offset, high - target.offset),
+            offset=low - first,
+        )
     assert target.into is not None
-    return replace(target, into=_along(target.into, low - target.offset, high - low), offset=low - first)
+    return replace(
+        target,
+        into=_along(target.into, target.into.axis, low - target.offset, high - target.offset),
+        offset=low - first,
+    )
 
 
 def _moved_tables(module: Module, fixed: set[str]) -> Iterator[Fold]:
@@ -236,17 +251,23 @@ def _centred_writers(module: Module, fixed: set[str]) -> Iterator[Fold]:
                 yield Fold("centre", part, gain=module.whole(node, _long_axis(module.shapes[gain])))
 
 
-def _centred_rows(module: Module, reader: _Reader, by_node: Mapping[fx.Node, list[Fold]]) -> Fold | None:
-    """The centring of a matrix that reads a LayerNorm, where its bias can take what the matrix loses."""
+def _centred_rows(module: Module, reader: _Reader, kept: set[str]) -> Iterator[Fold]:
+    """The centring of a matrix that reads a LayerNorm, where something takes what the matrix loses."""
     layer = reader.layer
     if not module.used_once(layer.weight):
-        return None
+        return
     gain, shift = (None if item is None else module.whole(item, 0) for item in _affine(reader.norm))
     centred = Fold("centre", module.whole(layer.weight, layer.axis), gain=gain)
     if shift is None:
-        return centred
-    if layer.bias is not None and module.used_once(layer.bias):
-        return replace(centred, shift=shift, bias=module.whole(layer.bias, 0))
-    size = size_of(reader.node)
-    ids = torch.arange(size[-1]).expand(size)
-    return None if Walker(module).follow(reader.node, Addition(ids)).seen else centred
+        yield centred
+    elif layer.bias is not None and module.used_once(layer.bias):
+        yield replace(centred, shift=shift, targets=(Target(module.whole(layer.bias, 0)),))
+    else:
+        size = size_of(reader.node)
+        addition = Addition(torch.arange(size[-1]).expand(size))
+        seen = Walker(module).follow(reader.node, addition).seen
+        walk = Walker(module, taking=True, kept=kept).follow(reader.node, addition)
+        walk.seen &= seen
+        for first, stop, targets in _runs_of_takers(walk, seen, size[-1]):
+            part = _along(centred.part, 1 - layer.axis, first, stop)
+            yield replace(centred, part=part, shift=shift if targets else None, targets=targets)

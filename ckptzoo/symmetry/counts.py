@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ckptzoo import archs
 from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.folds import dimensions
 from ckptzoo.schema.symmetry import Sym, Symmetry, Wreath
 from ckptzoo.symmetry.moves import Move, sources
 from ckptzoo.symmetry.tables import Arch, last_layer, table_of
@@ -84,6 +85,8 @@ class Counts:
         does not show the last layer.
     groups
         the same group by group, in the order of the table.
+    folds
+        dimensions of the additive freedoms in evaluation mode, by the kind of the fold, for the kinds that there are.
     """
 
     permutations: int = field(repr=False)
@@ -94,6 +97,7 @@ class Counts:
     signs: int
     softmax: int | None
     groups: tuple[GroupCounts, ...] = field(default=(), repr=False, compare=False)
+    folds: tuple[tuple[str, int], ...] = ()
 
     def __str__(self) -> str:
         short = self.log10_permutations < 15
@@ -105,6 +109,8 @@ class Counts:
             ("sign flips", f"{self.signs:,}"),
             ("softmax shift", "unknown" if self.softmax is None else f"{self.softmax:,}"),
         )
+        if self.folds:
+            lines += (("folds", f"{sum(number for _, number in self.folds):,}"),)
         return "\n".join(f"{name:<16} {value}" for name, value in lines)
 
 
@@ -150,7 +156,16 @@ def count(arch: Arch) -> Counts:
         signs=sum(group.signs for group in groups),
         softmax=_softmax(table, _architecture(arch)),
         groups=groups,
+        folds=_folded(table),
     )
+
+
+def _folded(table: Symmetry) -> tuple[tuple[str, int], ...]:
+    """The dimensions that the table's folds fix, by their kinds."""
+    numbers: Counter[str] = Counter()
+    for fold, number in zip(table.folds, dimensions(table.folds), strict=True):
+        numbers[fold.kind] += number
+    return tuple(sorted(numbers.items()))
 
 
 def counts_by_group(table: Symmetry) -> tuple[GroupCounts, ...]:

@@ -16,8 +16,8 @@ from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.arrays import Stacked, as_array, beside, stack_of, stored_dtype, to_numpy
 from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.folds import fold
 from ckptzoo.symmetry.mass.formulations import least_mass_scales
-from ckptzoo.symmetry.matrices.action import with_unit_gains
 from ckptzoo.symmetry.matrices.gauge import settle
 from ckptzoo.symmetry.matrices.tables import lifted, mixes, monomial, residual
 from ckptzoo.symmetry.moments import Moments
@@ -256,7 +256,7 @@ def canonicalize(
 def _canonicalize_matrices(
     weights: Stacked, arrays: Mapping[str, np.ndarray], symmetry: Symmetry, rule: Gauge, threads: int | None
 ) -> Canonical:
-    """Bring checkpoints of a table with matrices into a gauge: these first, where they are settled by it at all."""
+    """Bring checkpoints of a table with matrices into a gauge: folded, these first, where it settles them at all."""
     if not rule.complete:
         made = canonicalize(weights, monomial(symmetry), gauge=rule.name, threads=threads)
         return replace(made, element=lifted(made.element, symmetry))
@@ -264,7 +264,7 @@ def _canonicalize_matrices(
     usable = finite(arrays, K)
     rows = np.flatnonzero(usable)
     work = {name: array[rows].astype(stored_dtype(array.dtype), order="C") for name, array in arrays.items()}
-    work = with_unit_gains(work, symmetry)
+    work = {name: np.array(array) for name, array in fold(work, symmetry).items()}
     settled = settle(work, symmetry)
     made = canonicalize(work, residual(symmetry), gauge=rule.name, threads=threads)
     found = lifted(made.element, symmetry).compose(settled.element(symmetry))

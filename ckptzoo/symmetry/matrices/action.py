@@ -14,7 +14,7 @@ from array_api_compat import array_namespace, device
 
 from ckptzoo.errors import SymmetryError
 from ckptzoo.schema.symmetry import MATRICES, AxisAction, Symmetry
-from ckptzoo.symmetry.arrays import listings, to_numpy
+from ckptzoo.symmetry.arrays import listings, stored_dtype, to_numpy
 
 PIECE = 2**22
 """Elements that are mixed at a time, or one checkpoint's tensor: 32 MiB of float64."""
@@ -106,7 +106,7 @@ def with_unit_gains(weights: Mapping[str, np.ndarray], symmetry: Symmetry) -> di
     Parameters
     ----------
     weights
-        tensor name to (K, *shape), of at least float32.
+        tensor name to (K, *shape); half precisions give float32.
     symmetry
         the table.
 
@@ -147,7 +147,7 @@ def with_unit_gains(weights: Mapping[str, np.ndarray], symmetry: Symmetry) -> di
         for group, places in listed:
             if tensor in wide:
                 wide[tensor][np.ix_(usable[group], places)] = 1
-    return made | {name: value.astype(weights[name].dtype) for name, value in wide.items()}
+    return made | {name: value.astype(stored_dtype(weights[name].dtype)) for name, value in wide.items()}
 
 
 def unit_gains(weights: Mapping[str, Any], symmetry: Symmetry, acting: set[str]) -> None:

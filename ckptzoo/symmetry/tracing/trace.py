@@ -15,6 +15,7 @@ from ckptzoo.errors import Problem, SymmetryError, ZooError
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.symmetry.tracing.constraints import OUTPUT, SINGLE, Constraints, Labels, constant_labels
 from ckptzoo.symmetry.tracing.example import Example
+from ckptzoo.symmetry.tracing.folds import candidate_folds
 from ckptzoo.symmetry.tracing.graph import (
     DECLARE_BY_HAND,
     Operations,
@@ -47,8 +48,9 @@ def trace_module(module: nn.Module, example_input: Any) -> Traced:
     arch = Architecture.of(module.state_dict(), name=type(module).__name__, input_shape=example.shape)
     names = {name: tensor.name for tensor in arch.tensors for name in (tensor.name, *tensor.aliases)}
     double = _copied(module).cpu().double().eval()
-    constraints = _constraints_of(double, names, example)
+    constraints, found = _constraints_of(double, names, example)
     derived, notes, mixable = build_table(constraints, arch)
+    derived = replace(derived, folds=candidate_folds(found, names))
     derived.check(arch)
     symmetry, worst, failed = verify_table(double, arch, derived, example, constraints.index_bounds, mixable)
     return Traced(symmetry, arch, notes + failed, worst)
@@ -60,8 +62,8 @@ def _copied(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, {id(item): item.detach().clone() for item in computed if not item.is_leaf})
 
 
-def _constraints_of(module: nn.Module, names: Mapping[str, str], example: Example) -> Constraints:
-    """The constraints of the module's operations, from two rows of the example if they take two, else from all."""
+def _constraints_of(module: nn.Module, names: Mapping[str, str], example: Example) -> tuple[Constraints, Operations]:
+    """The module's operations and their constraints, from two rows of the example if they take two, else from all."""
     if example.count > _ROWS:
         with suppress(SymmetryError):
             return _constraints_of(module, names, example.rows(_ROWS))
@@ -74,9 +76,9 @@ def _constraints_of(module: nn.Module, names: Mapping[str, str], example: Exampl
         raise
 
 
-def _interpreted(found: Operations, names: Mapping[str, str], example: Example) -> Constraints:
+def _interpreted(found: Operations, names: Mapping[str, str], example: Example) -> tuple[Constraints, Operations]:
     with torch.no_grad():
-        return Interpreter(found, names).run(example)
+        return Interpreter(found, names).run(example), found
 
 
 class SharedMemoryChanged(SymmetryError):

@@ -19,9 +19,11 @@ from torch.utils import _pytree as pytree
 
 from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.folds import Fold
 from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.folds import fold
 from ckptzoo.symmetry.matrices.action import gains_at_one
 from ckptzoo.symmetry.tracing.example import Draw, Example
 from ckptzoo.symmetry.tracing.graph import DECLARE_BY_HAND, Float64Mode
@@ -57,8 +59,8 @@ def verify_table(
 ) -> tuple[Symmetry, float, tuple[str, ...]]:
     """Verify a table with random elements, and take away what fails.
 
-    Groups whose permutations alone change the outputs stay in place; those whose scales alone do are not scaled. Then
-    matrices are tried for the channels that they may mix.
+    Groups whose permutations alone change the outputs stay in place; those whose scales alone do are not scaled. Folds
+    that change them are left out. Then matrices are tried for the channels that they may mix.
 
     Parameters
     ----------
@@ -99,6 +101,7 @@ def verify_table(
         expected = f"outputs that agree to {TOLERANCE:g} under random group elements"
         got = f"a relative difference of {worst:.3g}"
         raise SymmetryError(Problem("symmetry.trace", type(module).__name__, expected, got, DECLARE_BY_HAND))
+    symmetry = replace(symmetry, folds=_verified_folds(verifier, symmetry.folds))
     symmetry, gap = _with_matrices(verifier, symmetry, mixable)
     return symmetry, max(worst, gap), tuple(verifier.notes)
 
@@ -201,6 +204,18 @@ class Verifier:
     def gap(self, symmetry: Symmetry) -> float:
         """``max_difference`` for random elements of a table."""
         return self.max_difference(symmetry, lambda: self.random_element(symmetry))
+
+    def fold_difference(self, folds: tuple[Fold, ...]) -> float:
+        """The largest relative difference of outputs that folds make, in evaluation mode."""
+        table, worst = Symmetry((), (), folds), 0.0
+        for trial in self._trials:
+            if not trial.training:
+                folded = fold({name: value[None] for name, value in trial.weights.items()}, table)
+                outputs = self._outputs(
+                    {name: value[0] for name, value in folded.items()}, trial.inputs, training=False
+                )
+                worst = max(worst, _difference(trial.outputs, outputs))
+        return worst
 
     def random_element(self, symmetry: Symmetry) -> GroupElement:
         """A random element that is not the identity on any group, and makes no running variance negative."""
@@ -306,7 +321,22 @@ def _drop_failing(verifier: Verifier, symmetry: Symmetry) -> Symmetry:
         replace(action, signs=tuple(segment for segment in action.signs if groups[segment.group].flips))
         for action in symmetry.actions
     )
-    return Symmetry(tuple(groups.values()), tuple(actions))
+    return replace(symmetry, groups=tuple(groups.values()), actions=tuple(actions))
+
+
+def _verified_folds(verifier: Verifier, folds: tuple[Fold, ...]) -> tuple[Fold, ...]:
+    """Those that leave the outputs alone; halves of what changes them are tried apart, down to single folds."""
+    if not folds:
+        return ()
+    gap = verifier.fold_difference(folds)
+    if gap <= TOLERANCE:
+        return folds
+    if len(folds) == 1:
+        (one,) = folds
+        verifier.notes.append(f"{one.part.tensor!r} is not folded ({one.kind}): the outputs change by {gap:.3g}.")
+        return ()
+    half = len(folds) // 2
+    return _verified_folds(verifier, folds[:half]) + _verified_folds(verifier, folds[half:])
 
 
 def _with_matrices(verifier: Verifier, symmetry: Symmetry, mixable: Container[str]) -> tuple[Symmetry, float]:

@@ -6,9 +6,9 @@ value decomposition ``A^T B = P S Q^T`` the balanced pair is
 
 .. math:: A' = S^{1/2} P^T, \quad B' = S^{1/2} Q^T, \quad A' A'^T = B' B'^T = S,
 
-which has the least ``|A|^2 + |B|^2`` of all, twice the sum of S (Recht, Fazel and Parrilo, arXiv 0706.4138, Lemma 5.1);
-for low-rank updates it is the canonical form of Putterman et al., arXiv 2410.04207. It is determined up to a sign a row
-where the singular values are distinct.
+which has the least ``|A|^2 + |B|^2`` of all, twice the sum of S (Recht, Fazel and Parrilo, arXiv 0706.4138). It is
+determined up to a sign a row where the singular values are distinct. The group is that of low-rank updates in Putterman
+et al., arXiv 2410.04207.
 
 The decomposition is that of the (k, k) matrix ``L_A^T L_B = U S V^T``, where ``A = L_A Q_A``, ``B = L_B Q_B`` with
 orthonormal rows. The matrices are computed as
@@ -17,9 +17,9 @@ orthonormal rows. The matrices are computed as
 
 each from the factor of the other side: that needs no inverse, holds for any rank and for m or n below k, and keeps the
 products of B with vectors beside A (biases of queries) wherever ``A^T B`` has the rank of B. The factors are those of a
-QR decomposition. Cholesky factors of ``A A^T`` take a third of its time, but lose twice as many digits to the condition of A:
-two disguises of condition 1000 (k = 64, m = 768) agree to 2e-12 by QR, to 3e-10 by Cholesky, and where the spectrum
-decays by 1000 two of condition 10 agree to 3e-14 and 1.5e-11.
+QR decomposition. Cholesky factors of ``A A^T`` take a third of its time, but lose twice as many digits to the condition
+of A: two disguises of condition 1000 (k = 64, m = 768) agree to 2e-12 by QR, to 3e-10 by Cholesky, and where the
+spectrum decays by 1000 two of condition 10 agree to 3e-14 and 1.5e-11.
 """
 
 from dataclasses import dataclass
@@ -168,7 +168,7 @@ def least_mass(A: NDArray[np.float64], B: NDArray[np.float64]) -> NDArray[np.flo
 
     .. math:: \min_H |H A|^2 + |H^{-T} B|^2 = 2 |A^T B|_*,
 
-    the nuclear norm (Recht, Fazel and Parrilo, arXiv 0706.4138, Lemma 5.1); a limit where the rank is below k.
+    the nuclear norm (Recht, Fazel and Parrilo, arXiv 0706.4138); a limit where the rank is below k.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 r"""Complex factors of pairs of channels: rotary position embedding turns two channels as one complex number.
 
 Of queries a and keys b of such a pair only ``a_i conj(b_j)`` counts, so that ``(c a, b / conj(c))`` is the same network
-for every complex number c that is not 0 (Su et al., arXiv 2104.09864, equation 34, for the rotation).
+for every complex number c that is not 0 (Su et al., arXiv 2104.09864, for the rotation).
 """
 
 from dataclasses import dataclass

@@ -16,8 +16,9 @@ _EQUAL = 64
 """In units of the stored precision: values that differ by less of the largest are equal."""
 _EQUAL_IN_SPACE = 1000
 """The same for the eigenvalues of a matrix within the space of equal values, which is known to a few units only."""
-_COARSEST = float(np.finfo(np.float32).eps)
-"""A coarser precision counts as this one. 64 units of half precision are more than the gaps between 64 values."""
+COARSEST = float(np.finfo(np.float32).eps)
+"""A coarser precision counts as this one, where values are compared: 64 units of half precision are more than the gaps
+between the values of a head, and a unit of bfloat16 is more than many of them."""
 
 
 def equal_below(precision: float) -> float:
@@ -28,7 +29,7 @@ def equal_below(precision: float) -> float:
     precision
         machine epsilon of the stored dtype.
     """
-    return _EQUAL * min(precision, _COARSEST)
+    return _EQUAL * min(precision, COARSEST)
 
 
 def runs(values: NDArray[np.float64], tolerance: float) -> list[tuple[int, int]]:
@@ -98,7 +99,7 @@ def diagonalising(forms: Sequence[NDArray[np.float64]], precision: float) -> tup
         return np.eye(1), True
     values, vectors = np.linalg.eigh(forms[0])
     rotation, determined = np.ascontiguousarray(vectors.T[::-1]), True
-    for start, stop in runs(values[::-1], _EQUAL_IN_SPACE * min(precision, _COARSEST)):
+    for start, stop in runs(values[::-1], _EQUAL_IN_SPACE * min(precision, COARSEST)):
         if len(forms) == 1:
             determined = False
             continue

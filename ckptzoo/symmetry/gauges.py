@@ -267,7 +267,7 @@ def _canonicalize_matrices(
     threads = threads or os.cpu_count() or 1
     for rows in pieces(np.flatnonzero(usable), arrays, 1):
         work = {name: array.astype(stored_dtype(array.dtype)) for name, array in take_rows(arrays, rows).items()}
-        work = {name: np.require(array, requirements="CW") for name, array in fold(work, symmetry).items()}
+        work = {name: np.require(array, requirements=["C", "W"]) for name, array in fold(work, symmetry).items()}
         settled, found = settle(work, symmetry), Report.blank(len(rows))
         rest = _order_rest(work, residual(symmetry), found, threads)
         found.dead[:], found.clamped[:], found.degenerate[:] = settled.dead, settled.clamped, settled.degenerate

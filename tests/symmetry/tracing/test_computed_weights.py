@@ -402,3 +402,36 @@ def test_weights_computed_in_other_ways_are_refused(forward: Any, got: str) -> N
     with pytest.raises(SymmetryError, match=r"test_computed_weights.py line \d+") as caught:
         trace(net(forward, a=linear(5, 4), c=linear(4, 2)), rows(5))
     assert got in str(caught.value)
+
+
+EXPERTS = {
+    "gate": linear(5, 3),
+    "up": lambda: nn.ModuleList(nn.Linear(5, 4) for _ in range(3)),
+    "down": lambda: nn.ModuleList(nn.Linear(4, 6) for _ in range(3)),
+    "o": linear(6, 2),
+}
+
+
+def _made(m: Net, x: torch.Tensor) -> list[torch.Tensor]:
+    return [down(F.relu(up(x))) for up, down in zip(m.up, m.down, strict=True)]
+
+
+MIXED = {
+    "one by one": lambda m, x: m.o(
+        F.relu(sum(m.gate(x).softmax(1)[:, e, None] * y for e, y in enumerate(_made(m, x))))
+    ),
+    "stacked": lambda m, x: m.o(F.relu((torch.stack(_made(m, x), 1) * m.gate(x).softmax(1)[..., None]).sum(1))),
+    "by einsum": lambda m, x: m.o(
+        F.relu(torch.einsum("be, bed -> bd", m.gate(x).softmax(1), torch.stack(_made(m, x), 1)))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_experts_that_are_modules_have_units_of_their_own(name: str) -> None:
+    """No table exchanges tensors, so that the experts themselves stay in place."""
+    module = net(MIXED[name], **EXPERTS)
+    traced = trace(module, rows(5))
+    check_outputs(module, traced.symmetry, rows(5))
+    found = count(traced.symmetry)
+    assert (found.permutations, found.scaling_eval) == (24**3 * 720, 3 * 4 + 6)

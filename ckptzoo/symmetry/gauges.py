@@ -18,6 +18,7 @@ from ckptzoo.symmetry.arrays import Stacked, as_array, beside, stack_of, stored_
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.folds import fold
 from ckptzoo.symmetry.mass.formulations import least_mass_scales
+from ckptzoo.symmetry.matrices.action import have_unit_gains
 from ckptzoo.symmetry.matrices.gauge import settle
 from ckptzoo.symmetry.matrices.tables import lifted, mixes, monomial, residual
 from ckptzoo.symmetry.moments import Moments
@@ -267,7 +268,13 @@ def _canonicalize_matrices(
     threads = threads or os.cpu_count() or 1
     for rows in pieces(np.flatnonzero(usable), arrays, 1):
         work = {name: array.astype(stored_dtype(array.dtype)) for name, array in take_rows(arrays, rows).items()}
-        work = {name: np.require(array, requirements=["C", "W"]) for name, array in fold(work, symmetry).items()}
+        folded = fold(work, symmetry)
+        if not (unit := have_unit_gains(folded, symmetry)).all():
+            usable[rows[~unit]] = False
+            rows, folded = rows[unit], {name: array[unit] for name, array in folded.items()}
+            if not len(rows):
+                continue
+        work = {name: np.require(array, requirements=["C", "W"]) for name, array in folded.items()}
         settled, found = settle(work, symmetry), Report.blank(len(rows))
         rest = _order_rest(work, residual(symmetry), found, threads)
         found.dead[:], found.clamped[:], found.degenerate[:] = settled.dead, settled.clamped, settled.degenerate

@@ -150,6 +150,15 @@ def with_unit_gains(weights: Mapping[str, np.ndarray], symmetry: Symmetry) -> di
     return made | {name: value.astype(stored_dtype(weights[name].dtype)) for name, value in wide.items()}
 
 
+def have_unit_gains(weights: Mapping[str, np.ndarray], symmetry: Symmetry) -> np.ndarray:
+    """Which checkpoints (K,) have gains of 1 wherever orthogonal matrices need it."""
+    found = np.ones(len(next(iter(weights.values()))), bool)
+    for name, listed in gains_at_one(symmetry).items():
+        for _, places in listed:
+            found &= (weights[name][:, places] == 1).all(axis=1)
+    return found
+
+
 def unit_gains(weights: Mapping[str, Any], symmetry: Symmetry, acting: set[str]) -> None:
     """Refuse gains other than 1 between the channels that orthogonal matrices mix and what reads them.
 

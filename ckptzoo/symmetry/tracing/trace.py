@@ -45,6 +45,7 @@ _COPIES = frozenset({"clone", "detach", "alias", "contiguous"})
 def trace_module(module: nn.Module, example_input: Any) -> Traced:
     """A module's symmetries, as ``ckptzoo.symmetry.trace`` says; the module is not changed."""
     example = Example.of(example_input)
+    _check_numbers(module)
     arch = Architecture.of(module.state_dict(), name=type(module).__name__, input_shape=example.shape)
     names = {name: tensor.name for tensor in arch.tensors for name in (tensor.name, *tensor.aliases)}
     double = _copied(module).cpu().double().eval()
@@ -54,6 +55,17 @@ def trace_module(module: nn.Module, example_input: Any) -> Traced:
     derived.check(arch)
     symmetry, worst, failed = verify_table(double, arch, derived, example, constraints.index_bounds, mixable)
     return Traced(symmetry, arch, notes + failed, worst)
+
+
+def _check_numbers(module: nn.Module) -> None:
+    """Check that no parameter or buffer has a NaN, and no parameter an infinite number; masks may be infinite."""
+    for kind, tensors in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
+        for name, value in tensors:
+            wrong = value.isnan() if kind == "buffer" or not value.is_floating_point() else ~value.isfinite()
+            if bool(wrong.any()):
+                got = f"{int(wrong.sum())} of {value.numel()} that are NaN or infinite"
+                step = "Trace the module with other weights: the table depends on its operations alone."
+                raise SymmetryError(Problem("symmetry.trace", f"{kind} {name!r}", "finite numbers", got, step))
 
 
 def _copied(module: nn.Module) -> nn.Module:

@@ -121,6 +121,12 @@ def _contract(call: Call, left: Value, right: Value, first: list[int], second: l
 def _met(call: Call, one: Labels, two: Labels, over: tuple[int, ...]) -> Labels:
     """Channels that meet and are summed over: they move together, and their scales are inverses."""
     constraints = call.constraints
+    for weights, values in ((one, two), (two, one)):
+        if set(weights.varying_axes) == set(over) < set(values.varying_axes):
+            # As in a mixture of experts: values of several makers are added, each channel to those in line with it.
+            constraints.fix(weights.channel, "weighs values that are added")
+            constraints.forbid_scale(weights.scale, "weighs values that are added")
+            return constraints.tie_along(values, over)
     shared = set(one.varying_axes) & set(two.varying_axes)
     one, two = (
         constraints.tie_along(item, tuple(axis for axis in item.varying_axes if axis not in shared))

@@ -85,10 +85,13 @@ def _changed(symmetry: Symmetry, change: Callable[[Group], Group]) -> Symmetry:
     if not mixes(symmetry):
         return symmetry
     groups = tuple(change(group) for group in symmetry.groups)
+    flipped = {group.id for group in groups if group.flips}
     actions = (
-        replace(action, segments=tuple(replace(segment, part=None) for segment in action.segments))
-        if any(segment.part is not None for segment in action.segments)
-        else action
+        replace(
+            action,
+            segments=tuple(replace(segment, part=None) for segment in action.segments),
+            signs=tuple(segment for segment in action.signs if segment.group in flipped),
+        )
         for action in symmetry.actions
     )
     return replace(symmetry, groups=groups, actions=tuple(actions))

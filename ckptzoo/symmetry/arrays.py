@@ -14,7 +14,7 @@ import numpy as np
 from array_api_compat import array_namespace, device, is_torch_array, to_device
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.schema.symmetry import AxisAction, Symmetry
+from ckptzoo.schema.symmetry import AxisAction, Symmetry, Wreath
 
 
 def is_array(value: Any) -> bool:
@@ -130,9 +130,31 @@ Stacked = Mapping[str, Any]
 def positions(action: AxisAction, symmetry: Symmetry) -> list[tuple[str, np.ndarray]]:
     """Every listing of a group's channels on the axis: the group's id and positions (n, inner).
 
-    On an axis with blocks, positions count through all blocks of axis 0.
+    On an axis with blocks, positions count through all blocks of axis 0. What a group permutes inside the channels of
+    another one (``Segment.within``) is listed under both.
     """
-    return [(name, places) for name, places, _ in listings(action, symmetry)]
+    found: list[tuple[str, np.ndarray]] = []
+    for (name, places, _), inside in zip(listings(action, symmetry), channels_inside(action, symmetry), strict=True):
+        found.append((name, places))
+        if inside is not None:
+            order = np.argsort(inside[1], axis=None, kind="stable")
+            found.append((inside[0], places.ravel()[order].reshape(symmetry[inside[0]].n, -1)))
+    return found
+
+
+def channels_inside(action: AxisAction, symmetry: Symmetry) -> list[tuple[str, np.ndarray] | None]:
+    """For every listing the group that acts inside its channels, and which of its channels are there (n, inner)."""
+    found: list[tuple[str, np.ndarray] | None] = []
+    first = {segment.offset: segment.within for segment in action.segments}
+    for name, places, _ in listings(action, symmetry):
+        within, perm = first[int(places[0, 0])], symmetry[name].perm
+        if within is None or not isinstance(perm, Wreath):
+            found.append(None)
+            continue
+        n, inner = places.shape
+        m = symmetry[within].n // perm.g
+        found.append((within, np.arange(n)[:, None] // perm.k * m + np.arange(inner) // (inner // m)))
+    return found
 
 
 def listings(action: AxisAction, symmetry: Symmetry) -> list[tuple[str, np.ndarray, bool]]:

@@ -127,39 +127,47 @@ Stacked = Mapping[str, Any]
 """Tensor name to an array of K checkpoints, (K, *shape)."""
 
 
+@dataclass(frozen=True, eq=False)
+class Listing:
+    """The channels of a group on an axis, each once.
+
+    Parameters
+    ----------
+    group
+        the group's id.
+    places
+        (n, inner) positions; on an axis with blocks they count through all blocks of axis 0.
+    inverse
+        whether the listing has an exponent of its own, the inverse of the action's.
+    inside
+        the group that acts inside the channels (``Segment.within``), and which of its channels is at each of the
+        positions (n, inner); or None.
+    """
+
+    group: str
+    places: np.ndarray
+    inverse: bool
+    inside: tuple[str, np.ndarray] | None
+
+
 def positions(action: AxisAction, symmetry: Symmetry) -> list[tuple[str, np.ndarray]]:
     """Every listing of a group's channels on the axis: the group's id and positions (n, inner).
 
-    On an axis with blocks, positions count through all blocks of axis 0. What a group permutes inside the channels of
-    another one (``Segment.within``) is listed under both.
+    What a group permutes inside the channels of another one is listed under both.
     """
     found: list[tuple[str, np.ndarray]] = []
-    for (name, places, _), inside in zip(listings(action, symmetry), channels_inside(action, symmetry), strict=True):
-        found.append((name, places))
-        if inside is not None:
-            order = np.argsort(inside[1], axis=None, kind="stable")
-            found.append((inside[0], places.ravel()[order].reshape(symmetry[inside[0]].n, -1)))
+    for item in listings(action, symmetry):
+        found.append((item.group, item.places))
+        if item.inside is not None:
+            name, channels = item.inside
+            order = np.argsort(channels, axis=None, kind="stable")
+            found.append((name, item.places.ravel()[order].reshape(symmetry[name].n, -1)))
     return found
 
 
-def channels_inside(action: AxisAction, symmetry: Symmetry) -> list[tuple[str, np.ndarray] | None]:
-    """For every listing the group that acts inside its channels, and which of its channels are there (n, inner)."""
-    found: list[tuple[str, np.ndarray] | None] = []
-    first = {segment.offset: segment.within for segment in action.segments}
-    for name, places, _ in listings(action, symmetry):
-        within, perm = first[int(places[0, 0])], symmetry[name].perm
-        if within is None or not isinstance(perm, Wreath):
-            found.append(None)
-            continue
-        n, inner = places.shape
-        m = symmetry[within].n // perm.g
-        found.append((within, np.arange(n)[:, None] // perm.k * m + np.arange(inner) // (inner // m)))
-    return found
-
-
-def listings(action: AxisAction, symmetry: Symmetry) -> list[tuple[str, np.ndarray, bool]]:
-    """The same, and for each listing whether it has an exponent of its own, the inverse of the action's."""
-    found: list[tuple[str, np.ndarray, bool]] = []
+def listings(action: AxisAction, symmetry: Symmetry) -> list[Listing]:
+    """Every listing of a group's channels by the segments."""
+    found: list[Listing] = []
     open_runs: dict[tuple[str, bool], list[np.ndarray]] = {}
     for segment in action.segments:
         starts = segment.offset + segment.inner * np.arange(segment.count)
@@ -167,8 +175,18 @@ def listings(action: AxisAction, symmetry: Symmetry) -> list[tuple[str, np.ndarr
         run = open_runs.setdefault(key, [])
         run.append(starts[:, None] + np.arange(segment.inner))
         if sum(map(len, run)) == symmetry[segment.group].n:
-            found.append((segment.group, np.concatenate(open_runs.pop(key)), key[1]))
+            places = np.concatenate(open_runs.pop(key))
+            inside = None if segment.within is None else _inside(segment.group, segment.within, places, symmetry)
+            found.append(Listing(segment.group, places, key[1], inside))
     return found
+
+
+def _inside(group: str, within: str, places: np.ndarray, symmetry: Symmetry) -> tuple[str, np.ndarray]:
+    """Which channels of another group are inside a group's: those of the same block, in order."""
+    (n, inner), perm = places.shape, symmetry[group].perm
+    blocks = perm.g if isinstance(perm, Wreath) else 1
+    count = symmetry[within].n // blocks
+    return within, np.arange(n)[:, None] * blocks // n * count + np.arange(inner) // (inner // count)
 
 
 def by_channel(array: np.ndarray, action: AxisAction) -> np.ndarray:

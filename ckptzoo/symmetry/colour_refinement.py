@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 
 from ckptzoo.schema.symmetry import AxisAction, Fixed, Symmetry, Wreath
-from ckptzoo.symmetry.arrays import by_channel, channels_inside, listings
+from ckptzoo.symmetry.arrays import by_channel, listings
 from ckptzoo.symmetry.ordering import leaders, shape_of
 
 Colours = np.ndarray
@@ -281,12 +281,11 @@ class Graph:
         vertex, code = np.full(size, -1), np.arange(size, dtype=np.uint64)
         nested = np.full(size, -1)
         listed: dict[str, int] = {}
-        for (name, places, _), inside in zip(
-            listings(action, self.symmetry), channels_inside(action, self.symmetry), strict=True
-        ):
-            leader = self.symmetry.leader(name).id
-            repeat = listed.setdefault(name, 0)
-            listed[name] += 1
+        for item in listings(action, self.symmetry):
+            places, inside = item.places, item.inside
+            leader = self.symmetry.leader(item.group).id
+            repeat = listed.setdefault(item.group, 0)
+            listed[item.group] += 1
             vertex[places] = self.start[leader] + np.arange(len(places))[:, None]
             slots = np.arange(places.shape[1])
             if inside is not None:

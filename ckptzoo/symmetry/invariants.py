@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ckptzoo.schema.symmetry import AxisAction, Fixed, Symmetry, Wreath
-from ckptzoo.symmetry.arrays import channels_inside, is_float, listings, to_numpy
+from ckptzoo.symmetry.arrays import is_float, listings, to_numpy
 from ckptzoo.symmetry.ordering import leaders, shape_of
 
 FEATURES = 8
@@ -163,11 +163,8 @@ class _Axis:
         self.blocked = blocks > 1
         self.signs = _random_signs(name, size * blocks)
         self.listings: list[_Listing] = []
-        listed = (
-            [] if action is None else zip(listings(action, symmetry), channels_inside(action, symmetry), strict=True)
-        )
-        for number, ((group, places, _), inside) in enumerate(listed):
-            leader = symmetry.leader(group)
+        for number, item in enumerate([] if action is None else listings(action, symmetry)):
+            leader, places, inside = symmetry.leader(item.group), item.places, item.inside
             if not isinstance(leader.perm, Fixed):
                 signs = _random_signs(f"{name} {number} places", places.shape[1])
                 if inside is not None:  # positions of another group's channels are alike

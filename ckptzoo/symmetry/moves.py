@@ -16,7 +16,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from ckptzoo.schema.symmetry import AxisAction, Symmetry
-from ckptzoo.symmetry.arrays import channels_inside, listings
+from ckptzoo.symmetry.arrays import listings
 
 PerGroup = Mapping[str, Any]
 """Group id to (K, n), numpy or torch."""
@@ -57,8 +57,9 @@ class Axis:
     def of(cls, action: AxisAction, size: int, symmetry: Symmetry) -> "Axis":
         """The action on an axis with this number of positions."""
         signs = cls.of(replace(action, segments=action.signs, signs=()), size, symmetry) if action.signs else None
-        found, inside = listings(action, symmetry), channels_inside(action, symmetry)
-        listed_places, inverted = [(name, places) for name, places, _ in found], [inverse for *_, inverse in found]
+        found = listings(action, symmetry)
+        listed_places, inverted = [(item.group, item.places) for item in found], [item.inverse for item in found]
+        inside = [item.inside for item in found]
         listed = np.concatenate([places.ravel() for _, places in listed_places])
         if np.array_equal(listed, np.arange(listed.size)):
             return cls(action, size, listed_places, None, signs, inverted, inside)

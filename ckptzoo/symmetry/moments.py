@@ -47,7 +47,7 @@ class Moments:
         self._gains: dict[str, list[tuple[AxisAction, bool]]] = {group.id: [] for group in symmetry.groups}
         for action in symmetry.actions:
             for part in action.parts:
-                for group in {item.group for item in part.segments}:
+                for group in part.listed_groups:
                     self._acting[group].append(part)
             decides = not any(symmetry[item.group].flips for item in action.segments)
             for group in {item.group for item in action.signs}:
@@ -82,7 +82,7 @@ class Moments:
     def others(self, action: AxisAction) -> set[str]:
         """The groups on the other axes of an action's tensor."""
         actions = self.symmetry.actions_on(action.tensor)
-        return {item.group for other in actions if other.axis != action.axis for item in other.segments}
+        return {group for other in actions if other.axis != action.axis for group in other.listed_groups}
 
     def norms(self, action: AxisAction, group: str, scales: PerGroup, silent: PerGroup) -> Sizes:
         """Euclidean norms of the channels' slices, the other axes scaled, silent channels left out."""

@@ -58,26 +58,29 @@ def mixed_channels(actions: Sequence[AxisAction], symmetry: Symmetry) -> list[Mi
     for action in actions:
         parts: dict[tuple[str, bool], list[np.ndarray]] = {}
         for listing in listings(action, symmetry):
-            owner = matrices_of(symmetry, listing.group)
+            name, places = listing.group, listing.places
+            if listing.inside is not None:  # a group with matrices acts inside the channels of one without
+                name, channels = listing.inside
+                order = np.argsort(channels, axis=None, kind="stable")
+                places = places.ravel()[order].reshape(symmetry[name].n, -1)
+            owner = matrices_of(symmetry, name)
             if owner is None or action.role == "gain":
                 continue
-            inverted = (action.exponent == -1) != listing.inverted
+            inverted = (action.exponent == -1) != listing.inverse
             group = symmetry[owner]
             if group.scale == "complex":
                 if listing.part is None:
-                    pairs = listing.places.reshape(group.n, -1, 2).swapaxes(1, 2)
+                    pairs = places.reshape(group.n, -1, 2).swapaxes(1, 2)
                     found.append(MixedChannels(owner, action.axis, inverted, pairs))
                 else:
                     parts.setdefault((owner, inverted), [np.zeros((0, 0)), np.zeros((0, 0))])
                     sides = parts[owner, inverted]
                     side = sides[listing.part]
-                    sides[listing.part] = (
-                        np.concatenate([side, listing.places], axis=1) if side.size else listing.places
-                    )
+                    sides[listing.part] = np.concatenate([side, places], axis=1) if side.size else places
                 continue
             shape = group.matrix_shape
             assert shape is not None
-            found.append(MixedChannels(owner, action.axis, inverted, listing.places.reshape(*shape[:2], -1)))
+            found.append(MixedChannels(owner, action.axis, inverted, places.reshape(*shape[:2], -1)))
         for (owner, inverted), sides in parts.items():
             found.append(MixedChannels(owner, action.axis, inverted, np.stack(sides, axis=1)))
     return found
@@ -124,7 +127,7 @@ def with_unit_gains(weights: Mapping[str, np.ndarray], symmetry: Symmetry) -> di
     for action in symmetry.actions:
         for listing in listings(action, symmetry):
             if listing.group in gains:
-                exponent = -action.exponent if listing.inverted else action.exponent
+                exponent = -action.exponent if listing.inverse else action.exponent
                 factors.append((action.tensor, action.axis, listing.places, listing.group, exponent))
                 if exponent == 1 and action.role != "gain":
                     moved = np.moveaxis(weights[action.tensor], action.axis + 1, 1)[:, listing.places]

@@ -167,7 +167,9 @@ class Canonical:
         tensor name to (K, *shape), at least float32, in the framework of the raw weights: ``apply(element, raw)``, bit
         for bit, but to rounding where the table has matrices.
     element
-        the K group elements that lead from the raw weights to these. A block of matrices is NaN where no element does,
+        the K group elements that lead from the raw weights to these; of a table with matrices those of ``monomial`` of
+        it in gauges of scales and permutations alone. In the gauge ``canonical`` they act on the weights that ``fold``
+        gives, and a block of matrices is NaN where no element does,
         because it is degenerate: the weights are a limit of the orbit, with the same function.
     report
         what was found, per checkpoint.
@@ -259,8 +261,7 @@ def _canonicalize_matrices(
 ) -> Canonical:
     """Bring checkpoints of a table with matrices into a gauge: folded, these first, where it settles them at all."""
     if not rule.complete:
-        made = canonicalize(weights, monomial(symmetry), gauge=rule.name, threads=threads)
-        return replace(made, element=lifted(made.element, symmetry))
+        return canonicalize(weights, monomial(symmetry), gauge=rule.name, threads=threads)
     K = len(next(iter(arrays.values())))
     usable = finite(arrays, K)
     report, element = Report.blank(K), GroupElement.identity(symmetry, K)

@@ -1,8 +1,8 @@
 """Tables without matrices beside one that has them, and elements of these tables as elements of that one.
 
-The generalised permutation matrices, of one entry other than 0 in each row and column, are permutations with scales:
-``monomial`` is the table of that subgroup, which every study of permutations and scales takes. ``residual`` is the
-table of what is left where the matrices are settled up to signs.
+Generalised permutation matrices, of one entry other than 0 in each row and column, are permutations with scales:
+``monomial`` is the table of these, which every study of permutations and scales takes. ``residual`` is the table of
+what is left where the matrices are settled up to signs.
 """
 
 from collections.abc import Callable
@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from ckptzoo.schema.symmetry import MATRICES, Fixed, Group, Sym, Symmetry, Wreath
+from ckptzoo.schema.symmetry import MATRICES, AxisAction, Fixed, Group, Sym, Symmetry, Wreath
 from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.matrices.action import gains_at_one
 
 
 def mixes(symmetry: Symmetry) -> bool:
@@ -20,12 +21,29 @@ def mixes(symmetry: Symmetry) -> bool:
 
 
 def monomial(symmetry: Symmetry) -> Symmetry:
-    """The table of the permutations and scales among a table's matrices; the table itself where it has none.
+    """The table of all permutations and scales that keep the function; the table itself where it has no matrices.
 
-    Blocks of invertible matrices have channels that are permuted and scaled by any number but 0; orthogonal matrices
-    are permuted, without signs; complex numbers are real.
+    Blocks of invertible matrices have channels that are permuted and scaled by any number but 0; channels of orthogonal
+    matrices are permuted, and those behind RMSNorm have signs, which the gains take; complex numbers are real. Gains
+    need not be 1: they have scales of their own.
     """
-    return _changed(symmetry, _monomial_group)
+    if not mixes(symmetry):
+        return symmetry
+    gains = {gain.group for gain in gains_at_one(symmetry)}
+    kinds = {"linear": "nonzero", "complex": "nonzero", "orthogonal": "sign", "orthogonal_mean": "none"}
+    groups = tuple(
+        replace(group, scale="nonzero" if group.id in gains else kinds.get(group.scale, group.scale))
+        for group in symmetry.groups
+    )
+    actions: list[AxisAction] = []
+    for action in symmetry.actions:
+        own = tuple(replace(segment, part=None) for segment in action.segments)
+        leaders = [symmetry.leader(segment.group) for segment in own]
+        if action.role == "gain" and all(leader.scale == "orthogonal" for leader in leaders):
+            signs = zip(own, leaders, strict=True)
+            action = replace(action, signs=tuple(replace(segment, group=leader.id) for segment, leader in signs))
+        actions.append(replace(action, segments=own))
+    return replace(symmetry, groups=groups, actions=tuple(actions))
 
 
 def residual(symmetry: Symmetry) -> Symmetry:
@@ -49,7 +67,7 @@ def unmixed(symmetry: Symmetry) -> Symmetry:
 
 
 def lifted(element: GroupElement, symmetry: Symmetry) -> GroupElement:
-    """An element of ``monomial`` or ``residual`` as an element of the table itself, with the same action.
+    """An element of ``residual`` as an element of the table itself, with the same action.
 
     Parameters
     ----------
@@ -95,11 +113,6 @@ def _changed(symmetry: Symmetry, change: Callable[[Group], Group]) -> Symmetry:
         for action in symmetry.actions
     )
     return replace(symmetry, groups=groups, actions=tuple(actions))
-
-
-def _monomial_group(group: Group) -> Group:
-    kinds = {"linear": "nonzero", "complex": "nonzero", "orthogonal": "none", "orthogonal_mean": "none"}
-    return replace(group, scale=kinds.get(group.scale, group.scale))
 
 
 def _residual_group(group: Group) -> Group:

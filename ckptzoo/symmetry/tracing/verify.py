@@ -431,7 +431,7 @@ def _listed(action: AxisAction) -> set[str]:
 
 def _matrix_kind(symmetry: Symmetry, group: Group, mixable: Container[str]) -> str | None:
     """The kind of matrices that may take the place of a group's scales; None for none."""
-    if group.id not in mixable or not group.resizes or isinstance(group.perm, Like | Fixed) or group.n < 2:
+    if group.id not in mixable or not group.resizes or isinstance(group.perm, Like):
         return None
     if any(isinstance(other.perm, Like) and other.perm.group == group.id for other in symmetry.groups):
         return None
@@ -440,7 +440,9 @@ def _matrix_kind(symmetry: Symmetry, group: Group, mixable: Container[str]) -> s
         action.exponent in (1, -1) and action.blocks == 1 and not action.absolute and not action.signs
         for action in actions
     )
-    in_order = isinstance(group.perm, Wreath) and (group.perm.inner == "fixed" or group.perm.k == 1)
+    in_order = isinstance(group.perm, Fixed) or group.n == 1
+    if isinstance(group.perm, Wreath):
+        in_order = group.perm.inner == "fixed" or group.perm.k == 1
     if plain and in_order and all(_in_pairs(action, group) for action in actions):
         return "complex"
     return "linear" if plain and not in_order else None

@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.symmetry import GroupElement, apply, canonicalize, count, trace
+from ckptzoo.symmetry import GroupElement, apply, canonicalize, count, fold, trace
+from ckptzoo.symmetry.matrices.tables import monomial
 from tests.symmetry.tracing.helpers import (
     Case,
     Net,
@@ -243,7 +244,7 @@ def test_lora_as_two_layers_in_a_row() -> None:
     assert [(group.id, group.n, group.scale) for group in table.groups] == [
         ("a", 6, "positive"),
         ("w", 6, "positive"),
-        ("A", 2, "nonzero"),
+        ("A", 2, "linear"),
     ]
 
 
@@ -328,8 +329,9 @@ def test_no_signed_permutation_is_missed(name: str) -> None:
     module = net(forward, **parts)
     traced = trace(module, example)
     check_outputs(module, traced.symmetry, example)
-    groups = {group for site in sites for tensor, axis in site for group in _groups(traced.symmetry, tensor, axis)}
-    signs = sum(group.n for group in traced.symmetry.groups if group.id in groups and group.flips)
+    table = monomial(traced.symmetry)
+    groups = {group for site in sites for tensor, axis in site for group in _groups(table, tensor, axis)}
+    signs = sum(group.n for group in table.groups if group.id in groups and group.flips)
     assert 2 * 2**signs == expected == signed_permutations_kept(module, sites, example)
 
 
@@ -342,7 +344,7 @@ def _groups(table: Any, tensor: str, axis: int) -> set[str]:
 @pytest.mark.parametrize("norm", [RMSNorm, nn.RMSNorm, lambda size: nn.RMSNorm(size, elementwise_affine=False)])
 def test_a_stream_has_signs_however_its_norms_are_computed(norm: Callable[[int], nn.Module]) -> None:
     parts = {"a": linear(5, 4), "n": part(norm, 4), "f": part(norm, 4), "u": linear(4, 3), "d": linear(3, 4)}
-    table = checked_trace(net(_stream, **parts, o=linear(4, 2)), rows(5)).symmetry
+    table = monomial(checked_trace(net(_stream, **parts, o=linear(4, 2)), rows(5)).symmetry)
     assert table["a"].scale == "sign"
     assert [table[name].scale for name in ("n", "f") if name in {group.id for group in table.groups}] == [
         "nonzero" for name in ("n", "f") if name in {group.id for group in table.groups}
@@ -380,7 +382,7 @@ def test_two_disguises_have_one_canonical_form(name: str) -> None:
         for key, value in module.state_dict().items()
     }
     first, second = (
-        canonicalize(apply(GroupElement.random(table, 1, rng, spread=0.5), stack, table), table).weights
+        canonicalize(apply(GroupElement.random(table, 1, rng, spread=0.5), fold(stack, table), table), table).weights
         for _ in range(2)
     )
     for tensor, value in first.items():
@@ -478,7 +480,7 @@ def test_experts_that_are_stacked_are_exchanged(name: str) -> None:
     rng = np.random.default_rng(0)
     stack = {key: value.double().numpy()[None] for key, value in module.state_dict().items()}
     first, second = (
-        canonicalize(apply(GroupElement.random(table, 1, rng, spread=0.5), stack, table), table).weights
+        canonicalize(apply(GroupElement.random(table, 1, rng, spread=0.5), fold(stack, table), table), table).weights
         for _ in range(2)
     )
     for tensor, value in first.items():

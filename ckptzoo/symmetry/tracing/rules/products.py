@@ -132,8 +132,10 @@ def _met(call: Call, one: Labels, two: Labels, over: tuple[int, ...]) -> Labels:
     """Channels that meet and are summed over: they move together, and their scales are inverses."""
     constraints = call.constraints
     for weights, values in ((one, two), (two, one)):
-        if set(weights.varying_axes) == set(over) < set(values.varying_axes):
-            # As in a mixture of experts: values of several makers are added, each channel to those in line with it.
+        inside = set(weights.varying_axes) == set(over) < set(values.varying_axes)
+        if inside and not constraints.can_scale(weights.scale).any():
+            # As in a mixture of experts: values of several makers are added, each channel to those in line with it. What
+            # can be scaled are keys that several heads of queries share.
             constraints.fix(weights.channel, "weighs values that are added")
             constraints.forbid_scale(weights.scale, "weighs values that are added")
             return constraints.tie_along(values, over)

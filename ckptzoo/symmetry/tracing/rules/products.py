@@ -134,8 +134,8 @@ def _met(call: Call, one: Labels, two: Labels, over: tuple[int, ...]) -> Labels:
     for weights, values in ((one, two), (two, one)):
         inside = set(weights.varying_axes) == set(over) < set(values.varying_axes)
         if inside and not constraints.can_scale(weights.scale).any():
-            # As in a mixture of experts: values of several makers are added, each channel to those in line with it. What
-            # can be scaled are keys that several heads of queries share.
+            # As in a mixture of experts: values of several makers are added, each channel to those in line with it.
+            # What can be scaled are keys that several heads of queries share.
             constraints.fix(weights.channel, "weighs values that are added")
             constraints.forbid_scale(weights.scale, "weighs values that are added")
             return constraints.tie_along(values, over)

@@ -106,7 +106,11 @@ def generic(module: nn.Module, traced: Traced, seed: int = 0) -> dict[str, np.nd
         if name not in traced.architecture or not value.is_floating_point():
             continue
         gain = value.ndim == 1 and name.endswith("weight")
-        wide = rng.uniform(0.5, 1.5, value.shape) if gain else rng.normal(size=value.shape) * (0.3 if value.ndim == 1 else 1)
+        wide = (
+            rng.uniform(0.5, 1.5, value.shape)
+            if gain
+            else rng.normal(size=value.shape) * (0.3 if value.ndim == 1 else 1)
+        )
         made[name] = (wide / np.sqrt(value.shape[-1]) if value.ndim > 1 else wide)[None]
     return made
 
@@ -134,8 +138,8 @@ def nullity(module: nn.Module, traced: Traced, examples: Any) -> int:
     pieces = dict(zip(sizes, flat.split(list(sizes.values())), strict=True))
     state = {name: pieces[name].reshape(weights[name].shape[1:]) for name in sizes}
     result = torch.func.functional_call(module, state, (examples,)).flatten()
-    lines = [torch.autograd.grad(item, flat, retain_graph=True)[0] for item in result]
-    singular = np.linalg.svd(torch.stack(lines).numpy(), compute_uv=False)
+    (lines,) = torch.autograd.grad(result, flat, torch.eye(len(result), dtype=torch.float64), is_grads_batched=True)
+    singular = np.linalg.svd(lines.numpy(), compute_uv=False)
     rank = int((singular > 1e-12 * singular[0]).sum())
     # What is rank is apart from what is rounding; columns are never normalised, as that would make rank of rounding.
     assert rank == len(singular) or singular[rank] < 1e-5 * singular[rank - 1]

@@ -14,20 +14,8 @@ import torch
 from torch import fx
 
 from ckptzoo.schema.folds import Fold, Part, Target
-from ckptzoo.symmetry.tracing.additions import (
-    SAME,
-    Addition,
-    Layer,
-    Module,
-    Walk,
-    Walker,
-    argument,
-    moved,
-    moves,
-    operation,
-    same_along,
-    size_of,
-)
+from ckptzoo.symmetry.tracing.additions import Addition, Walk, Walker, same_along
+from ckptzoo.symmetry.tracing.exported import SAME, Layer, Module, argument, moved, moves, operation, size_of
 from ckptzoo.symmetry.tracing.graph import Operations
 
 _NORMS_OR_ATTENTION = frozenset({"layer_norm", "scaled_dot_product_attention", "softmax"})

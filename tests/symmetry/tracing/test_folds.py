@@ -237,6 +237,11 @@ def test_a_bias_under_a_rotation_is_not_free() -> None:
     assert [(item.kind, item.part.tensor) for item in folds] == [("shift", "v.bias")]
 
 
+def test_an_example_of_one_token_frees_no_query() -> None:
+    folds = trace(Decoder(1), tokens(2)[:, :1]).symmetry.folds
+    assert not any(item.kind == "zero" for item in folds)
+
+
 def test_networks_without_norms_and_attention_have_none() -> None:
     module = net(lambda m, x: m.c(torch.relu(m.a(x) + m.b(x))), a=linear(6, 4), b=linear(6, 4), c=linear(4, 2))
     assert trace(module, rows(6)).symmetry.folds == ()

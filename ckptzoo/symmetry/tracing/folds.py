@@ -226,7 +226,8 @@ def _centred_writers(module: Module, fixed: set[str]) -> Iterator[Fold]:
                 continue
             short = [1 if at == axis else many for at, many in enumerate(sizes)]
             ids = torch.arange(math.prod(short)).reshape(short).expand(sizes)
-            walks = [Walker(module).follow(node, Addition(ids)) for node in several]
+            addition = Addition(ids, plain=False, sources=frozenset((0,)))  # seen, or not: whichever line it is
+            walks = [Walker(module).follow(node, addition) for node in several]
             gains = set[str | None]().union(*(walk.gains for walk in walks))
             if any(walk.seen for walk in walks) or len(gains) != 1:
                 continue

@@ -395,6 +395,7 @@ class Walker:
 
 
 def same_along(ids: torch.Tensor, axis: int) -> bool:
+    """Whether the ids do not change along an axis."""
     return bool((ids == ids.narrow(axis, 0, 1)).all())
 
 

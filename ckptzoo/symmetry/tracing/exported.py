@@ -129,6 +129,7 @@ def positional(node: fx.Node) -> tuple[Any, ...]:
 
 
 def moves(name: str) -> bool:
+    """Whether an operation moves entries alone, by its name."""
     return name in SAME or is_cast(name) or RULES.get(name) in _MOVES
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ckptzoo.schema.symmetry import MATRICES, Fixed, Group, Sym, Symmetry, Wreath
+from ckptzoo.schema.symmetry import MATRICES, AxisAction, Fixed, Group, Sym, Symmetry, Wreath
 from ckptzoo.symmetry.element import GroupElement
 
 
@@ -78,13 +78,15 @@ def _changed(symmetry: Symmetry, change: Callable[[Group], Group]) -> Symmetry:
     if not mixes(symmetry):
         return symmetry
     groups = tuple(change(group) for group in symmetry.groups)
-    actions = (
-        replace(action, segments=tuple(replace(segment, part=None) for segment in action.segments))
-        if any(segment.part is not None for segment in action.segments)
-        else action
-        for action in symmetry.actions
-    )
-    return replace(symmetry, groups=groups, actions=tuple(actions))
+    return replace(symmetry, groups=groups, actions=tuple(map(_without_parts, symmetry.actions)))
+
+
+def _without_parts(action: AxisAction) -> AxisAction:
+    """All real parts list the channels of a group once, and then all imaginary parts."""
+    if all(segment.part is None for segment in action.segments):
+        return action
+    ordered = sorted(action.segments, key=lambda segment: segment.part or 0)
+    return replace(action, segments=tuple(replace(segment, part=None) for segment in ordered))
 
 
 def _monomial_group(group: Group) -> Group:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ckptzoo.schema.symmetry import AxisAction, Fixed, Symmetry, Wreath
-from ckptzoo.symmetry.arrays import is_float, positions, to_numpy
+from ckptzoo.symmetry.arrays import is_float, listings, to_numpy
 from ckptzoo.symmetry.ordering import leaders, shape_of
 
 FEATURES = 8
@@ -141,6 +141,20 @@ def _norm(flat: np.ndarray) -> np.ndarray:
     return np.linalg.norm(flat, axis=1)
 
 
+@dataclass(frozen=True, eq=False)
+class _Listing:
+    """The channels of a group on an axis: positions (n, inner), signs that broadcast to them, a sign for the whole.
+
+    ``inside`` names the group that acts inside the channels, with its channel at each of the positions; or None.
+    """
+
+    leader: str
+    places: np.ndarray
+    signs: np.ndarray
+    salt: np.ndarray
+    inside: tuple[str, np.ndarray] | None
+
+
 class _Axis:
     """One of a tensor's moving axes: random signs for its positions, and which channels are where."""
 
@@ -148,28 +162,45 @@ class _Axis:
         blocks = 1 if action is None else action.blocks
         self.blocked = blocks > 1
         self.signs = _random_signs(name, size * blocks)
-        self.listings: list[tuple[str, np.ndarray, np.ndarray, np.ndarray]] = []
-        for number, (group, places) in enumerate([] if action is None else positions(action, symmetry)):
-            leader = symmetry.leader(group)
+        self.listings: list[_Listing] = []
+        for number, item in enumerate([] if action is None else listings(action, symmetry)):
+            leader, places, inside = symmetry.leader(item.group), item.places, item.inside
             if not isinstance(leader.perm, Fixed):
                 signs = _random_signs(f"{name} {number} places", places.shape[1])
-                if (shape := shape_of(leader)).inner == "fixed":  # channels of a block differ as positions do
+                if inside is not None:  # positions of another group's channels are alike
+                    each = int((inside[1][0] == inside[1][0, 0]).sum())
+                    signs = np.tile(signs[:each], (places.shape[1] // each, 1))
+                elif (shape := shape_of(leader)).inner == "fixed":  # channels of a block differ as positions do
                     count = shape.k * places.shape[1]
                     each = _random_signs(f"{name} {number} in blocks", count).reshape(shape.k, -1, FEATURES)
                     signs = np.tile(each, (shape.g, 1, 1))
-                self.listings.append((leader.id, places, signs, _random_signs(f"{name} {number}", 1)))
+                self.listings.append(_Listing(leader.id, places, signs, _random_signs(f"{name} {number}", 1), inside))
 
     def features(self, colours: Mapping[str, np.ndarray], K: int) -> np.ndarray:
         """(K, positions, 8): the colours of channels that move, signs for other positions."""
         features = np.repeat(self.signs[None], K, axis=0)
-        for leader, places, signs, _ in self.listings:
-            features[:, places] = colours[leader][:, :, None] * signs
+        for item in self.listings:
+            features[:, item.places] = colours[item.leader][:, :, None] * item.signs
+            if item.inside is not None:
+                features[:, item.places] *= colours[item.inside[0]][:, item.inside[1]]
         return features
 
-    def add(self, sums: Mapping[str, np.ndarray], values: np.ndarray) -> None:
-        """Add values (K, positions, 8) to the sums of the channels there."""
-        for leader, places, signs, salt in self.listings:
-            sums[leader][...] += (values[:, places] * signs).sum(axis=2) * (salt * np.sqrt(len(places)))
+    def add(self, sums: Mapping[str, np.ndarray], values: np.ndarray, colours: Mapping[str, np.ndarray]) -> None:
+        """Add values (K, positions, 8) to the sums of the channels there, times what else is there."""
+        for item in self.listings:
+            found = values[:, item.places] * item.signs
+            whole = item.salt * np.sqrt(len(item.places))
+            if item.inside is None:
+                sums[item.leader][...] += found.sum(axis=2) * whole
+                continue
+            name, channels = item.inside
+            sums[item.leader][...] += (found * colours[name][:, channels]).sum(axis=2) * whole
+            found = (found * colours[item.leader][:, :, None]).reshape(len(values), -1, FEATURES)
+            order = np.argsort(channels, axis=None, kind="stable")
+            n = sums[name].shape[1]
+            sums[name][...] += found[:, order].reshape(len(values), n, -1, FEATURES).sum(axis=2) * (
+                item.salt * np.sqrt(n)
+            )
 
 
 class _Tensor:
@@ -205,7 +236,7 @@ class _Tensor:
         for number, axis in enumerate(self._axes):
             if axis.listings or number == 0:
                 by_position = self._contracted(values, features, number)
-                axis.add(sums, by_position)
+                axis.add(sums, by_position, colours)
                 if number == 0:
                     total = (by_position * features[0]).sum(axis=1)
         return total

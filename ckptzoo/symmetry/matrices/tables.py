@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ckptzoo.schema.symmetry import MATRICES, AxisAction, Fixed, Group, Sym, Symmetry, Wreath
+from ckptzoo.schema.symmetry import MATRICES, AxisAction, Fixed, Group, Segment, Sym, Symmetry, Wreath
 from ckptzoo.symmetry.element import GroupElement
 
 
@@ -29,11 +29,17 @@ def monomial(symmetry: Symmetry) -> Symmetry:
 
 
 def residual(symmetry: Symmetry) -> Symmetry:
-    """The table of what is left where the matrices are known up to signs of channels, and orthogonal ones wholly.
+    """The table of what is left where sizes of scales, and matrices up to signs of channels, are known.
 
-    Whole blocks are permuted, and their channels keep their order.
+    Whole blocks are permuted, and their channels keep their order; orthogonal matrices are known wholly.
     """
-    return _changed(symmetry, _residual_group)
+    signs = {"nonzero": "sign", "sign": "sign"}
+
+    def change(group: Group) -> Group:
+        made = _residual_group(group)
+        return replace(made, scale=signs.get(made.scale, "none"))
+
+    return _changed(symmetry, change)
 
 
 def unmixed(symmetry: Symmetry) -> Symmetry:
@@ -53,13 +59,14 @@ def lifted(element: GroupElement, symmetry: Symmetry) -> GroupElement:
         the table with matrices.
     """
     perms, matrices = dict(element.perms), {}
-    scales = {group.id: element.scales[group.id] for group in symmetry.groups if group.scaled}
+    ones = {group.id: np.ones(perms[group.id].shape) for group in symmetry.groups}
+    scales = {group.id: element.scales.get(group.id, ones[group.id]) for group in symmetry.groups if group.scaled}
     for group in symmetry.groups:
         if (shape := group.matrix_shape) is None:
             continue
         perm = perms[group.id]
         K, n = perm.shape
-        scale = element.scales.get(group.id, np.ones((K, n)))
+        scale = element.scales.get(group.id, ones[group.id])
         if len(shape) == 2:
             matrices[group.id] = np.stack([scale, np.zeros((K, n))], axis=-1)
             continue
@@ -78,15 +85,22 @@ def _changed(symmetry: Symmetry, change: Callable[[Group], Group]) -> Symmetry:
     if not mixes(symmetry):
         return symmetry
     groups = tuple(change(group) for group in symmetry.groups)
-    return replace(symmetry, groups=groups, actions=tuple(map(_without_parts, symmetry.actions)))
+    flipped = {group.id for group in groups if group.flips}
+    actions = (
+        replace(
+            action,
+            segments=_without_parts(action),
+            signs=tuple(segment for segment in action.signs if segment.group in flipped),
+        )
+        for action in symmetry.actions
+    )
+    return replace(symmetry, groups=groups, actions=tuple(actions))
 
 
-def _without_parts(action: AxisAction) -> AxisAction:
+def _without_parts(action: AxisAction) -> tuple[Segment, ...]:
     """All real parts list the channels of a group once, and then all imaginary parts."""
-    if all(segment.part is None for segment in action.segments):
-        return action
     ordered = sorted(action.segments, key=lambda segment: segment.part or 0)
-    return replace(action, segments=tuple(replace(segment, part=None) for segment in ordered))
+    return tuple(replace(segment, part=None) for segment in ordered)
 
 
 def _monomial_group(group: Group) -> Group:

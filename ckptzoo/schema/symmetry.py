@@ -631,6 +631,11 @@ class Symmetry:
         return self._by_tensor.get(tensor, ())
 
     @property
+    def has_matrices(self) -> bool:
+        """Whether some group has matrices."""
+        return any(group.scale in MATRICES for group in self.groups)
+
+    @property
     def digest(self) -> str:
         """``sha256:...`` of the content."""
         return digest_of(self.to_json())

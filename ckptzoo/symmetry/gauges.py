@@ -265,17 +265,17 @@ def _canonicalize_matrices(
     K = len(next(iter(arrays.values())))
     usable = finite(arrays, K)
     report, element = Report.blank(K), GroupElement.identity(symmetry, K)
-    made = {name: np.empty(array.shape, stored_dtype(array.dtype)) for name, array in arrays.items()}
+    made: dict[str, np.ndarray] = {}
     threads = threads or os.cpu_count() or 1
     for rows in pieces(np.flatnonzero(usable), arrays, 1):
-        work = {name: array.astype(stored_dtype(array.dtype)) for name, array in take_rows(arrays, rows).items()}
-        folded = fold(work, symmetry)
+        folded = fold(take_rows(arrays, rows), symmetry)
         if not (unit := have_unit_gains(folded, symmetry)).all():
             usable[rows[~unit]] = False
             rows, folded = rows[unit], {name: array[unit] for name, array in folded.items()}
             if not len(rows):
                 continue
-        work = {name: np.require(array, requirements=["C", "W"]) for name, array in folded.items()}
+        work = {name: _own(array, arrays[name]) for name, array in folded.items()}
+        del folded
         settled, found = settle(work, symmetry), Report.blank(len(rows))
         rest = _order_rest(work, residual(symmetry), found, threads)
         found.dead[:], found.clamped[:], found.degenerate[:] = settled.dead, settled.clamped, settled.degenerate
@@ -283,18 +283,29 @@ def _canonicalize_matrices(
         found.unresolved[:] |= settled.unresolved
         report.set(rows, found)
         _put(element, rows, lifted(rest, symmetry).compose(settled.element(symmetry)))
-        perms = GroupElement(rest.perms, {name: np.ones_like(scale) for name, scale in rest.scales.items()})
-        whole = rows[-1] - rows[0] == len(rows) - 1
-        place = slice(rows[0], rows[-1] + 1)
-        out = {name: array[place] for name, array in made.items()} if whole else None
-        moved = apply(perms, work, residual(symmetry), out=out, threads=threads)
-        if not whole:
-            for name, array in made.items():
-                array[rows] = moved[name]
-    for name, array in made.items():
-        array[~usable] = arrays[name][~usable]
+        perms, table = GroupElement(rest.perms, {}), residual(symmetry)
+        place = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] == len(rows) - 1 else rows
+        for name, array in arrays.items():  # each tensor's copy is given up in turn
+            moved = transform(work.pop(name), table.actions_on(name), perms, table)
+            if len(rows) == K:
+                made[name] = moved
+                continue
+            if name not in made:
+                made[name] = np.empty(array.shape, stored_dtype(array.dtype))
+            made[name][place] = moved
+    for name, array in arrays.items():
+        if name not in made:
+            made[name] = array.astype(stored_dtype(array.dtype))
+        made[name][~usable] = array[~usable]
     report.refuse(~usable)
     return Canonical({name: beside(made[name], as_array(weights[name])) for name in arrays}, element, report, rule)
+
+
+def _own(array: np.ndarray, given: np.ndarray) -> np.ndarray:
+    """The array in the dtype of the result, in memory apart from what was given."""
+    if array.dtype != stored_dtype(array.dtype) or np.may_share_memory(array, given):
+        return array.astype(stored_dtype(array.dtype), order="C")
+    return np.require(array, requirements=["C", "W"])
 
 
 def _order_rest(work: dict[str, np.ndarray], table: Symmetry, report: Report, threads: int) -> GroupElement:

@@ -15,6 +15,9 @@ from ckptzoo.symmetry.arrays import by_channel, positions, stored_dtype
 PIECE = 2**17
 """Elements that are turned into float64 at a time, few enough to stay in the cache."""
 
+HELD = 2**27
+"""Bytes of sums that are kept: where every axis of a network moves there are as many sums as weights."""
+
 PerGroup = Mapping[str, np.ndarray]
 """Group id to (K, n)."""
 
@@ -88,6 +91,11 @@ class Moments:
         """Euclidean norms of the channels' slices, the other axes scaled, silent channels left out."""
         squares, exponent = self._slices(2, action, group, scales, silent)
         return _sizes(_sorted_sum(squares), exponent, self.precision(action))
+
+    def unordered_norms(self, action: AxisAction, group: str, scales: PerGroup, silent: PerGroup) -> Sizes:
+        """The same without sorting: their bits depend on the order of values, but not which of them are 0."""
+        squares, exponent = self._slices(2, action, group, scales, silent)
+        return _sizes(squares.sum(axis=2), exponent, self.precision(action))
 
     def deviations(self, action: AxisAction, group: str, scales: PerGroup, silent: PerGroup) -> Sizes:
         """Standard deviations of the channels' slices; the modulus where a slice is one number.
@@ -166,7 +174,10 @@ class Moments:
                     elif self.cubes:
                         np.multiply(piece, piece * piece, out=piece)
                     np.add.reduce(piece, axis=0, out=found[place])
-            self._sums[tensor, power] = found.reshape(shape), 3 * exponent if power == 1 and self.cubes else exponent
+            made = found.reshape(shape), 3 * exponent if power == 1 and self.cubes else exponent
+            while self._sums and sum(sums.nbytes for sums, _ in self._sums.values()) + found.nbytes > HELD:
+                del self._sums[next(iter(self._sums))]
+            self._sums[tensor, power] = made
         return self._sums[tensor, power]
 
     def _buffer(self, shape: tuple[int, ...]) -> np.ndarray:

@@ -142,34 +142,34 @@ def with_unit_gains(weights: Mapping[str, np.ndarray], symmetry: Symmetry) -> di
     found = gains_at_one(symmetry)
     gains = {gain.group: gain.of(weights).reshape(-1, len(gain.places)).astype(np.float64) for gain in found}
     usable = dict.fromkeys(gains, np.ones(len(next(iter(weights.values()))), bool))
-    factors: list[tuple[str, int, np.ndarray, str, int]] = []
+    factors: dict[str, list[tuple[int, np.ndarray, str, int]]] = {}
     for action in symmetry.actions:
         for listing in listings(action, symmetry):
             if listing.group in gains:
                 exponent = -action.exponent if listing.inverse else action.exponent
-                factors.append((action.tensor, action.axis, listing.places, listing.group, exponent))
+                if (gains[listing.group] != 1).any():
+                    factor = (action.axis, listing.places, listing.group, exponent)
+                    factors.setdefault(action.tensor, []).append(factor)
                 if exponent == 1 and action.role != "gain":
                     moved = np.moveaxis(weights[action.tensor], action.axis + 1, 1)[:, listing.places]
                     lost = (moved != 0).reshape(*moved.shape[:2], -1).any(axis=2) & (gains[listing.group] == 0)
                     usable[listing.group] = usable[listing.group] & ~lost.any(axis=1)
     made = dict(weights)
-    wide: dict[str, np.ndarray] = {}
-    for tensor, axis, places, group, exponent in factors:
-        if (gains[group] == 1).all():
+    for tensor, acting in factors.items():
+        if all((gains[group] == 1).all() for _, _, group, _ in acting):
             continue
-        if tensor not in wide:
-            wide[tensor] = made[tensor].astype(np.float64)
-        gain = np.where(
-            usable[group][:, None] & (gains[group] != 0) if exponent == 1 else usable[group][:, None], gains[group], 1
-        )
-        view = np.moveaxis(wide[tensor], axis + 1, 1)
-        factor = gain.reshape(*gain.shape, *[1] * (view.ndim - 1))
-        view[:, places] = view[:, places] / factor if exponent == 1 else view[:, places] * factor
-    for gain in found:
-        if gain.tensor in wide:
-            view = np.moveaxis(wide[gain.tensor], gain.axis + 1, 1)
-            view[np.ix_(usable[gain.group], gain.places)] = 1
-    return made | {name: value.astype(stored_dtype(weights[name].dtype)) for name, value in wide.items()}
+        wide = weights[tensor].astype(np.float64)
+        for axis, places, group, exponent in acting:
+            used = usable[group][:, None] & (gains[group] != 0) if exponent == 1 else usable[group][:, None]
+            factor = np.where(used, gains[group], 1)
+            view = np.moveaxis(wide, axis + 1, 1)
+            factor = factor.reshape(*factor.shape, *[1] * (view.ndim - 1))
+            view[:, places] = view[:, places] / factor if exponent == 1 else view[:, places] * factor
+        for gain in found:
+            if gain.tensor == tensor:
+                np.moveaxis(wide, gain.axis + 1, 1)[np.ix_(usable[gain.group], gain.places)] = 1
+        made[tensor] = wide.astype(stored_dtype(weights[tensor].dtype))
+    return made
 
 
 def have_unit_gains(weights: Mapping[str, np.ndarray], symmetry: Symmetry) -> np.ndarray:

@@ -268,6 +268,12 @@ def _by_tensor(symmetry: Symmetry) -> Iterator[tuple[str, tuple[AxisAction, ...]
         yield name, symmetry.actions_on(name)
 
 
+def _acts(action: AxisAction, group: str, symmetry: Symmetry) -> bool:
+    """Whether a group's matrices may act on an axis; which channels they mix takes longer to say."""
+    names = action.listed_groups
+    return group in names or any(symmetry.leader(name).id == group for name in names)
+
+
 def _joined(
     arrays: Arrays, group: Group, symmetry: Symmetry, *, inverted: bool, biases: bool = False
 ) -> NDArray[np.float64]:
@@ -275,7 +281,7 @@ def _joined(
     parts: list[NDArray[np.float64]] = []
     for name, actions in _by_tensor(symmetry):
         for action in actions:
-            if biases or action.in_mass:
+            if (biases or action.in_mass) and _acts(action, group.id, symmetry):
                 parts += [
                     _rows(arrays[name], mixed)
                     for mixed in mixed_channels((action,), symmetry)
@@ -326,6 +332,8 @@ def _multiply(
 ) -> None:
     """Multiply what is written by one matrix and what is read by the other, in place or in new arrays."""
     for name, actions in _by_tensor(symmetry):
+        if not any(_acts(action, group, symmetry) for action in actions):
+            continue
         mixed = [item for item in mixed_channels(actions, symmetry) if item.group == group]
         if not mixed:
             continue

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ckptzoo.schema.symmetry import MATRICES, AxisAction, Fixed, Group, Sym, Symmetry, Wreath
+from ckptzoo.schema.symmetry import MATRICES, AxisAction, Fixed, Group, Segment, Sym, Symmetry, Wreath
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.matrices.action import gains_at_one
 
@@ -37,7 +37,7 @@ def monomial(symmetry: Symmetry) -> Symmetry:
     )
     actions: list[AxisAction] = []
     for action in symmetry.actions:
-        own = tuple(replace(segment, part=None) for segment in action.segments)
+        own = _without_parts(action)
         leaders = [symmetry.leader(segment.group) for segment in own]
         if action.role == "gain" and all(leader.scale == "orthogonal" for leader in leaders):
             signs = zip(own, leaders, strict=True)
@@ -107,12 +107,18 @@ def _changed(symmetry: Symmetry, change: Callable[[Group], Group]) -> Symmetry:
     actions = (
         replace(
             action,
-            segments=tuple(replace(segment, part=None) for segment in action.segments),
+            segments=_without_parts(action),
             signs=tuple(segment for segment in action.signs if segment.group in flipped),
         )
         for action in symmetry.actions
     )
     return replace(symmetry, groups=groups, actions=tuple(actions))
+
+
+def _without_parts(action: AxisAction) -> tuple[Segment, ...]:
+    """All real parts list the channels of a group once, and then all imaginary parts."""
+    ordered = sorted(action.segments, key=lambda segment: segment.part or 0)
+    return tuple(replace(segment, part=None) for segment in ordered)
 
 
 def _residual_group(group: Group) -> Group:

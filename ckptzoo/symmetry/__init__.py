@@ -14,6 +14,7 @@ from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.fingerprint import fingerprint
 from ckptzoo.symmetry.gauges import GAUGES, Canonical, Gauge, canonicalize, gauge_named, ordering_keys
 from ckptzoo.symmetry.mass.minimum import MinMass, min_mass
+from ckptzoo.symmetry.matrices.tables import monomial
 from ckptzoo.symmetry.report import Report
 from ckptzoo.symmetry.softmax import remove_softmax_shift
 from ckptzoo.symmetry.tracing.result import Traced
@@ -42,6 +43,7 @@ __all__ = [
     "fingerprint",
     "gauge_named",
     "min_mass",
+    "monomial",
     "orbits",
     "ordering_keys",
     "pair_distances",

@@ -30,7 +30,7 @@ from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.matrices.action import MixedChannels, mixed_channels, multiply
 from ckptzoo.symmetry.matrices.balance import balance
 from ckptzoo.symmetry.matrices.complex_pairs import balance_complex
-from ckptzoo.symmetry.matrices.stream import settle_signs, stream_axes
+from ckptzoo.symmetry.matrices.stream import StreamAxes, settle_signs, stream_axes
 from ckptzoo.symmetry.matrices.tables import unmixed
 from ckptzoo.symmetry.moments import Moments
 from ckptzoo.symmetry.scales import solve
@@ -199,6 +199,20 @@ def _turn(arrays: dict[str, NDArray[Any]], group: Group, symmetry: Symmetry, fou
 
 
 def _rotate(arrays: dict[str, NDArray[Any]], group: Group, symmetry: Symmetry, found: Settled) -> None:
+    axes, lacking = basis_of_stream(arrays, group, symmetry)
+    _note(found, axes.margin, np.zeros(axes.margin.shape, np.int64), axes.unresolved | (lacking > 0))
+    found.left[group.id] = found.right[group.id] = axes.matrix
+    _multiply(arrays, group.id, axes.matrix, axes.matrix, symmetry)
+
+
+def basis_of_stream(arrays: Arrays, group: Group, symmetry: Symmetry) -> tuple[StreamAxes, NDArray[np.int64]]:
+    """The matrices (K, blocks, k, k) into the basis of a stream's variance, and how many signs are not settled.
+
+    Raises
+    ------
+    SymmetryError
+        No tensor writes the channels with a weight.
+    """
     mean, precision = group.scale == "orthogonal_mean", _precision(arrays, group, symmetry)
     writers = list(_writers(group, symmetry))
     if not any(symmetry.actions[at].in_mass for at, _ in writers):
@@ -209,7 +223,7 @@ def _rotate(arrays: dict[str, NDArray[Any]], group: Group, symmetry: Symmetry, f
     shape = group.matrix_shape
     assert shape is not None
     blocks, k = shape[:2]
-    total = np.zeros((len(found.margin), blocks, k, k))
+    total = np.zeros((len(next(iter(arrays.values()))), blocks, k, k))
     for at, mixed in writers:
         if symmetry.actions[at].in_mass:
             _add_gram(arrays[symmetry.actions[at].tensor], mixed, total)
@@ -222,9 +236,7 @@ def _rotate(arrays: dict[str, NDArray[Any]], group: Group, symmetry: Symmetry, f
             settled, left = settle_signs(matrix, _rows(arrays[tensor], mixed), precision, mean=mean)
             matrix = np.where((lacking > 0)[..., None, None], settled, matrix)
             lacking = np.minimum(lacking, left) if lacking.any() else lacking
-    _note(found, axes.margin, np.zeros(axes.margin.shape, np.int64), axes.unresolved | (lacking > 0))
-    found.left[group.id] = found.right[group.id] = matrix
-    _multiply(arrays, group.id, matrix, matrix, symmetry)
+    return replace(axes, matrix=matrix), lacking
 
 
 def _writers(group: Group, symmetry: Symmetry) -> Iterator[tuple[int, MixedChannels]]:

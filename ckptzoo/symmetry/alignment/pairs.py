@@ -66,7 +66,7 @@ def pair_distances(weights: Stacked, arch: Arch, *, threads: int | None = None) 
     """
     table = table_of(arch)
     if mixes(table):
-        step = "Align the pairs that matter with ckptzoo.symmetry.align, or compare by permutations: ckptzoo.symmetry.monomial(table)."
+        step = "Align the pairs that matter, or compare by permutations: ckptzoo.symmetry.monomial(table)."
         raise SymmetryError(Problem("pairs", "symmetry table", "one without matrices", "one with matrices", step))
     given, K = stack_of(weights, table)
     fits(given, table, arch)

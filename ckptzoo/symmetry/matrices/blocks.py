@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.matrices.action import mixed_channels
@@ -18,7 +19,7 @@ _STILL = 1e-12
 _BLOCKS = ("linear", "complex")
 
 
-def balance_blocks(arrays: dict[str, NDArray[Any]], symmetry: Symmetry) -> GroupElement:
+def balance_blocks(arrays: dict[str, NDArray[Any]], symmetry: Symmetry, *, rounds: int = MAX_ROUNDS) -> GroupElement:
     """Give the blocks of invertible matrices, and complex numbers, equal norms on both sides, in place.
 
     Parameters
@@ -27,11 +28,18 @@ def balance_blocks(arrays: dict[str, NDArray[Any]], symmetry: Symmetry) -> Group
         tensor name to (K, *shape) finite and writeable, at least float32; overwritten with the result, in their dtype.
     symmetry
         a table with matrices. Orthogonal ones, scales and permutations stay.
+    rounds
+        times that blocks which meet in a tensor take turns, at most.
 
     Returns
     -------
     GroupElement
         what leads there, with NaN in the matrices of blocks that have none (``matrices.gauge.Settled.element``).
+
+    Raises
+    ------
+    SymmetryError
+        A group's matrices act on two axes of one tensor.
 
     Notes
     -----
@@ -45,7 +53,7 @@ def balance_blocks(arrays: dict[str, NDArray[Any]], symmetry: Symmetry) -> Group
     if not any(group.scale in _BLOCKS for group in symmetry.groups):
         return element
     waiting = np.arange(K)
-    for _ in range(MAX_ROUNDS if _meet(symmetry) else 1):
+    for _ in range(rounds if _meet(symmetry) else 1):
         some = {name: array[waiting] for name, array in arrays.items()}
         settled = settle(some, table)
         step = settled.element(table)
@@ -84,13 +92,23 @@ def _blocks_alone(symmetry: Symmetry) -> Symmetry:
 
 
 def _meet(symmetry: Symmetry) -> bool:
-    """Whether two axes of one tensor have such blocks."""
+    """Whether two axes of one tensor have such blocks.
+
+    Raises
+    ------
+    SymmetryError
+        They have the same ones: what balances is no quadratic equation then.
+    """
+    found = False
     for name in dict.fromkeys(action.tensor for action in symmetry.actions):
         axes = {
-            mixed.axis
+            (mixed.axis, mixed.group)
             for mixed in mixed_channels(symmetry.actions_on(name), symmetry)
             if symmetry[mixed.group].scale in _BLOCKS
         }
-        if len(axes) > 1:
-            return True
-    return False
+        if len(axes) > len({group for _, group in axes}):
+            step = "Use the table of permutations and scales alone: ckptzoo.symmetry.monomial(table)."
+            got = "one on two"
+            raise SymmetryError(Problem(f"tensor {name!r}", "matrices", "those of a group on one axis", got, step))
+        found |= len({axis for axis, _ in axes}) > 1
+    return found

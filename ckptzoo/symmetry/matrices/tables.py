@@ -5,12 +5,12 @@ The generalised permutation matrices, of one entry other than 0 in each row and 
 table of what is left where the matrices are settled up to signs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import numpy as np
 
-from ckptzoo.schema.symmetry import MATRICES, Fixed, Group, Sym, Symmetry, Wreath
+from ckptzoo.schema.symmetry import MATRICES, AxisAction, Fixed, Group, Sym, Symmetry, Wreath
 from ckptzoo.symmetry.element import GroupElement
 
 
@@ -19,13 +19,25 @@ def mixes(symmetry: Symmetry) -> bool:
     return any(group.scale in MATRICES for group in symmetry.groups)
 
 
-def monomial(symmetry: Symmetry) -> Symmetry:
+def monomial(symmetry: Symmetry, *, keep: Collection[str] = ()) -> Symmetry:
     """The table of the permutations and scales among a table's matrices; the table itself where it has none.
 
     Blocks of invertible matrices have channels that are permuted and scaled by any number but 0; orthogonal matrices
     are permuted, without signs; complex numbers are real.
+
+    Parameters
+    ----------
+    symmetry
+        the table.
+    keep
+        kinds of matrices that stay as they are.
+
+    Returns
+    -------
+    Symmetry
+        a table that permutations and scales alone act on, but for what is kept.
     """
-    return _changed(symmetry, _monomial_group)
+    return _changed(symmetry, lambda group: group if group.scale in keep else _monomial_group(group))
 
 
 def residual(symmetry: Symmetry) -> Symmetry:
@@ -78,13 +90,20 @@ def _changed(symmetry: Symmetry, change: Callable[[Group], Group]) -> Symmetry:
     if not mixes(symmetry):
         return symmetry
     groups = tuple(change(group) for group in symmetry.groups)
+    pairs = {group.id for group in groups if group.scale == "complex"}
     actions = (
-        replace(action, segments=tuple(replace(segment, part=None) for segment in action.segments))
-        if any(segment.part is not None for segment in action.segments)
-        else action
+        action if any(segment.group in pairs for segment in action.segments) else _without_parts(action)
         for action in symmetry.actions
     )
     return replace(symmetry, groups=groups, actions=tuple(actions))
+
+
+def _without_parts(action: AxisAction) -> AxisAction:
+    """All real parts list the channels of a group once, and then all imaginary parts."""
+    if all(segment.part is None for segment in action.segments):
+        return action
+    ordered = sorted(action.segments, key=lambda segment: segment.part or 0)
+    return replace(action, segments=tuple(replace(segment, part=None) for segment in ordered))
 
 
 def _monomial_group(group: Group) -> Group:

@@ -5,7 +5,7 @@ Generalised permutation matrices, of one entry other than 0 in each row and colu
 what is left where the matrices are settled up to signs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import numpy as np
@@ -26,24 +26,43 @@ def monomial(symmetry: Symmetry) -> Symmetry:
     Blocks of invertible matrices have channels that are permuted and scaled by any number but 0; channels of orthogonal
     matrices are permuted, and those behind RMSNorm have signs, which the gains take; complex numbers are real. Gains
     need not be 1: they have scales of their own.
+
+    Parameters
+    ----------
+    symmetry
+        the table.
     """
-    if not mixes(symmetry):
-        return symmetry
     gains = {gain.group for gain in gains_at_one(symmetry)}
-    kinds = {"linear": "nonzero", "complex": "nonzero", "orthogonal": "sign", "orthogonal_mean": "none"}
+    table = among(symmetry)
     groups = tuple(
-        replace(group, scale="nonzero" if group.id in gains else kinds.get(group.scale, group.scale))
-        for group in symmetry.groups
+        replace(group, scale="nonzero")
+        if group.id in gains
+        else replace(group, scale="sign" if symmetry[group.id].scale == "orthogonal" else group.scale)
+        for group in table.groups
     )
     actions: list[AxisAction] = []
-    for action in symmetry.actions:
-        own = _without_parts(action)
-        leaders = [symmetry.leader(segment.group) for segment in own]
+    for action in table.actions:
+        leaders = [symmetry.leader(segment.group) for segment in action.segments]
         if action.role == "gain" and all(leader.scale == "orthogonal" for leader in leaders):
-            signs = zip(own, leaders, strict=True)
+            signs = zip(action.segments, leaders, strict=True)
             action = replace(action, signs=tuple(replace(segment, group=leader.id) for segment, leader in signs))
-        actions.append(replace(action, segments=own))
-    return replace(symmetry, groups=groups, actions=tuple(actions))
+        actions.append(action)
+    return replace(table, groups=groups, actions=tuple(actions)) if gains else table
+
+
+def among(symmetry: Symmetry, *, keep: Collection[str] = ()) -> Symmetry:
+    """The table of the permutations and scales among a table's matrices, a subgroup; gains stay 1 where they must.
+
+    Parameters
+    ----------
+    symmetry
+        the table.
+    keep
+        kinds of matrices that stay as they are.
+    """
+    kinds = {"linear": "nonzero", "complex": "nonzero", "orthogonal": "none", "orthogonal_mean": "none"}
+    kinds = {kind: scale for kind, scale in kinds.items() if kind not in keep}
+    return _changed(symmetry, lambda group: replace(group, scale=kinds.get(group.scale, group.scale)))
 
 
 def residual(symmetry: Symmetry) -> Symmetry:
@@ -104,10 +123,11 @@ def _changed(symmetry: Symmetry, change: Callable[[Group], Group]) -> Symmetry:
         return symmetry
     groups = tuple(change(group) for group in symmetry.groups)
     flipped = {group.id for group in groups if group.flips}
+    pairs = {group.id for group in groups if group.scale == "complex"}
     actions = (
         replace(
             action,
-            segments=_without_parts(action),
+            segments=action.segments if action.groups & pairs else _without_parts(action),
             signs=tuple(segment for segment in action.signs if segment.group in flipped),
         )
         for action in symmetry.actions

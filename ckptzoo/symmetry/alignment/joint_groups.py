@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, SymmetryError
-from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Symmetry, Wreath
+from ckptzoo.schema.symmetry import MATRICES, AxisAction, Fixed, Group, Symmetry, Wreath
 from ckptzoo.symmetry.action import transform
 from ckptzoo.symmetry.arrays import by_channel, positions
 from ckptzoo.symmetry.element import GroupElement
@@ -150,7 +150,7 @@ def joint_groups_of(symmetry: Symmetry, tensors: Collection[str]) -> tuple[Joint
     for group in leaders(symmetry):
         if isinstance(group.perm, Wreath):
             together.setdefault(f"*{group.perm.outer}", []).append(group)
-        elif not isinstance(group.perm, Fixed) and group.n > 1:
+        elif group.scale in MATRICES or (not isinstance(group.perm, Fixed) and group.n > 1):
             together[group.id] = [group]
     found = (_joint(groups, symmetry, tensors) for groups in together.values())
     return tuple(joint for joint in found if joint.tensors)

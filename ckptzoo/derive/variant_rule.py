@@ -15,6 +15,7 @@ from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, align, canonicalize, fingerprint
 from ckptzoo.symmetry.alignment.align import Aligned
 from ckptzoo.symmetry.gauges import gauge_of
+from ckptzoo.symmetry.matrices.tables import lifted
 from ckptzoo.symmetry.report import Report
 
 Weights = Mapping[str, NDArray[Any]]
@@ -95,7 +96,10 @@ class GaugeRule:
         made = canonicalize(weights, symmetry, gauge=self.name, threads=1)
         # with matrices rounding moves canonical weights too far for digests of them
         marks = fingerprint(made) if made.gauge.complete and not symmetry.has_matrices else None
-        return Transformed(made.weights, made.element, made.report, marks)
+        element = made.element
+        if symmetry.has_matrices and not element.matrices:  # of the permutations and scales alone
+            element = lifted(element, symmetry)
+        return Transformed(made.weights, element, made.report, marks)
 
 
 @dataclass(frozen=True, eq=False)

@@ -435,7 +435,7 @@ def derive(
     """Bring every checkpoint of a zoo into a gauge and write the variant beside the raw weights.
 
     ``variant = cast(apply(g, raw))``: weights at least float32, g with permutations in int32, scales and matrices in
-    float64. With matrices that holds to rounding, and g is NaN where blocks are degenerate.
+    float64. With matrices ``variant = apply(g, fold(raw))`` to rounding, and g is NaN where blocks are degenerate.
     Each raw part gives one derived part; what was derived before is left alone, so a second call adds nothing and
     a killed one is carried on from the last part that it finished. Checks that checkpoints derived before lack are
     added where they are asked for by ``"all"`` or ``"sample"``: as figures measured later, beside the variant.

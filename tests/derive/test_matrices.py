@@ -10,7 +10,7 @@ import torch
 
 import ckptzoo
 from ckptzoo.cli.app import run
-from ckptzoo.derive import derive
+from ckptzoo.derive import align_zoo, derive
 from ckptzoo.doctor import examine
 from ckptzoo.errors import IntegrityError, SymmetryError
 from ckptzoo.explorer import page
@@ -193,6 +193,20 @@ def test_streams_checkpoints_pages_and_doctor(tmp_path: Path) -> None:
     page(zoo, tmp_path / "page.html")
     assert "With degenerate blocks" in (tmp_path / "page.html").read_text()
     assert "heads balanced" in readme(zoo, Card("zoo"))
+
+
+def test_aligned_disguises_meet_their_reference(tmp_path: Path) -> None:
+    path = write_zoo(tmp_path / "zoo", (3,))
+    done = align_zoo(path, "0-0", label="first", module=RotaryAttention())
+    assert done.certified[0].random < 2e-6 and ckptzoo.verify(path) == []
+    zoo = ckptzoo.open(path)
+    held = read(zoo, "aligned-first")
+    for name, value in held.items():
+        np.testing.assert_allclose(value[2], value[0], atol=1e-5)
+    for name, value in apply(element_of(zoo, "aligned-first"), read(zoo), TABLE).items():
+        np.testing.assert_allclose(value, held[name], rtol=1e-6, atol=1e-6)
+    with pytest.raises(SymmetryError, match="same bits on one machine alone"):
+        align_zoo(path, "0-0", label="bare", store="element", certify="none")
 
 
 def test_zoos_without_matrices_have_no_column_for_them(tmp_path: Path) -> None:

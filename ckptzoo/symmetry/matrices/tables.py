@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ckptzoo.schema.symmetry import MATRICES, Fixed, Group, Sym, Symmetry, Wreath
+from ckptzoo.schema.symmetry import MATRICES, Fixed, Group, Segment, Sym, Symmetry, Wreath
 from ckptzoo.symmetry.element import GroupElement
 
 
@@ -79,12 +79,17 @@ def _changed(symmetry: Symmetry, change: Callable[[Group], Group]) -> Symmetry:
         return symmetry
     groups = tuple(change(group) for group in symmetry.groups)
     actions = (
-        replace(action, segments=tuple(replace(segment, part=None) for segment in action.segments))
+        # all real parts before the imaginary ones: one listing of the channels ends before the other starts
+        replace(action, segments=tuple(replace(item, part=None) for item in sorted(action.segments, key=_part)))
         if any(segment.part is not None for segment in action.segments)
         else action
         for action in symmetry.actions
     )
     return replace(symmetry, groups=groups, actions=tuple(actions))
+
+
+def _part(segment: Segment) -> int:
+    return segment.part or 0
 
 
 def _monomial_group(group: Group) -> Group:

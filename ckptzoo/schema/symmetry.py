@@ -15,6 +15,7 @@ from typing import Any
 from ckptzoo.errors import Problem, SpecError
 from ckptzoo.schema.architecture import Architecture, name_problem
 from ckptzoo.schema.documents import Document, digest_of
+from ckptzoo.schema.folds import Fold, fold_from_json, fold_problems, fold_problems_with, fold_to_json
 
 MATRICES = ("linear", "orthogonal", "orthogonal_mean", "complex")
 SCALES = ("positive", "sign", "nonzero", "none")
@@ -526,6 +527,8 @@ class Symmetry:
         of channels that move together; a group comes before those that are like it.
     actions
         what the groups do to the axes of tensors, one for each axis.
+    folds
+        additive freedoms, in an order in which each leaves as it is what those before it have fixed.
 
     Raises
     ------
@@ -535,11 +538,12 @@ class Symmetry:
 
     groups: tuple[Group, ...]
     actions: tuple[AxisAction, ...]
+    folds: tuple[Fold, ...] = ()
     _by_id: dict[str, Group] = field(init=False, repr=False, compare=False)
     _by_tensor: dict[str, tuple[AxisAction, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if found := list(problems(self.groups, self.actions)):
+        if found := [*problems(self.groups, self.actions), *fold_problems(self.folds)]:
             raise SpecError(found)
         by_tensor: dict[str, list[AxisAction]] = {}
         for action in self.actions:
@@ -561,7 +565,7 @@ class Symmetry:
         SpecError
             With every problem found.
         """
-        if found := list(problems_with(self.actions, arch)):
+        if found := [*problems_with(self.actions, arch), *fold_problems_with(self.folds, arch)]:
             raise SpecError(found)
 
     def __getitem__(self, group: str) -> Group:
@@ -616,6 +620,7 @@ class Symmetry:
                 }
                 for action in self.actions
             ],
+            **({"folds": [fold_to_json(fold) for fold in self.folds]} if self.folds else {}),
         }
 
     @classmethod
@@ -635,10 +640,11 @@ class Symmetry:
             With every problem found.
         """
         try:
-            _only(content, "groups", "actions")
+            _only(content, "groups", "actions", *({"folds"} & content.keys()))
             return cls(
                 tuple(_group(item) for item in content["groups"]),
                 tuple(_action(item) for item in content["actions"]),
+                tuple(fold_from_json(item) for item in content.get("folds", ())),
             )
         except (KeyError, TypeError, AttributeError) as error:
             got = f"{type(error).__name__} {error}"

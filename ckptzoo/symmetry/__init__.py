@@ -12,6 +12,7 @@ from ckptzoo.symmetry.common import common
 from ckptzoo.symmetry.counts import Counts, GroupCounts, count, counts_by_group, orbits
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.fingerprint import fingerprint, sketches
+from ckptzoo.symmetry.folds import fold
 from ckptzoo.symmetry.gauges import GAUGES, Canonical, Gauge, canonicalize, gauge_named, ordering_keys
 from ckptzoo.symmetry.mass.minimum import MinMass, min_mass
 from ckptzoo.symmetry.report import Report
@@ -40,6 +41,7 @@ __all__ = [
     "count",
     "counts_by_group",
     "fingerprint",
+    "fold",
     "gauge_named",
     "min_mass",
     "orbits",

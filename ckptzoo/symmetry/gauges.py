@@ -13,10 +13,12 @@ import numpy as np
 from ckptzoo.errors import UnknownNameError
 from ckptzoo.schema.layout import GaugeName
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.symmetry.action import apply
+from ckptzoo.symmetry.action import apply, transform
 from ckptzoo.symmetry.arrays import Stacked, as_array, beside, stack_of, stored_dtype, to_numpy
 from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.folds import fold
 from ckptzoo.symmetry.mass.formulations import least_mass_scales
+from ckptzoo.symmetry.matrices.action import have_unit_gains
 from ckptzoo.symmetry.matrices.gauge import settle
 from ckptzoo.symmetry.matrices.tables import lifted, mixes, monomial, residual
 from ckptzoo.symmetry.moments import Moments
@@ -255,35 +257,69 @@ def canonicalize(
 def _canonicalize_matrices(
     weights: Stacked, arrays: Mapping[str, np.ndarray], symmetry: Symmetry, rule: Gauge, threads: int | None
 ) -> Canonical:
-    """Bring checkpoints of a table with matrices into a gauge: these first, where they are settled by it at all."""
+    """Bring checkpoints of a table with matrices into a gauge: folded, these first, where it settles them at all."""
     if not rule.complete:
         made = canonicalize(weights, monomial(symmetry), gauge=rule.name, threads=threads)
         return replace(made, element=lifted(made.element, symmetry))
     K = len(next(iter(arrays.values())))
     usable = finite(arrays, K)
-    rows = np.flatnonzero(usable)
-    work = {name: array[rows].astype(stored_dtype(array.dtype), order="C") for name, array in arrays.items()}
-    settled = settle(work, symmetry)
-    made = canonicalize(work, residual(symmetry), gauge=rule.name, threads=threads)
-    found = lifted(made.element, symmetry).compose(settled.element(symmetry))
     report, element = Report.blank(K), GroupElement.identity(symmetry, K)
-    made.report.dead[:], made.report.clamped[:] = settled.dead, settled.clamped
-    made.report.margin[:] = np.minimum(made.report.margin, settled.margin)
-    made.report.degenerate[:], made.report.unresolved[:] = (
-        settled.degenerate,
-        made.report.unresolved | settled.unresolved,
-    )
-    report.set(rows, made.report)
+    made = {name: np.empty(array.shape, stored_dtype(array.dtype)) for name, array in arrays.items()}
+    threads = threads or os.cpu_count() or 1
+    for rows in pieces(np.flatnonzero(usable), arrays, 1):
+        work = {name: array.astype(stored_dtype(array.dtype)) for name, array in take_rows(arrays, rows).items()}
+        folded = fold(work, symmetry)
+        if not (unit := have_unit_gains(folded, symmetry)).all():
+            usable[rows[~unit]] = False
+            rows, folded = rows[unit], {name: array[unit] for name, array in folded.items()}
+            if not len(rows):
+                continue
+        work = {name: np.require(array, requirements=["C", "W"]) for name, array in folded.items()}
+        settled, found = settle(work, symmetry), Report.blank(len(rows))
+        rest = _order_rest(work, residual(symmetry), found, threads)
+        found.dead[:], found.clamped[:], found.degenerate[:] = settled.dead, settled.clamped, settled.degenerate
+        found.margin[:] = np.minimum(found.margin, settled.margin)
+        found.unresolved[:] |= settled.unresolved
+        report.set(rows, found)
+        _put(element, rows, lifted(rest, symmetry).compose(settled.element(symmetry)))
+        perms = GroupElement(rest.perms, {name: np.ones_like(scale) for name, scale in rest.scales.items()})
+        whole = rows[-1] - rows[0] == len(rows) - 1
+        place = slice(rows[0], rows[-1] + 1)
+        out = {name: array[place] for name, array in made.items()} if whole else None
+        moved = apply(perms, work, residual(symmetry), out=out, threads=threads)
+        if not whole:
+            for name, array in made.items():
+                array[rows] = moved[name]
+    for name, array in made.items():
+        array[~usable] = arrays[name][~usable]
     report.refuse(~usable)
-    _put(element, rows, found)
-    if len(rows) == K:
-        final = {name: made.weights[name] for name in arrays}
-    else:
-        final = {name: array.astype(stored_dtype(array.dtype)) for name, array in arrays.items()}
-        for name, array in final.items():
-            array[rows] = made.weights[name]
-    placed = {name: beside(array, as_array(weights[name])) for name, array in final.items()}
-    return Canonical(placed, element, report, rule)
+    return Canonical({name: beside(made[name], as_array(weights[name])) for name in arrays}, element, report, rule)
+
+
+def _order_rest(work: dict[str, np.ndarray], table: Symmetry, report: Report, threads: int) -> GroupElement:
+    """Permutations and signs of weights whose scales and matrices are settled; the signs are applied in place."""
+    K = len(report.ties)
+    element = GroupElement.identity(table, K)
+
+    def solved(some: np.ndarray) -> None:
+        part = take_rows(work, some)
+        signs = solve(Moments(part, table, cubes=True))
+        flip = GroupElement(GroupElement.identity(table, len(some)).perms, signs.scales)
+        for name in part:
+            if actions := table.actions_on(name):
+                flipped = transform(part[name], actions, flip, table)
+                if flipped is not part[name]:
+                    work[name][some] = flipped
+        found = Report.blank(len(some))
+        found.unresolved[:] = signs.unsolved
+        perms = complete_order(Moments(take_rows(work, some), table, cubes=True), replace(signs, scales={}), found)
+        scales = {name: np.take_along_axis(scale, perms[name], 1) for name, scale in signs.scales.items()}
+        report.set(some, found)
+        _put(element, some, GroupElement(perms, scales))
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(solved, pieces(np.arange(K), work, threads)))
+    return element
 
 
 def ordering_keys(weights: Stacked, arch: Arch) -> dict[str, np.ndarray]:

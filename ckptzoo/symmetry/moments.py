@@ -36,10 +36,12 @@ class Moments:
         tensor name to (K, *shape), numpy and finite.
     symmetry
         the table.
+    cubes
+        whether ``sums`` are those of cubes: sums of centred weights vanish, and cubes have their signs.
     """
 
-    def __init__(self, arrays: Mapping[str, np.ndarray], symmetry: Symmetry) -> None:
-        self.arrays, self.symmetry = arrays, symmetry
+    def __init__(self, arrays: Mapping[str, np.ndarray], symmetry: Symmetry, *, cubes: bool = False) -> None:
+        self.arrays, self.symmetry, self.cubes = arrays, symmetry, cubes
         self.K = len(next(iter(arrays.values())))
         self._acting: dict[str, list[AxisAction]] = {group.id: [] for group in symmetry.groups}
         self._gains: dict[str, list[tuple[AxisAction, bool]]] = {group.id: [] for group in symmetry.groups}
@@ -161,8 +163,10 @@ class Moments:
                         np.ldexp(piece, -exponent[some, None], out=piece)
                     if power == 2:
                         np.square(piece, out=piece)
+                    elif self.cubes:
+                        np.multiply(piece, piece * piece, out=piece)
                     np.add.reduce(piece, axis=0, out=found[place])
-            self._sums[tensor, power] = found.reshape(shape), exponent
+            self._sums[tensor, power] = found.reshape(shape), 3 * exponent if power == 1 and self.cubes else exponent
         return self._sums[tensor, power]
 
     def _buffer(self, shape: tuple[int, ...]) -> np.ndarray:

@@ -14,12 +14,12 @@ from array_api_compat import array_namespace, device
 
 from ckptzoo.errors import SymmetryError
 from ckptzoo.schema.symmetry import MATRICES, AxisAction, Symmetry
-from ckptzoo.symmetry.arrays import listings, to_numpy
+from ckptzoo.symmetry.arrays import listings, stored_dtype, to_numpy
 
 PIECE = 2**22
 """Elements that are mixed at a time, or one checkpoint's tensor: 32 MiB of float64."""
 UNIT = 8
-"""Units of the stored precision, or of float32's half where that is smaller, within which a gain counts as 1."""
+"""Units of the stored precision within which a gain counts as 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +83,82 @@ def mixed_channels(actions: Sequence[AxisAction], symmetry: Symmetry) -> list[Mi
     return found
 
 
+def gains_at_one(symmetry: Symmetry) -> dict[str, list[tuple[str, np.ndarray]]]:
+    """The gains that must be 1, as orthogonal matrices mix what they multiply.
+
+    By tensor, for each group of channels its id and their positions (n,).
+    """
+    found: dict[str, list[tuple[str, np.ndarray]]] = {}
+    for action in symmetry.actions:
+        if action.role == "gain":
+            for listing in listings(action, symmetry):
+                if matrices_of(symmetry, listing.group) is not None:
+                    found.setdefault(action.tensor, []).append((listing.group, listing.places[:, 0]))
+    return found
+
+
+def with_unit_gains(weights: Mapping[str, np.ndarray], symmetry: Symmetry) -> dict[str, np.ndarray]:
+    """Weights of the same function whose gains are 1 where orthogonal matrices need it.
+
+    What reads a channel behind the normalisation is multiplied by its gain, and the normalisation's shift divided by
+    it. A checkpoint that has a gain of 0 and a shift beside it that is not 0 keeps its gains.
+
+    Parameters
+    ----------
+    weights
+        tensor name to (K, *shape); half precisions give float32.
+    symmetry
+        the table.
+
+    Returns
+    -------
+    dict[str, np.ndarray]
+        new arrays for what changes, rounded once from float64; the others as they are.
+    """
+    gains: dict[str, np.ndarray] = {}
+    for tensor, listed in gains_at_one(symmetry).items():
+        for group, places in listed:
+            gains[group] = weights[tensor][:, places].astype(np.float64)
+    usable = dict.fromkeys(gains, np.ones(len(next(iter(weights.values()))), bool))
+    factors: list[tuple[str, int, np.ndarray, str, int]] = []
+    for action in symmetry.actions:
+        for listing in listings(action, symmetry):
+            if listing.group in gains:
+                exponent = -action.exponent if listing.inverted else action.exponent
+                factors.append((action.tensor, action.axis, listing.places, listing.group, exponent))
+                if exponent == 1 and action.role != "gain":
+                    moved = np.moveaxis(weights[action.tensor], action.axis + 1, 1)[:, listing.places]
+                    lost = (moved != 0).reshape(*moved.shape[:2], -1).any(axis=2) & (gains[listing.group] == 0)
+                    usable[listing.group] = usable[listing.group] & ~lost.any(axis=1)
+    made = dict(weights)
+    wide: dict[str, np.ndarray] = {}
+    for tensor, axis, places, group, exponent in factors:
+        if (gains[group] == 1).all():
+            continue
+        if tensor not in wide:
+            wide[tensor] = made[tensor].astype(np.float64)
+        gain = np.where(
+            usable[group][:, None] & (gains[group] != 0) if exponent == 1 else usable[group][:, None], gains[group], 1
+        )
+        view = np.moveaxis(wide[tensor], axis + 1, 1)
+        factor = gain.reshape(*gain.shape, *[1] * (view.ndim - 1))
+        view[:, places] = view[:, places] / factor if exponent == 1 else view[:, places] * factor
+    for tensor, listed in gains_at_one(symmetry).items():
+        for group, places in listed:
+            if tensor in wide:
+                wide[tensor][np.ix_(usable[group], places)] = 1
+    return made | {name: value.astype(stored_dtype(weights[name].dtype)) for name, value in wide.items()}
+
+
+def have_unit_gains(weights: Mapping[str, np.ndarray], symmetry: Symmetry) -> np.ndarray:
+    """Which checkpoints (K,) have gains of 1 wherever orthogonal matrices need it."""
+    found = np.ones(len(next(iter(weights.values()))), bool)
+    for name, listed in gains_at_one(symmetry).items():
+        for _, places in listed:
+            found &= (weights[name][:, places] == 1).all(axis=1)
+    return found
+
+
 def unit_gains(weights: Mapping[str, Any], symmetry: Symmetry, acting: set[str]) -> None:
     """Refuse gains other than 1 between the channels that orthogonal matrices mix and what reads them.
 
@@ -96,19 +172,15 @@ def unit_gains(weights: Mapping[str, Any], symmetry: Symmetry, acting: set[str])
     SymmetryError
         A gain is another number.
     """
-    for action in symmetry.actions:
-        if action.role != "gain":
-            continue
-        for listing in listings(action, symmetry):
-            if matrices_of(symmetry, listing.group) not in acting:
-                continue
-            gains = np.take(to_numpy(weights[action.tensor]), listing.places.ravel(), axis=1 + action.axis)
-            precision = float(np.finfo(gains.dtype).eps) if gains.dtype.kind == "f" else 2.0**-7
-            off = float(np.abs(gains.astype(np.float64) - 1).max(initial=0))
-            if not off <= max(UNIT * precision, 2.0**-39):
+    for name, listed in gains_at_one(symmetry).items():
+        gains = to_numpy(weights[name])
+        precision = float(np.finfo(gains.dtype).eps) if gains.dtype.kind == "f" else 2.0**-7
+        for group, places in listed:
+            off = float(np.abs(gains[:, places].astype(np.float64) - 1).max(initial=0))
+            if matrices_of(symmetry, group) in acting and not off <= UNIT * precision:
                 raise SymmetryError(
-                    f"weights: tensor {action.tensor!r}: expected gains of 1, as orthogonal matrices mix the channels "
-                    f"that it multiplies, got one that differs by {off:.3g}. Bring the gains to 1 first: "
+                    f"weights: tensor {name!r}: expected gains of 1, as orthogonal matrices mix the channels that it "
+                    f"multiplies, got one that differs by {off:.3g}. Bring the gains to 1 first: "
                     "ckptzoo.symmetry.fold(weights, table)."
                 )
 
@@ -173,8 +245,3 @@ def _real(numbers: Any) -> Any:
 
 def _constant(values: np.ndarray, like: Any) -> Any:
     return values if isinstance(like, np.ndarray) else array_namespace(like).asarray(values, device=device(like))
-
-
-def mixes(symmetry: Symmetry) -> bool:
-    """Whether a table has matrices."""
-    return any(group.scale in MATRICES for group in symmetry.groups)

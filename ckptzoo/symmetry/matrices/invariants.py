@@ -81,8 +81,8 @@ def sketch_bound(dtypes: Iterable[np.dtype[Any]]) -> float:
 def matrix_invariants(weights: Mapping[str, Any], symmetry: Symmetry) -> MatrixInvariants:
     """Describe checkpoints by sums that depend on no order of channels, no sign and no orthogonal matrix.
 
-    The sketch is ``sum_t (<w_t, C> / N_t + r_t log N_t) / (16 sqrt(T))`` over T tensors, ``N_t^2 = |w_t|^2 + m^2``, with
-    random signs r, and m a tenth of the size that the tensor would have with typical weights.
+    The sketch is ``sum_t (<w_t, C> / N_t + r_t log N_t) / (16 sqrt(T))`` over T tensors, ``N_t^2 = |w_t|^2 + m^2``,
+    with random signs r, and m a tenth of the size that the tensor would have with typical weights.
 
     Parameters
     ----------

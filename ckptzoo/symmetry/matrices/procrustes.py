@@ -29,10 +29,9 @@ def procrustes(
 
     Returns
     -------
-    ndarray
-        (..., k, k) float64, R; determined where ``A_1 A_2^T + B_1 B_2^T`` has full rank.
-    ndarray
-        (...) float64, the cost: minus its nuclear norm.
+    tuple[NDArray[np.float64], NDArray[np.float64]]
+        R (..., k, k) float64, determined where ``A_1 A_2^T + B_1 B_2^T`` has full rank; and the cost (...) float64,
+        minus the nuclear norm of this matrix.
 
     Raises
     ------
@@ -64,7 +63,7 @@ def pair_costs(
 
     Returns
     -------
-    ndarray
+    NDArray[np.float64]
         (g, h) float64: what an assignment between them adds up and makes least.
 
     Raises
@@ -75,7 +74,7 @@ def pair_costs(
     Notes
     -----
     Singular values alone, no vectors, of g h matrices, those of one pair of the first list at a time: memory for h of
-    them. 12 and 12 pairs of k = 64, m = n = 768 take 0.05 s on one core.
+    them. 12 and 12 pairs of k = 64, m = n = 768 take 0.07 s on one core.
     """
     _fitting("pair_costs", A1, B1, A2, B2)
     if A1.ndim != 3 or A2.ndim != 3:

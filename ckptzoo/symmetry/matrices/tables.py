@@ -29,11 +29,17 @@ def monomial(symmetry: Symmetry) -> Symmetry:
 
 
 def residual(symmetry: Symmetry) -> Symmetry:
-    """The table of what is left where the matrices are known up to signs of channels, and orthogonal ones wholly.
+    """The table of what is left where sizes of scales, and matrices up to signs of channels, are known.
 
-    Whole blocks are permuted, and their channels keep their order.
+    Whole blocks are permuted, and their channels keep their order; orthogonal matrices are known wholly.
     """
-    return _changed(symmetry, _residual_group)
+    signs = {"nonzero": "sign", "sign": "sign"}
+
+    def change(group: Group) -> Group:
+        made = _residual_group(group)
+        return replace(made, scale=signs.get(made.scale, "none"))
+
+    return _changed(symmetry, change)
 
 
 def unmixed(symmetry: Symmetry) -> Symmetry:
@@ -53,13 +59,14 @@ def lifted(element: GroupElement, symmetry: Symmetry) -> GroupElement:
         the table with matrices.
     """
     perms, matrices = dict(element.perms), {}
-    scales = {group.id: element.scales[group.id] for group in symmetry.groups if group.scaled}
+    ones = {group.id: np.ones(perms[group.id].shape) for group in symmetry.groups}
+    scales = {group.id: element.scales.get(group.id, ones[group.id]) for group in symmetry.groups if group.scaled}
     for group in symmetry.groups:
         if (shape := group.matrix_shape) is None:
             continue
         perm = perms[group.id]
         K, n = perm.shape
-        scale = element.scales.get(group.id, np.ones((K, n)))
+        scale = element.scales.get(group.id, ones[group.id])
         if len(shape) == 2:
             matrices[group.id] = np.stack([scale, np.zeros((K, n))], axis=-1)
             continue
@@ -78,11 +85,14 @@ def _changed(symmetry: Symmetry, change: Callable[[Group], Group]) -> Symmetry:
     if not mixes(symmetry):
         return symmetry
     groups = tuple(change(group) for group in symmetry.groups)
+    flipped = {group.id for group in groups if group.flips}
     actions = (
-        # all real parts before the imaginary ones: one listing of the channels ends before the other starts
-        replace(action, segments=tuple(replace(item, part=None) for item in sorted(action.segments, key=_part)))
-        if any(segment.part is not None for segment in action.segments)
-        else action
+        replace(
+            action,
+            # all real parts before the imaginary ones: one listing of the channels ends before the other starts
+            segments=tuple(replace(item, part=None) for item in sorted(action.segments, key=_part)),
+            signs=tuple(segment for segment in action.signs if segment.group in flipped),
+        )
         for action in symmetry.actions
     )
     return replace(symmetry, groups=groups, actions=tuple(actions))

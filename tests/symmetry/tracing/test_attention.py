@@ -97,6 +97,24 @@ def _rotary(m: Net, x: torch.Tensor) -> torch.Tensor:
     return m.o(_joined(F.scaled_dot_product_attention(_rotated(q), _rotated(k), v)))
 
 
+def _rotary_neighbours(m: Net, x: torch.Tensor) -> torch.Tensor:
+    q, k, v = _split(m, x)
+    return m.o(_joined(F.scaled_dot_product_attention(_neighbours_rotated(q), _neighbours_rotated(k), v)))
+
+
+def _neighbours_rotated(x: torch.Tensor) -> torch.Tensor:
+    """Each channel with even number is turned with the next one."""
+    angles = torch.arange(x.shape[-2])[:, None] * 0.3 ** torch.arange(x.shape[-1] // 2)
+    first, second = x[..., 0::2], x[..., 1::2]
+    turned = (first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin())
+    return torch.stack(turned, -1).flatten(-2)
+
+
+def _rotary_grouped(m: Net, x: torch.Tensor) -> torch.Tensor:
+    q, k, v = _heads(m.q(x), 2), _heads(m.k(x), 1), _heads(m.v(x), 1)
+    return m.o(_joined(F.scaled_dot_product_attention(_rotated(q), _rotated(k), v, enable_gqa=True)))
+
+
 def _grouped(m: Net, x: torch.Tensor) -> torch.Tensor:
     q, k, v = _heads(m.q(x), 4), _heads(m.k(x), 2), _heads(m.v(x), 2)
     return m.o(_joined(F.scaled_dot_product_attention(q, k, v, enable_gqa=True)))
@@ -174,22 +192,43 @@ CASES = {
         SEPARATE,
         TOKENS,
         """
-        q 3 wreath(scaled_dot_product_attention,3,1) nonzero
-        q:2 3 wreath(scaled_dot_product_attention,3,1) nonzero
+        q 6 wreath(scaled_dot_product_attention,3,2,fixed) nonzero
         v 12 wreath(scaled_dot_product_attention,3,4) nonzero
-        ...
+        q: -> q@0+2 q@4+2 q@8+2 q@2+2 q@6+2 q@10+2
+        k.weight 0 -1 out q@0+2 q@4+2 q@8+2 q@2+2 q@6+2 q@10+2
+        k.bias 0 -1 bias q@0+2 q@4+2 q@8+2 q@2+2 q@6+2 q@10+2
+        v: -> v@0+12
+        o: v@0+12 ->
         """,
         notes=(),
+    ),
+    "rotary embeddings of neighbouring channels": Case(
+        _rotary_neighbours,
+        SEPARATE,
+        TOKENS,
+        """
+        q 6 wreath(scaled_dot_product_attention,3,2,fixed) nonzero
+        v 12 wreath(scaled_dot_product_attention,3,4) nonzero
+        q: -> q@0+6*2
+        k.weight 0 -1 out q@0+6*2
+        k.bias 0 -1 bias q@0+6*2
+        v: -> v@0+12
+        o: v@0+12 ->
+        """,
+        notes=(),
+    ),
+    "rotary embeddings of one head of keys": Case(
+        _rotary_grouped,
+        {"q": linear(6, 8), "k": linear(6, 4), "v": linear(6, 4), "o": linear(8, 6)},
+        TOKENS,
+        "q 2 fixed nonzero | v 4 sym nonzero | q: -> q@0+2 q@2+2 q@4+2 q@6+2 | ...",
     ),
     "a norm over the channels of each head keeps signs and the order": Case(
         _normed,
         SEPARATE | {"qn": part(RMSNorm, 4), "kn": part(RMSNorm, 4)},
         TOKENS,
         """
-        q 3 wreath(qn,3,1) sign
-        q:2 3 wreath(qn,3,1) sign
-        q:3 3 wreath(qn,3,1) sign
-        q:4 3 wreath(qn,3,1) sign
+        q 12 wreath(qn,3,4,fixed) sign
         v 12 wreath(qn,3,4) nonzero
         ...
         """,
@@ -198,7 +237,7 @@ CASES = {
         _normed,
         SEPARATE | {"qn": part(nn.LayerNorm, 4), "kn": part(nn.LayerNorm, 4)},
         TOKENS,
-        "q 3 wreath(qn,3,1) none | ...",
+        "q 12 wreath(qn,3,4,fixed) none | v 12 wreath(qn,3,4) nonzero | ...",
     ),
 }
 GROUPED = """

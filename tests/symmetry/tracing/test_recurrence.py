@@ -66,7 +66,7 @@ CASES = {
         lambda m, x: m.c(F.glu(m.a(x))),
         {"a": linear(5, 6), "c": linear(3, 2)},
         rows(5),
-        "a 3 sym positive | a:2 3 like(a) none | a: -> a@0+3 a:2@3+3 | c: a@0+3 ->",
+        "a 3 sym nonzero | a:2 3 like(a) none | a: -> a@0+3 a:2@3+3 | c: a@0+3 ->",
     ),
 }
 CASES |= {

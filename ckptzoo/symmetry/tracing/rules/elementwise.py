@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ckptzoo.symmetry.tracing.constraints import POSITIVE, SIGN, Constraints, Labels, constant_labels
+from ckptzoo.symmetry.tracing.constraints import NONZERO, POSITIVE, SIGN, Constraints, Labels, constant_labels
 from ckptzoo.symmetry.tracing.rules.call import CONSTANT, DATA, PARAMETER, Call, Value, values_in
 from ckptzoo.symmetry.tracing.union_find import NodeIds
 
@@ -350,9 +350,19 @@ def combined_scales(call: Call, first: Labels, second: Labels, operation: str, o
             right if origins[1] == PARAMETER else left, "multiplies values that are scaled by a parameter"
         )
     elif both.any():
-        for scale in (left[both], right[both]):
-            constraints.forbid_scale(scale, "multiplies two values that are scaled apart")
+        # A table has one scale for each position: that of the value stays, not the positive one of a ReLU beside it.
+        gates = [bool(constraints.keeps_positive(scale[both]).all()) for scale in (left, right)]
+        values = [bool(constraints.any_sign(scale[both]).all()) for scale in (left, right)]
+        for number, scale in enumerate((left, right)):
+            if not (values[number] and gates[1 - number]):
+                constraints.forbid_scale(scale[both], "multiplies two values that are scaled apart")
     free = constraints.can_scale(left), constraints.can_scale(right)
+    if (free[0] != free[1]).any() and operation == MUL and origins == (DATA, DATA):
+        for number, (value, gate) in enumerate(((left, right), (right, left))):
+            alone = free[number] & ~free[1 - number]
+            # The tables of gates and values that one layer writes have positive scales, as those that zoos hold have.
+            if alone.any() and not constraints.written_together(value[alone], gate[alone]):
+                constraints.restrict_scale(value[alone], NONZERO, "multiplies values by a gate")
     if free[0].any() and free[1].any() and first.power != second_power:
         constraints.forbid_scale(right, "multiplies by powers of values")
     scale = np.where(free[0], left, np.where(free[1], right, -1))
@@ -476,8 +486,12 @@ def _parameter_by_channel(
         if operation == MAX:
             constraints.restrict_scale(channels.scale, POSITIVE, "takes the larger of two")
         return labels
-    if operation == MUL and not constraints.can_scale(channels.scale).any():
+    signs = bool(constraints.keeps_sign(channels.scale).all()) and channels.power % 2 == 1
+    if operation == MUL and (signs or not constraints.can_scale(channels.scale).any()):
         gain = constraints.write(name, source, size, "gain", in_mass=True)
+        if signs:
+            constraints.absorb_signs(name, source, channels.scale)
+            constraints.restrict_scale(gain.scale, NONZERO, f"multiplies by {name!r}")
         channel = constraints.tie_channels(
             channels.channel, gain.channel, f"multiplies values that stay in place by {name!r}"
         )

@@ -68,15 +68,17 @@ def _reduced(call: Call, labels: Labels, dim: Any, keepdim: bool) -> Labels:
     dims = range(ndim) if dim is None or dim == () else [dim] if isinstance(dim, int) else dim
     axes = {int(axis) % ndim for axis in dims} if ndim else set[int]()
     over = tuple(axis for axis in labels.varying_axes if axis in axes)
-    if over and len(over) < len(labels.varying_axes) and labels.power % 2 == 0 and call.name in ("sum", "mean"):
-        # As in a norm over the channels of each head: signs of channels do not matter.
+    if squares := over and labels.power % 2 == 0 and call.name in ("sum", "mean"):
+        # As in a norm over the channels, of all or of each head: signs of channels do not matter.
         call.constraints.restrict_scale(labels.scale, SIGN, "sums squares over channels")
+    if squares and len(over) < len(labels.varying_axes):
         call.constraints.record_sum(labels)
         labels = call.constraints.heads_of(labels, over, call.module_name or call.name)
     elif over and len(over) < len(labels.varying_axes):
         labels = call.constraints.tie_along(labels, over)
     elif over:
-        call.constraints.forbid_scale(labels.scale, "sums over channels")
+        if not squares:
+            call.constraints.forbid_scale(labels.scale, "sums over channels")
         call.constraints.record_sum(labels)
         labels = constant_labels(ndim, call.constraints.paths.id_of("sum", len(call.constraints.sums)))
     labels = with_new_paths(call, labels)

@@ -43,7 +43,7 @@ SMALL = 0.1
 """Of the typical size of a weight: tensors far below it count by their size, as what is left of 0 by rounding does."""
 SLOPE = 4
 """Descriptions are divided by it before they become features, so that no round multiplies rounding by more than 2."""
-SPREAD = 16
+SPREAD = 8
 """Sketches are divided by it, so that rounding to float16 at condition 10 stays below the bound of ``BOUNDS``."""
 BOUNDS = {"float64": 1e-12, "float32": 1e-6, "float16": 1e-3, "bfloat16": 1e-2}
 """By the dtype in which weights are stored, how far the sketches of one network are apart at most.
@@ -81,7 +81,7 @@ def sketch_bound(dtypes: Iterable[np.dtype[Any]]) -> float:
 def matrix_invariants(weights: Mapping[str, Any], symmetry: Symmetry) -> MatrixInvariants:
     """Describe checkpoints by sums that depend on no order of channels, no sign and no orthogonal matrix.
 
-    The sketch is ``sum_t (<w_t, C> / N_t + r_t log N_t) / (16 sqrt(T))`` over T tensors, ``N_t^2 = |w_t|^2 + m^2``,
+    The sketch is ``sum_t (<w_t, C> / N_t + r_t log N_t) / (8 sqrt(T))`` over T tensors, ``N_t^2 = |w_t|^2 + m^2``,
     with random signs r, and m a tenth of the size that the tensor would have with typical weights.
 
     Parameters
@@ -144,6 +144,8 @@ class _Features:
     def __init__(self, symmetry: Symmetry) -> None:
         self._blocks: dict[str, tuple[int, int]] = {}
         self._leaders: dict[str, str] = {}
+        # the vector of ones stays under these matrices, and is a feature
+        self._ones = {group.id for group in symmetry.groups if group.scale == "orthogonal_mean"}
         self.signs = [group.id for group in symmetry.groups if group.flips]
         for group in symmetry.groups:
             if group.scale in MATRICES:
@@ -159,8 +161,8 @@ class _Features:
         self._mixed = {group.id: group.n for group in leaders(symmetry) if group.scale in MATRICES}
 
     def initial(self, K: int) -> dict[str, np.ndarray]:
-        """1 for channels that are permuted, 0 for others."""
-        mixed = {key: np.zeros((K, g * k, FEATURES)) for key, (g, k) in self._blocks.items()}
+        """1 for channels that are permuted or whose matrices keep the ones, 0 for others."""
+        mixed = {key: np.full((K, g * k, FEATURES), float(key in self._ones)) for key, (g, k) in self._blocks.items()}
         return mixed | {f"{name}*": np.ones((K, n, FEATURES)) for name, n in self._moved.items()}
 
     def next(self, sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -170,7 +172,7 @@ class _Features:
         }
         for key in self._blocks:
             norms = np.sqrt(1 + self._squares(key, sums))
-            made[key] = (np.sqrt(2) * sums[key] / norms) @ _mixing()
+            made[key] = (np.sqrt(2) * sums[key] / norms) @ _mixing() + float(key in self._ones)
         return made
 
     def described(self, sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

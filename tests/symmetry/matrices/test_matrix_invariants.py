@@ -11,7 +11,7 @@ from torch import nn
 from ckptzoo import archs
 from ckptzoo.errors import SymmetryError
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.symmetry import GroupElement, apply, canonicalize, fingerprint, sketches, trace
+from ckptzoo.symmetry import GroupElement, apply, canonicalize, fingerprint, fold, sketches, trace
 from ckptzoo.symmetry.matrices.invariants import BOUNDS, matrix_invariants
 from tests.symmetry.matrices.every_kind import Weights, changed, table, weights_of
 
@@ -89,7 +89,7 @@ def test_all_of_an_orbit_have_one_sketch(networks: tuple[Symmetry, Weights], dty
     one = sketched({name: array.astype(dtype) for name, array in weights.items()}, symmetry)
     assert one.shape == (K, 16) and np.isfinite(one).all()
     for seed in (1, 2, 3):
-        moved = apply(moderate(symmetry, seed), weights, symmetry)
+        moved = apply(moderate(symmetry, seed), fold(weights, symmetry), symmetry)
         other = sketched({name: array.astype(dtype) for name, array in moved.items()}, symmetry)
         assert np.abs(one - other).max() <= BOUNDS[np.dtype(dtype).name]
 

@@ -166,7 +166,7 @@ def _whitened(arrays: Arrays, groups: list[Group], symmetry: Symmetry) -> dict[s
     """The weights with orthonormal rows in what writes these groups."""
     made = dict(arrays)
     for group in groups:
-        written = _joined(made, group, symmetry, inverted=False)
+        written = joined(made, group, symmetry, inverted=False)
         gram = written @ written.swapaxes(-1, -2)
         values, vectors = np.linalg.eigh(gram)
         usable = values > values[..., -1:] * 1e-20
@@ -179,11 +179,11 @@ def _whitened(arrays: Arrays, groups: list[Group], symmetry: Symmetry) -> dict[s
 
 def _balance(arrays: dict[str, NDArray[Any]], group: Group, symmetry: Symmetry, found: Settled) -> Balance:
     precision = _precision(arrays, group, symmetry)
-    written, read = (_joined(arrays, group, symmetry, inverted=side) for side in (False, True))
+    written, read = (joined(arrays, group, symmetry, inverted=side) for side in (False, True))
     made = balance(written, read, precision)
     short = (made.degenerate > 0).any(axis=1)
     if short.any():  # biases may reach where the weights do not
-        wide = [_joined(arrays, group, symmetry, inverted=side, biases=True)[short] for side in (False, True)]
+        wide = [joined(arrays, group, symmetry, inverted=side, biases=True)[short] for side in (False, True)]
         again = balance(wide[0], wide[1], precision)
         for name in ("left", "right", "values", "rank", "margin", "degenerate", "unresolved"):
             getattr(made, name)[short] = getattr(again, name)
@@ -195,7 +195,7 @@ def _balance(arrays: dict[str, NDArray[Any]], group: Group, symmetry: Symmetry, 
 
 def _resolve(arrays: dict[str, NDArray[Any]], group: Group, made: Balance, symmetry: Symmetry, found: Settled) -> None:
     """Settle the rows of equal singular values, once streams have their basis."""
-    written, read = (_joined(arrays, group, symmetry, inverted=side) for side in (False, True))
+    written, read = (joined(arrays, group, symmetry, inverted=side) for side in (False, True))
     turns, unresolved = resolve_equal(written, read, made.values, _precision(arrays, group, symmetry))
     _note(found, made.margin, np.zeros(made.margin.shape, np.int64), unresolved)
     if (turns != np.eye(turns.shape[-1])).any():
@@ -205,7 +205,7 @@ def _resolve(arrays: dict[str, NDArray[Any]], group: Group, made: Balance, symme
 
 
 def _turn(arrays: dict[str, NDArray[Any]], group: Group, symmetry: Symmetry, found: Settled) -> None:
-    written, read = (_joined(arrays, group, symmetry, inverted=side) for side in (False, True))
+    written, read = (joined(arrays, group, symmetry, inverted=side) for side in (False, True))
     sides = [side[..., 0, :] + 1j * side[..., 1, :] for side in (written, read)]
     made = balance_complex(sides[0], sides[1], _precision(arrays, group, symmetry))
     _note(found, np.where(made.degenerate, np.inf, made.margin), made.degenerate.astype(np.int64), made.unresolved)
@@ -268,7 +268,7 @@ def _by_tensor(symmetry: Symmetry) -> Iterator[tuple[str, tuple[AxisAction, ...]
         yield name, symmetry.actions_on(name)
 
 
-def _joined(
+def joined(
     arrays: Arrays, group: Group, symmetry: Symmetry, *, inverted: bool, biases: bool = False
 ) -> NDArray[np.float64]:
     """All that is written or read by a group's channels side by side, (K, blocks, k, m) float64."""

@@ -61,16 +61,18 @@ class MatrixInvariants:
     unordered
         sketches (K, 16), and a description of each channel that moves with it; all channels of a block that a matrix
         mixes have the same one.
-    signed
-        id of each group with signs to (K, n, 16), a description of each channel that has the channel's sign.
+    turning
+        id of each group with signs or matrices to (K, n, 16), a description of each channel that takes its sign, or
+        that matrices mix as they do the channels; (K, 2 n, 16) for real and imaginary parts of complex numbers, and
+        (K, n, 32) for invertible matrices, which are balanced.
     """
 
     unordered: Invariants
-    signed: Mapping[str, np.ndarray]
+    turning: Mapping[str, np.ndarray]
 
     def __getitem__(self, rows: Any) -> "MatrixInvariants":
         """Those of some checkpoints."""
-        return MatrixInvariants(self.unordered[rows], {name: values[rows] for name, values in self.signed.items()})
+        return MatrixInvariants(self.unordered[rows], {name: values[rows] for name, values in self.turning.items()})
 
 
 def sketch_bound(dtypes: Iterable[np.dtype[Any]]) -> float:
@@ -104,14 +106,14 @@ def matrix_invariants(weights: Mapping[str, Any], symmetry: Symmetry) -> MatrixI
     features = _Features(symmetry)
     sketches = np.zeros((K, FEATURES))
     described: dict[str, list[np.ndarray]] = {}
-    signed: dict[str, list[np.ndarray]] = {}
+    turning: dict[str, list[np.ndarray]] = {}
     row_bytes = 8 * sum(int(np.prod(tensor.shape, dtype=np.int64)) for tensor in tensors)
     step = max(1, INVARIANT_BYTES // max(1, row_bytes))
     rounds = _rounds(tensors, symmetry)
     for start in range(0, max(K, 1), step):
         rows = slice(start, start + step)
         some = {tensor.name: _unsigned(arrays[tensor.name][rows], tensor.name, symmetry) for tensor in tensors}
-        sizes = _sizes(some, symmetry)
+        sizes = tensor_sizes(some, symmetry)
         values = [tensor.divided(some[tensor.name], sizes[tensor.name]) for tensor in tensors]
         colours = features.initial(len(sketches[rows]))
         sums = colours
@@ -126,11 +128,11 @@ def matrix_invariants(weights: Mapping[str, Any], symmetry: Symmetry) -> MatrixI
                 colours = features.next(sums)
         for name, channels in features.described(sums).items():
             described.setdefault(name, []).append(channels)
-        for group in features.signs:
-            signed.setdefault(group, []).append(sums[group])
+        for name, keys in features.keys.items():
+            turning.setdefault(name, []).append(np.concatenate([sums[key] for key in keys], axis=2))
     channels = {name: np.concatenate(parts) for name, parts in described.items()}
     return MatrixInvariants(
-        Invariants(sketches, channels), {name: np.concatenate(parts) for name, parts in signed.items()}
+        Invariants(sketches, channels), {name: np.concatenate(parts) for name, parts in turning.items()}
     )
 
 
@@ -146,15 +148,17 @@ class _Features:
         self._leaders: dict[str, str] = {}
         # the vector of ones stays under these matrices, and is a feature
         self._ones = {group.id for group in symmetry.groups if group.scale == "orthogonal_mean"}
-        self.signs = [group.id for group in symmetry.groups if group.flips]
+        self.keys: dict[str, tuple[str, ...]] = {}
         for group in symmetry.groups:
             if group.scale in MATRICES:
                 shape = group.matrix_shape
                 assert shape is not None
                 keys = (f"{group.id}+", f"{group.id}-") if group.scale == "linear" else (group.id,)
+                self.keys[group.id] = keys
                 self._blocks |= dict.fromkeys(keys, (shape[0], shape[1]))
                 self._leaders |= dict.fromkeys(keys, group.id)
             elif group.flips:
+                self.keys[group.id] = (group.id,)
                 self._blocks[group.id] = (group.n, 1)
                 self._leaders[group.id] = symmetry.leader(group.id).id
         self._moved = {group.id: group.n for group in leaders(symmetry) if group.scale not in MATRICES}
@@ -245,7 +249,7 @@ def _unsigned(array: np.ndarray, name: str, symmetry: Symmetry) -> np.ndarray:
     return np.abs(array) if any(action.signs for action in symmetry.actions_on(name)) else array
 
 
-def _sizes(arrays: Mapping[str, np.ndarray], symmetry: Symmetry) -> dict[str, np.ndarray]:
+def tensor_sizes(arrays: Mapping[str, np.ndarray], symmetry: Symmetry) -> dict[str, np.ndarray]:
     """For each tensor the root (K,) of its norm's square and that of a tensor of small weights."""
     weighted = {action.tensor for action in symmetry.actions if action.in_mass}
     norms = {name: _norm(array) for name, array in arrays.items()}

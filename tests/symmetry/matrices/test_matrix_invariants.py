@@ -142,8 +142,8 @@ def test_rows_are_described_by_themselves(monkeypatch: pytest.MonkeyPatch) -> No
     np.testing.assert_allclose(pieces.unordered.sketches, whole.unordered.sketches, rtol=0, atol=1e-13)
     for name, values in whole.unordered.channels.items():
         np.testing.assert_allclose(pieces.unordered.channels[name], values, rtol=0, atol=1e-12)
-    for name, values in whole.signed.items():
-        np.testing.assert_allclose(pieces.signed[name][2], values[2], rtol=0, atol=1e-11)
+    for name, values in whole.turning.items():
+        np.testing.assert_allclose(pieces.turning[name], values, rtol=0, atol=1e-11)
     none = matrix_invariants({name: array[:0] for name, array in weights.items()}, symmetry)
     assert none.unordered.sketches.shape == (0, 16)
 
@@ -160,10 +160,12 @@ def test_descriptions_move_with_their_channels() -> None:
     for name, values in one.unordered.channels.items():
         moved = np.take_along_axis(values, element.perms[name][:, :, None], 1)
         np.testing.assert_allclose(two.unordered.channels[name], moved, rtol=0, atol=1e-11, err_msg=name)
-    for name, values in one.signed.items():
-        moved = np.take_along_axis(values, element.perms[name][:, :, None], 1) * flips[name][:, :, None]
-        np.testing.assert_allclose(two.signed[name], moved, rtol=0, atol=1e-10, err_msg=name)
-        assert np.abs(values).max() > 0.1
+    for name in ("odd", "gated"):
+        moved = np.take_along_axis(one.turning[name], element.perms[name][:, :, None], 1) * flips[name][:, :, None]
+        np.testing.assert_allclose(two.turning[name], moved, rtol=0, atol=1e-10, err_msg=name)
+        assert np.abs(moved).max() > 0.1
+    turned = turns["x"][:, 0] @ one.turning["x"]
+    np.testing.assert_allclose(two.turning["x"], turned, rtol=0, atol=1e-10)
 
 
 def test_digests_where_no_matrix_is_and_sketches_of_any_table() -> None:

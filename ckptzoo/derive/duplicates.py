@@ -19,7 +19,7 @@ from ckptzoo.symmetry import Canonical, canonicalize
 from ckptzoo.symmetry.comparison import Neighbours, ambiguous, apart, compare, invariant_width, rounding_tolerance
 from ckptzoo.symmetry.gauges import gauge_of
 from ckptzoo.symmetry.invariants import FEATURES, invariants
-from ckptzoo.symmetry.matrices.comparison import NEAR, matrix_distances, matrix_tolerance
+from ckptzoo.symmetry.matrices.comparison import NEAR, matrix_distances, matrix_tolerance, near_bound
 from ckptzoo.symmetry.matrices.invariants import FEATURES as MATRIX_FEATURES
 from ckptzoo.symmetry.matrices.invariants import matrix_invariants, sketch_bound
 from ckptzoo.symmetry.matrices.tables import mixes
@@ -237,7 +237,7 @@ class _MatrixComparison(_Comparison):
         """Which rows agree with one, and which equal it bit for bit."""
         distances, equal = matrix_distances(first, others, self._symmetry, self._tolerance)
         agree = distances <= self._tolerance
-        for number in np.flatnonzero(~agree & (distances <= NEAR * self._tolerance)).tolist():
+        for number in np.flatnonzero(~agree & (distances <= near_bound(self._tolerance))).tolist():
             self._near[min(row, int(rows[number])), max(row, int(rows[number]))] = float(distances[number])
         return agree, equal
 

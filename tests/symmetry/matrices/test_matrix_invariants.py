@@ -15,7 +15,7 @@ from ckptzoo.symmetry import GroupElement, apply, canonicalize, fingerprint, fol
 from ckptzoo.symmetry.matrices.invariants import BOUNDS, matrix_invariants
 from tests.symmetry.matrices.every_kind import Weights, changed, table, weights_of
 
-K = 12
+K = 6
 TABLES = {
     "RMSNorm": table(),
     "LayerNorm": table("orthogonal_mean"),
@@ -88,7 +88,7 @@ def test_all_of_an_orbit_have_one_sketch(networks: tuple[Symmetry, Weights], dty
     symmetry, weights = networks
     one = sketched({name: array.astype(dtype) for name, array in weights.items()}, symmetry)
     assert one.shape == (K, 16) and np.isfinite(one).all()
-    for seed in (1, 2, 3):
+    for seed in (1, 2):
         moved = apply(moderate(symmetry, seed), fold(weights, symmetry), symmetry)
         other = sketched({name: array.astype(dtype) for name, array in moved.items()}, symmetry)
         assert np.abs(one - other).max() <= BOUNDS[np.dtype(dtype).name]

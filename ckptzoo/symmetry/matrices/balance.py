@@ -140,10 +140,9 @@ def resolve_equal(
 
     Returns
     -------
-    ndarray
-        (..., k, k) float64, to be multiplied to A and to B from the left; the identity beyond rows of equal values.
-    ndarray
-        (...) bool, unresolved.
+    tuple[NDArray[np.float64], NDArray[np.bool_]]
+        (..., k, k), to be multiplied to A and to B from the left, the identity beyond rows of equal values; and (...),
+        unresolved.
 
     Raises
     ------
@@ -177,7 +176,7 @@ def least_mass(A: NDArray[np.float64], B: NDArray[np.float64]) -> NDArray[np.flo
 
     Returns
     -------
-    ndarray
+    NDArray[np.float64]
         (...) float64.
 
     Raises

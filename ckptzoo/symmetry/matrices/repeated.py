@@ -43,7 +43,7 @@ def runs(values: NDArray[np.float64], tolerance: float) -> list[tuple[int, int]]
 
     Returns
     -------
-    list of tuple of int
+    list[tuple[int, int]]
         start and stop of each run of two or more equal values.
     """
     largest = np.abs(values).max(initial=0)
@@ -63,7 +63,7 @@ def margins(values: NDArray[np.float64], rank: NDArray[np.int64] | None = None) 
 
     Returns
     -------
-    ndarray
+    NDArray[np.float64]
         (...) float64, relative to the largest modulus; 1 where fewer than two values count.
     """
     if values.shape[-1] < 2:
@@ -89,10 +89,9 @@ def diagonalising(forms: Sequence[NDArray[np.float64]], precision: float) -> tup
 
     Returns
     -------
-    ndarray
-        (c, c) float64. Its rows are eigenvectors, by descending eigenvalue, each up to its sign.
-    bool
-        whether it is determined by the matrices: no space of equal eigenvalues is left.
+    tuple[NDArray[np.float64], bool]
+        (c, c), whose rows are eigenvectors, by descending eigenvalue, each up to its sign; and whether it is determined
+        by the matrices: no space of equal eigenvalues is left.
     """
     size = len(forms[0])
     if size == 1:

@@ -128,10 +128,8 @@ def settle_signs(
 
     Returns
     -------
-    ndarray
-        (..., d, d) float64.
-    ndarray
-        (...) int64, how many signs W does not settle; these eigenvectors are as they were.
+    tuple[NDArray[np.float64], NDArray[np.int64]]
+        (..., d, d); and (...), how many signs W does not settle: these eigenvectors are as they were.
 
     Raises
     ------

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from ckptzoo.errors import SymmetryError
-from ckptzoo.symmetry import GroupElement, apply, canonicalize, count, trace
+from ckptzoo.errors import ZooError
+from ckptzoo.symmetry import GroupElement, apply, canonicalize, count, fold, trace
 
 Made = tuple[nn.Module, Any]
 """A module and an example input."""
@@ -37,6 +37,21 @@ class LanguageModel(nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Logits of the next token at every step."""
         return self.head(self.layers(self.embed(ids))[0])
+
+
+class LowRank(nn.Module):
+    """A layer whose weights are frozen, with a low-rank change beside it, between others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.frozen, self.last = nn.Linear(7, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.frozen.requires_grad_(False)
+        self.down, self.up = nn.Linear(8, 2, bias=False), nn.Linear(2, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Two hidden layers, of which the second is changed."""
+        x = self.first(x).relu()
+        return self.last((self.frozen(x) + self.up(self.down(x))).relu())
 
 
 def library(name: str) -> Any:
@@ -158,6 +173,7 @@ SMALL: Mapping[str, Callable[[], Made]] = {
     "torchvision ConvNeXt": _convnext,
     "LSTM language model": lambda: (LanguageModel(nn.LSTM), torch.randint(0, 11, (2, 4))),
     "GRU language model": lambda: (LanguageModel(nn.GRU), torch.randint(0, 11, (2, 4))),
+    "LoRA over a frozen layer": lambda: (LowRank(), torch.randn(2, 7)),
     "nn.TransformerEncoder": lambda: (
         nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 3, 16, batch_first=True), 2, enable_nested_tensor=False),
         torch.randn(2, 5, 12),
@@ -176,8 +192,10 @@ class Row:
         of the network.
     parameters
         numbers in its state dict.
-    groups, permutations, scales, signs
-        of its table: groups, decimal logarithm of the permutations, positive scales in evaluation mode, signs.
+    groups, permutations, signs
+        of its table: groups, decimal logarithm of the permutations, signs.
+    continuous
+        dimensions of its continuous symmetries by kind.
     apart
         largest relative norm of the difference of the canonical weights of two random disguises.
     seconds
@@ -188,8 +206,8 @@ class Row:
     parameters: int
     groups: int
     permutations: float
-    scales: int
     signs: int
+    continuous: tuple[tuple[str, int], ...]
     apart: float
     seconds: float
 
@@ -199,10 +217,13 @@ class Row:
         short = self.permutations < 12
         permutations = f"{round(10**self.permutations):,}" if short else f"10^{self.permutations:.2f}"
         numbers = (f"{number:,}" for number in (self.parameters, self.groups))
-        return (self.name, *numbers, permutations, f"{self.scales:,}", f"{self.signs:,}", f"{self.apart:.0e}")
+        kinds = dict(self.continuous)
+        dimensions = (f"{number:,}" for number in (sum(kinds.values()), *(kinds.get(kind, 0) for kind in KINDS)))
+        return (self.name, *numbers, permutations, f"{self.signs:,}", *dimensions, f"{self.apart:.0e}")
 
 
-COLUMNS = ("network", "parameters", "groups", "permutations", "scales", "signs", "two disguises differ by")
+KINDS = ("scales", "linear", "orthogonal", "complex", "gains", "folds")
+COLUMNS = ("network", "parameters", "groups", "permutations", "signs", "dimensions", *KINDS, "two disguises differ by")
 
 
 def measured(name: str) -> Row:
@@ -223,6 +244,8 @@ def measured(name: str) -> Row:
             stack[key] = (
                 np.abs(value + 0.1) if key.endswith("running_var") else value + 0.1 * rng.standard_normal(value.shape)
             )
+    if any(group.matrix_shape for group in traced.symmetry.groups):
+        stack = fold(stack, traced.symmetry)
     forms = [canonical_form(stack, traced, seed) for seed in (1, 2)]
     apart = max(
         (
@@ -238,8 +261,8 @@ def measured(name: str) -> Row:
         numbers,
         len(traced.symmetry.groups),
         counts.log10_permutations,
-        counts.scaling_eval,
         counts.signs,
+        counts.continuous,
         apart,
         seconds,
     )
@@ -254,7 +277,7 @@ def canonical_form(stack: Mapping[str, np.ndarray], traced: Any, seed: int) -> d
         name: np.sign(scale) * np.maximum(np.abs(scale), 1 / np.abs(scale)) if name in normalised else scale
         for name, scale in element.scales.items()
     }
-    disguised = apply(GroupElement(element.perms, scales), stack, traced.symmetry)
+    disguised = apply(GroupElement(element.perms, scales, element.matrices), stack, traced.symmetry)
     return canonicalize(disguised, traced).weights
 
 
@@ -309,7 +332,7 @@ def _print_published(only: str) -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 traced = trace(*make())
-        except SymmetryError as error:
+        except ZooError as error:
             failed += 1
             print(f"{name}: {error}", flush=True)
         else:

@@ -13,11 +13,11 @@ from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.permutation import derive_key
 from ckptzoo.schema import layout
 from ckptzoo.schema.symmetry import MATRICES, Fixed, Group, Like, Symmetry, Wreath
-from ckptzoo.symmetry import GAUGES, GroupElement, monomial
+from ckptzoo.symmetry import GAUGES, GroupElement
 from ckptzoo.symmetry.arrays import by_channel, positions
 from ckptzoo.symmetry.element import mean_basis, uniform_orthogonal
 from ckptzoo.symmetry.gauges import gauge_of
-from ckptzoo.symmetry.matrices.tables import lifted, mixes
+from ckptzoo.symmetry.matrices.tables import among, lifted, mixes
 
 _DOMAIN = 20
 """Keeps the keys of group elements apart from those that order rows."""
@@ -96,7 +96,7 @@ class Augment:
             that one, or one of a subgroup.
         """
         kept = () if self.matrices is None else INVERTIBLE
-        return monomial(symmetry, keep=(*kept, *(ORTHOGONAL if self.rotations else ())))
+        return among(symmetry, keep=(*kept, *(ORTHOGONAL if self.rotations else ())))
 
     def element(self, symmetry: Symmetry, ids: Iterable[str], *, seed: int, epoch: int, view: int = 0) -> GroupElement:
         """The group elements that a stream applies to these checkpoints, before running variances bound scales.

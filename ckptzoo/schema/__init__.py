@@ -2,6 +2,7 @@
 
 from ckptzoo.schema.architecture import Architecture, Tensor
 from ckptzoo.schema.card import Card, Picture
+from ckptzoo.schema.folds import Fold, Part, Target
 from ckptzoo.schema.split import HashSplit, ListSplit
 from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath
 
@@ -10,14 +11,17 @@ __all__ = [
     "AxisAction",
     "Card",
     "Fixed",
+    "Fold",
     "Group",
     "HashSplit",
     "Like",
     "ListSplit",
+    "Part",
     "Picture",
     "Segment",
     "Sym",
     "Symmetry",
+    "Target",
     "Tensor",
     "Wreath",
 ]

@@ -11,7 +11,8 @@ from ckptzoo.symmetry.alignment.pairs import pair_distances
 from ckptzoo.symmetry.common import common
 from ckptzoo.symmetry.counts import Counts, GroupCounts, count, counts_by_group, orbits
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.fingerprint import fingerprint
+from ckptzoo.symmetry.fingerprint import fingerprint, sketches
+from ckptzoo.symmetry.folds import fold
 from ckptzoo.symmetry.gauges import GAUGES, Canonical, Gauge, canonicalize, gauge_named, ordering_keys
 from ckptzoo.symmetry.mass.minimum import MinMass, min_mass
 from ckptzoo.symmetry.matrices.tables import monomial
@@ -41,6 +42,7 @@ __all__ = [
     "count",
     "counts_by_group",
     "fingerprint",
+    "fold",
     "gauge_named",
     "min_mass",
     "monomial",
@@ -50,6 +52,7 @@ __all__ = [
     "random_element",
     "random_permutations",
     "remove_softmax_shift",
+    "sketches",
     "trace",
     "transpositions",
 ]

@@ -10,7 +10,10 @@ from numpy.typing import NDArray
 
 from ckptzoo import archs
 from ckptzoo.schema.architecture import Architecture
-from ckptzoo.schema.symmetry import Sym, Symmetry, Wreath
+from ckptzoo.schema.folds import dimensions
+from ckptzoo.schema.symmetry import MATRICES, Group, Sym, Symmetry, Wreath
+from ckptzoo.symmetry.matrices.action import gains_at_one
+from ckptzoo.symmetry.matrices.tables import monomial
 from ckptzoo.symmetry.moves import Move, sources
 from ckptzoo.symmetry.tables import Arch, last_layer, table_of
 from ckptzoo.symmetry.tracing.result import Traced
@@ -34,6 +37,10 @@ class GroupCounts:
     scaling_train, scaling_without_eps, scaling_eval, signs
         as in ``Counts``, the gains against running variances counted in the group that the variances belong to. Sums
         over the groups are those of the network.
+    matrices
+        dimensions of the group's matrices: ``k ** 2`` a block of invertible ones, ``n (n - 1) / 2`` of orthogonal ones,
+        ``(n - 1) (n - 2) / 2`` where these keep the vector of ones, 2 a complex number. What only moves inside blocks
+        is among them, and in no count of permutations.
     """
 
     id: str
@@ -44,17 +51,18 @@ class GroupCounts:
     scaling_without_eps: int
     scaling_eval: int
     signs: int
+    matrices: int = 0
 
     @property
     def shown(self) -> tuple[str, ...]:
         """A row of a table with the columns ``GROUP_COLUMNS``."""
         short = self.log10_permutations < EXACT_DIGITS
         permutations = f"{round(10**self.log10_permutations):,}" if short else f"10^{self.log10_permutations:.2f}"
-        numbers = (self.scaling_train, self.scaling_eval, self.signs)
+        numbers = (self.scaling_train, self.scaling_eval, self.signs, self.matrices)
         return (self.id, f"{self.n:,}", self.kind, permutations, *(f"{number:,}" for number in numbers))
 
 
-GROUP_COLUMNS = ("group", "n", "kind", "permutations", "scales, training", "scales, evaluation", "signs")
+GROUP_COLUMNS = ("group", "n", "kind", "permutations", "scales, training", "scales, evaluation", "signs", "matrices")
 EXACT_DIGITS = 12
 """Numbers of permutations of a group are shown in full up to this number of digits, which its logarithm determines."""
 
@@ -84,6 +92,11 @@ class Counts:
         does not show the last layer.
     groups
         the same group by group, in the order of the table.
+    folds
+        dimensions of the additive freedoms in evaluation mode, by the kind of the fold, for the kinds that there are.
+    continuous
+        dimensions of all weights with the same function in evaluation mode that the table has, by their kind, for the
+        kinds that there are: positive scales, matrices, gains that orthogonal matrices need to be 1, folds.
     """
 
     permutations: int = field(repr=False)
@@ -94,6 +107,13 @@ class Counts:
     signs: int
     softmax: int | None
     groups: tuple[GroupCounts, ...] = field(default=(), repr=False, compare=False)
+    folds: tuple[tuple[str, int], ...] = ()
+    continuous: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def dimensions(self) -> int:
+        """Of all continuous symmetries together, in evaluation mode."""
+        return sum(number for _, number in self.continuous)
 
     def __str__(self) -> str:
         short = self.log10_permutations < 15
@@ -105,6 +125,9 @@ class Counts:
             ("sign flips", f"{self.signs:,}"),
             ("softmax shift", "unknown" if self.softmax is None else f"{self.softmax:,}"),
         )
+        if any(name != "scales" for name, _ in self.continuous):
+            kinds = ", ".join(f"{number:,} {name}" for name, number in self.continuous)
+            lines += (("dimensions", f"{self.dimensions:,} in evaluation mode ({kinds})"),)
         return "\n".join(f"{name:<16} {value}" for name, value in lines)
 
 
@@ -150,7 +173,49 @@ def count(arch: Arch) -> Counts:
         signs=sum(group.signs for group in groups),
         softmax=_softmax(table, _architecture(arch)),
         groups=groups,
+        folds=_folded(table),
+        continuous=_continuous(table, groups),
     )
+
+
+def _continuous(table: Symmetry, groups: tuple[GroupCounts, ...]) -> tuple[tuple[str, int], ...]:
+    """The dimensions of the continuous symmetries by kind, without those that there are none of."""
+    numbers: Counter[str] = Counter(scales=sum(group.scaling_eval for group in groups))
+    for group in groups:
+        numbers[table[group.id].scale.removesuffix("_mean")] += group.matrices
+    numbers["gains"] = sum(len(gain.places) for gain in gains_at_one(table))
+    numbers["folds"] = sum(dimensions(table.folds))
+    kinds = ("scales", "linear", "orthogonal", "complex", "gains", "folds")
+    return tuple((kind, numbers[kind]) for kind in kinds if numbers[kind])
+
+
+def _dimensions(group: Group) -> int:
+    """Of a group's matrices."""
+    if (shape := group.matrix_shape) is None:
+        return 0
+    if group.scale == "complex":
+        return 2 * group.n
+    blocks, k = shape[:2]
+    return blocks * {"linear": k * k, "orthogonal": k * (k - 1) // 2}.get(group.scale, (k - 1) * (k - 2) // 2)
+
+
+def _factorials(group: Group) -> tuple[int, int]:
+    """How many channels are permuted among themselves, and how many times; no more than one where none are."""
+    if group.scale in MATRICES and group.scale != "complex":
+        return 1, 1
+    if isinstance(group.perm, Sym):
+        return group.n, 1
+    if isinstance(group.perm, Wreath) and group.perm.inner == "free":
+        return group.perm.k, group.perm.g
+    return 1, 1
+
+
+def _folded(table: Symmetry) -> tuple[tuple[str, int], ...]:
+    """The dimensions that the table's folds fix, by their kinds."""
+    numbers: Counter[str] = Counter()
+    for fold, number in zip(table.folds, dimensions(table.folds), strict=True):
+        numbers[fold.kind] += number
+    return tuple(sorted(numbers.items()))
 
 
 def counts_by_group(table: Symmetry) -> tuple[GroupCounts, ...]:
@@ -166,11 +231,9 @@ def counts_by_group(table: Symmetry) -> tuple[GroupCounts, ...]:
     outers: set[str] = set()
     found: list[GroupCounts] = []
     for group in table.groups:
-        factorials: list[int] = []
-        if isinstance(group.perm, Sym):
-            factorials = [group.n]
-        elif isinstance(group.perm, Wreath):
-            factorials = [group.perm.k] * group.perm.g if group.perm.inner == "free" else []
+        size, times = _factorials(group)
+        factorials = [size] * times
+        if isinstance(group.perm, Wreath):
             factorials += [group.perm.g] if group.perm.outer not in outers else []
             outers.add(group.perm.outer)
         positive = group.n if group.resizes else 0
@@ -184,6 +247,7 @@ def counts_by_group(table: Symmetry) -> tuple[GroupCounts, ...]:
                 scaling_without_eps=positive,
                 scaling_eval=positive + gains[group.id],
                 signs=group.n if group.flips else 0,
+                matrices=_dimensions(group),
             )
         )
     return tuple(found)
@@ -193,10 +257,9 @@ def _permutations(table: Symmetry) -> int:
     factorials: Counter[int] = Counter()
     outers: dict[str, int] = {}
     for group in table.groups:
-        if isinstance(group.perm, Sym):
-            factorials[group.n] += 1
-        elif isinstance(group.perm, Wreath):
-            factorials[group.perm.k] += group.perm.g if group.perm.inner == "free" else 0
+        size, times = _factorials(group)
+        factorials[size] += times
+        if isinstance(group.perm, Wreath):
             outers[group.perm.outer] = group.perm.g
     factorials.update(outers.values())
     return math.prod(math.factorial(n) ** times for n, times in factorials.items())
@@ -270,6 +333,7 @@ def orbits(symmetry: Symmetry, tensor: str, shape: tuple[int, ...]) -> NDArray[n
     components of what they do to the positions. Time and memory a few passes over the axes that move, for each
     generator. Against random group elements: tests/symmetry/test_orbits.py.
     """
+    symmetry = monomial(symmetry)
     move = Move.of(shape, symmetry.actions_on(tensor), symmetry)
     rows, columns, elements = move.shape
     parent = np.arange(rows * columns)

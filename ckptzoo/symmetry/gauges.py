@@ -13,14 +13,16 @@ import numpy as np
 from ckptzoo.errors import UnknownNameError
 from ckptzoo.schema.layout import GaugeName
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.symmetry.action import apply
+from ckptzoo.symmetry.action import apply, transform
 from ckptzoo.symmetry.arrays import Stacked, as_array, beside, stack_of, stored_dtype, to_numpy
 from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.folds import fold
 from ckptzoo.symmetry.mass.blocks import find_blocks
 from ckptzoo.symmetry.mass.formulations import CERTIFIED, PINNED, Formulation, least_mass_scales
 from ckptzoo.symmetry.mass.solver import balance
+from ckptzoo.symmetry.matrices.action import have_unit_gains
 from ckptzoo.symmetry.matrices.gauge import settle
-from ckptzoo.symmetry.matrices.tables import lifted, mixes, monomial, residual
+from ckptzoo.symmetry.matrices.tables import among, lifted, mixes, monomial, residual
 from ckptzoo.symmetry.moments import Moments
 from ckptzoo.symmetry.ordering import first_weight_order, sum_keys
 from ckptzoo.symmetry.report import Report
@@ -176,7 +178,8 @@ class Canonical:
         tensor name to (K, *shape), at least float32, in the framework of the raw weights: ``apply(element, raw)``, bit
         for bit, but to rounding where the table has matrices.
     element
-        the K group elements that lead from the raw weights to these. A block of matrices is NaN where no element does,
+        the K group elements that lead from the raw weights to these. Where the table has matrices those of
+        ``canonical`` act on the weights that ``fold`` gives, and a block of matrices is NaN where no element does,
         because it is degenerate: the weights are a limit of the orbit, with the same function.
     report
         what was found, per checkpoint.
@@ -266,30 +269,82 @@ def canonicalize(
 def _canonicalize_matrices(
     weights: Stacked, arrays: Mapping[str, np.ndarray], symmetry: Symmetry, rule: Gauge, threads: int | None
 ) -> Canonical:
-    """Bring checkpoints of a table with matrices into a gauge: these first, where they are settled by it at all."""
+    """Bring checkpoints of a table with matrices into a gauge: folded, these first, where it settles them at all."""
     if rule.name == "min-mass":
         return _least_mass_matrices(weights, arrays, symmetry, rule)
     if not rule.complete:
-        made = canonicalize(weights, monomial(symmetry), gauge=rule.name, threads=threads)
-        return replace(made, element=lifted(made.element, symmetry))
+        plain = canonicalize(weights, among(symmetry), gauge=rule.name, threads=threads)
+        return replace(plain, element=lifted(plain.element, symmetry))
     K = len(next(iter(arrays.values())))
     usable = finite(arrays, K)
-    rows = np.flatnonzero(usable)
-    work = {name: array[rows].astype(stored_dtype(array.dtype), order="C") for name, array in arrays.items()}
-    settled = settle(work, symmetry)
-    made = canonicalize(work, residual(symmetry), gauge=rule.name, threads=threads)
-    found = lifted(made.element, symmetry).compose(settled.element(symmetry))
     report, element = Report.blank(K), GroupElement.identity(symmetry, K)
-    made.report.dead[:], made.report.clamped[:] = settled.dead, settled.clamped
-    made.report.margin[:] = np.minimum(made.report.margin, settled.margin)
-    made.report.degenerate[:], made.report.unresolved[:] = (
-        settled.degenerate,
-        made.report.unresolved | settled.unresolved,
-    )
-    report.set(rows, made.report)
+    made: dict[str, np.ndarray] = {}
+    threads = threads or os.cpu_count() or 1
+    for rows in pieces(np.flatnonzero(usable), arrays, 1):
+        folded = fold(take_rows(arrays, rows), symmetry)
+        if not (unit := have_unit_gains(folded, symmetry)).all():
+            usable[rows[~unit]] = False
+            rows, folded = rows[unit], {name: array[unit] for name, array in folded.items()}
+            if not len(rows):
+                continue
+        work = {name: _own(array, arrays[name]) for name, array in folded.items()}
+        del folded
+        settled, found = settle(work, symmetry), Report.blank(len(rows))
+        rest = _order_rest(work, residual(symmetry), found, threads)
+        found.dead[:], found.clamped[:], found.degenerate[:] = settled.dead, settled.clamped, settled.degenerate
+        found.margin[:] = np.minimum(found.margin, settled.margin)
+        found.unresolved[:] |= settled.unresolved
+        report.set(rows, found)
+        _put(element, rows, lifted(rest, symmetry).compose(settled.element(symmetry)))
+        perms, table = GroupElement(rest.perms, {}), residual(symmetry)
+        place = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] == len(rows) - 1 else rows
+        for name, array in arrays.items():  # each tensor's copy is given up in turn
+            moved = transform(work.pop(name), table.actions_on(name), perms, table)
+            if len(rows) == K:
+                made[name] = moved
+                continue
+            if name not in made:
+                made[name] = np.empty(array.shape, stored_dtype(array.dtype))
+            made[name][place] = moved
+    for name, array in arrays.items():
+        if name not in made:
+            made[name] = array.astype(stored_dtype(array.dtype))
+        made[name][~usable] = array[~usable]
     report.refuse(~usable)
-    _put(element, rows, found)
-    return Canonical(_placed(weights, arrays, rows, made.weights), element, report, rule)
+    return Canonical({name: beside(made[name], as_array(weights[name])) for name in arrays}, element, report, rule)
+
+
+def _own(array: np.ndarray, given: np.ndarray) -> np.ndarray:
+    """The array in the dtype of the result, in memory apart from what was given."""
+    if array.dtype != stored_dtype(array.dtype) or np.may_share_memory(array, given):
+        return array.astype(stored_dtype(array.dtype), order="C")
+    return np.require(array, requirements=["C", "W"])
+
+
+def _order_rest(work: dict[str, np.ndarray], table: Symmetry, report: Report, threads: int) -> GroupElement:
+    """Permutations and signs of weights whose scales and matrices are settled; the signs are applied in place."""
+    K = len(report.ties)
+    element = GroupElement.identity(table, K)
+
+    def solved(some: np.ndarray) -> None:
+        part = take_rows(work, some)
+        signs = solve(Moments(part, table, cubes=True))
+        flip = GroupElement(GroupElement.identity(table, len(some)).perms, signs.scales)
+        for name in part:
+            if actions := table.actions_on(name):
+                flipped = transform(part[name], actions, flip, table)
+                if flipped is not part[name]:
+                    work[name][some] = flipped
+        found = Report.blank(len(some))
+        found.unresolved[:] = signs.unsolved
+        perms = complete_order(Moments(take_rows(work, some), table, cubes=True), replace(signs, scales={}), found)
+        scales = {name: np.take_along_axis(scale, perms[name], 1) for name, scale in signs.scales.items()}
+        report.set(some, found)
+        _put(element, some, GroupElement(perms, scales))
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(solved, pieces(np.arange(K), work, threads)))
+    return element
 
 
 def _least_mass_matrices(

@@ -62,8 +62,10 @@ def complete_order(moments: Moments, found: Scales, report: Report) -> dict[str,
     """
     symmetry = moments.symmetry
     usable = {name: np.where(np.isfinite(scale) & (scale != 0), scale, 1) for name, scale in found.scales.items()}
-    scaling = GroupElement(GroupElement.identity(symmetry, moments.K).perms, usable)
-    scaled = Moments(apply(scaling, moments.arrays, symmetry, threads=1), symmetry)
+    scaled = moments
+    if any((scale != 1).any() for scale in usable.values()):
+        scaling = GroupElement(GroupElement.identity(symmetry, moments.K).perms, usable)
+        scaled = Moments(apply(scaling, moments.arrays, symmetry, threads=1), symmetry, cubes=moments.cubes)
     keys = sum_keys(scaled)
     order = Order(symmetry, moments.K, report)
     for group in leaders(symmetry):
@@ -77,7 +79,8 @@ def complete_order(moments: Moments, found: Scales, report: Report) -> dict[str,
 def _break_ties(row: int, scaled: Moments, keys: dict[str, np.ndarray], order: Order, report: Report) -> None:
     """Order one checkpoint that has ties."""
     symmetry = scaled.symmetry
-    checkpoint = Moments({name: array[row : row + 1] for name, array in scaled.arrays.items()}, symmetry)
+    arrays = {name: array[row : row + 1] for name, array in scaled.arrays.items()}
+    checkpoint = Moments(arrays, symmetry, cubes=scaled.cubes)
     graph = Graph({name: array[0] for name, array in checkpoint.arrays.items()}, symmetry)
     rough = Graph({name: np.round(array[0] * ROUGH) for name, array in checkpoint.arrays.items()}, symmetry)
     columns = np.zeros((graph.size, 3))

@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.symmetry import MATRICES, AxisAction, Fixed, Group, Symmetry, Wreath
 from ckptzoo.symmetry.action import transform
 from ckptzoo.symmetry.arrays import by_channel, positions
@@ -132,7 +133,19 @@ class JointGroups:
 
 
 def joint_groups_of(symmetry: Symmetry, tensors: Collection[str]) -> tuple[JointGroups, ...]:
-    """The joint groups of a table that permute some of these tensors, in its order."""
+    """The joint groups of a table that permute some of these tensors, in its order.
+
+    Raises
+    ------
+    SymmetryError
+        A group permutes positions inside the channels of another one.
+    """
+    for action in symmetry.actions:
+        for segment in action.segments:
+            if segment.within is not None:
+                expected = "groups that permute no positions inside the channels of another one"
+                step = "Leave the groups out of the table whose channels have others inside."
+                raise SymmetryError(Problem("alignment", f"group {segment.within!r}", expected, "one", step))
     together: dict[str, list[Group]] = {}
     for group in leaders(symmetry):
         if isinstance(group.perm, Wreath):

@@ -33,7 +33,7 @@ from ckptzoo.symmetry.mass.packing import unpacked
 from ckptzoo.symmetry.mass.solver import Balanced
 from ckptzoo.symmetry.matrices.blocks import balance_blocks
 from ckptzoo.symmetry.matrices.gauge import joined_rows
-from ckptzoo.symmetry.matrices.tables import monomial
+from ckptzoo.symmetry.matrices.tables import among
 from ckptzoo.symmetry.moments import Moments
 from ckptzoo.symmetry.scales import solve
 
@@ -133,7 +133,7 @@ def find_blocks(arrays: Arrays, table: Symmetry, engine: Engine) -> LeastMassBlo
     work = {name: array.astype(np.float64) if is_float(array) else array for name, array in arrays.items()}
     K, turns = len(next(iter(work.values()))), taking_turns(table)
     outside = _without_scales(table, turns)
-    blocks_table, element = monomial(table, keep=_BLOCKS), GroupElement.identity(table, K)
+    blocks_table, element = among(table, keep=_BLOCKS), GroupElement.identity(table, K)
     network = build_network(Moments(*unpacked(work, outside)))
     before = total_masses(network, np.zeros_like(network.source))
     after, gap, imbalance = np.full((3, K), np.nan)
@@ -168,7 +168,7 @@ def find_blocks(arrays: Arrays, table: Symmetry, engine: Engine) -> LeastMassBlo
 
 def _without_scales(table: Symmetry, names: list[str]) -> Symmetry:
     """The table of permutations and scales in which some groups are not scaled."""
-    plain = monomial(table)
+    plain = among(table)
     groups = (replace(group, scale="none") if group.id in names else group for group in plain.groups)
     return Symmetry(tuple(groups), plain.actions)
 
@@ -211,7 +211,7 @@ def _scale(work: dict[str, np.ndarray], outside: Symmetry, engine: Engine, table
 def _act(work: dict[str, np.ndarray], table: Symmetry, scales: Mapping[str, np.ndarray]) -> None:
     """Scale channels, in place."""
     K = len(next(iter(work.values())))
-    plain = monomial(table)
+    plain = among(table)
     perms = {group.id: np.tile(np.arange(group.n), (K, 1)) for group in plain.groups}
     element = GroupElement(perms, scales)
     for name in dict.fromkeys(action.tensor for action in plain.actions):
@@ -230,7 +230,7 @@ def _compose(element: GroupElement, step: GroupElement, rows: np.ndarray) -> Non
 
 def _settle_rest(work: dict[str, np.ndarray], element: GroupElement, table: Symmetry, outside: Symmetry) -> np.ndarray:
     """Scale dropped channels to unit norm and choose signs, in place; (K,) where some are undetermined."""
-    plain = monomial(table)
+    plain = among(table)
     network = build_network(Moments(*unpacked(work, outside)))
     K = len(network.source)
     settled = {group.id: np.ones((K, group.n)) for group in plain.groups if group.scaled}

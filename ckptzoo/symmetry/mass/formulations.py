@@ -202,8 +202,16 @@ def _eval_chain(
             gains[beside[0].tensor] = beside[0], variance
         else:
             without_gain |= {segment.group for segment in variance.segments} & normalised
+    # groups inside whose channels others act, and those, keep their blocks, which say where
+    nested = {
+        name for act in symmetry.actions for item in act.segments if item.within for name in (item.group, item.within)
+    }
     groups = tuple(
-        replace(group, perm=Fixed(), scale="none" if group.id in without_gain else group.scale)
+        replace(
+            group,
+            perm=group.perm if group.id in nested else Fixed(),
+            scale="none" if group.id in without_gain else group.scale,
+        )
         for group in symmetry.groups
     )
     kept = [action for action in symmetry.actions if action not in variances]
@@ -213,7 +221,7 @@ def _eval_chain(
         segments, spare = _full_axis(variance.segments, f"{name}:rest", shapes[name][0])
         chains.append(AxisAction(name, 1, segments, -1, True, "in", blocks=shapes[name][0]))
         rest += [Group(f"{name}:rest", spare, Fixed(), "none")] if spare else []
-    used = {segment.group for action in (*kept, *chains) for segment in action.segments}
+    used = {name for action in (*kept, *chains) for name in action.listed_groups}
     groups = (*(group for group in groups if group.id in used), *rest)
     return Symmetry(groups, (*kept, *chains)), tuple(gains)
 

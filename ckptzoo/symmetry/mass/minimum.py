@@ -16,7 +16,7 @@ from ckptzoo.symmetry.mass.blocks import find_blocks, taking_turns
 from ckptzoo.symmetry.mass.convex import balance_by_cvxpy
 from ckptzoo.symmetry.mass.formulations import PINNED, Engine, Formulation, LeastMassScales, find_scales
 from ckptzoo.symmetry.mass.solver import balance
-from ckptzoo.symmetry.matrices.tables import monomial
+from ckptzoo.symmetry.matrices.tables import among
 from ckptzoo.symmetry.tables import Arch, finite, fits, pieces, table_of, take_rows
 
 ENGINES: dict[str, Engine] = {"newton": balance, "cvxpy": balance_by_cvxpy}
@@ -167,7 +167,7 @@ def _in_turns(
     K = len(next(iter(arrays.values())))
     blank = _blank(problem, K)
     made = {name: array.astype(stored_dtype(array.dtype)) for name, array in arrays_in_table.items()}
-    identity = GroupElement.identity(monomial(problem.symmetry, keep=("linear", "complex")), K)
+    identity = GroupElement.identity(among(problem.symmetry, keep=("linear", "complex")), K)
 
     def solve_rows(rows: np.ndarray) -> None:
         with np.errstate(all="ignore"):

@@ -1,7 +1,7 @@
 r"""Complex factors of pairs of channels: rotary position embedding turns two channels as one complex number.
 
 Of queries a and keys b of such a pair only ``a_i conj(b_j)`` counts, so that ``(c a, b / conj(c))`` is the same network
-for every complex number c that is not 0 (Su et al., arXiv 2104.09864, equation 34, for the rotation).
+for every complex number c that is not 0 (Su et al., arXiv 2104.09864, for the rotation).
 """
 
 from dataclasses import dataclass
@@ -79,7 +79,7 @@ def balance_complex(a: NDArray[np.complex128], b: NDArray[np.complex128], precis
         norms = [np.sqrt(_moments(side, np.ones(side.shape[-1]))[1]) for side in (a, b)]
     checked("balance_complex", **{"norm of a": norms[0], "norm of b": norms[1]})
     degenerate = (norms[0] == 0) | (norms[1] == 0)
-    settling, margin = (np.zeros(a.shape[:-1], dtype) for dtype in (np.complex128, np.float64))
+    settling, margin = np.zeros(a.shape[:-1], np.complex128), np.zeros(a.shape[:-1])
     for weighted in (False, True):
         for side in (a, b):
             open_phase = (margin == 0) & ~degenerate

@@ -9,7 +9,8 @@ In this order, on weights that are folded:
    squares of the first a positive value;
 3. a stream's channels are the eigenvectors of the sum of ``W W^T`` over all that writes it, in descending order of
    eigenvalues; their signs make the sum of cubes of each channel's weights positive, in the first tensor that no other
-   group acts on.
+   group acts on;
+4. rows of equal singular values, which are known up to orthogonal matrices, are told apart in this basis.
 
 Each step's numbers depend on nothing that later ones change. Rows of A and B and complex numbers have open signs.
 """
@@ -28,7 +29,7 @@ from ckptzoo.symmetry.action import transform
 from ckptzoo.symmetry.arrays import is_float
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.matrices.action import MixedChannels, mixed_channels, multiply
-from ckptzoo.symmetry.matrices.balance import balance
+from ckptzoo.symmetry.matrices.balance import Balance, balance, resolve_equal
 from ckptzoo.symmetry.matrices.complex_pairs import balance_complex
 from ckptzoo.symmetry.matrices.stream import StreamAxes, settle_signs, stream_axes
 from ckptzoo.symmetry.matrices.tables import unmixed
@@ -114,14 +115,17 @@ def settle(arrays: dict[str, NDArray[Any]], symmetry: Symmetry) -> Settled:
     found = Settled.blank(K)
     table = unmixed(symmetry)
     _scale(arrays, symmetry, table, found)
+    balanced: dict[str, Balance] = {}
     for group in symmetry.groups:
         if group.scale == "linear":
-            _balance(arrays, group, symmetry, found)
+            balanced[group.id] = _balance(arrays, group, symmetry, found)
         elif group.scale == "complex":
             _turn(arrays, group, symmetry, found)
     for group in symmetry.groups:
         if group.scale in ("orthogonal", "orthogonal_mean"):
             _rotate(arrays, group, symmetry, found)
+    for name, made in balanced.items():
+        _resolve(arrays, symmetry[name], made, symmetry, found)
     return found
 
 
@@ -173,7 +177,7 @@ def _whitened(arrays: Arrays, groups: list[Group], symmetry: Symmetry) -> dict[s
     return made
 
 
-def _balance(arrays: dict[str, NDArray[Any]], group: Group, symmetry: Symmetry, found: Settled) -> None:
+def _balance(arrays: dict[str, NDArray[Any]], group: Group, symmetry: Symmetry, found: Settled) -> Balance:
     precision = _precision(arrays, group, symmetry)
     written, read = (joined_rows(arrays, group, symmetry, inverted=side) for side in (False, True))
     made = balance(written, read, precision)
@@ -183,9 +187,21 @@ def _balance(arrays: dict[str, NDArray[Any]], group: Group, symmetry: Symmetry, 
         again = balance(wide[0], wide[1], precision)
         for name in ("left", "right", "values", "rank", "margin", "degenerate", "unresolved"):
             getattr(made, name)[short] = getattr(again, name)
-    _note(found, made.margin, made.degenerate, made.unresolved)
+    _note(found, made.margin, made.degenerate, np.zeros(made.margin.shape, bool))
     found.left[group.id], found.right[group.id] = made.left, made.right
     _multiply(arrays, group.id, made.left, made.right, symmetry)
+    return made
+
+
+def _resolve(arrays: dict[str, NDArray[Any]], group: Group, made: Balance, symmetry: Symmetry, found: Settled) -> None:
+    """Settle the rows of equal singular values, once streams have their basis."""
+    written, read = (joined_rows(arrays, group, symmetry, inverted=side) for side in (False, True))
+    turns, unresolved = resolve_equal(written, read, made.values, _precision(arrays, group, symmetry))
+    _note(found, made.margin, np.zeros(made.margin.shape, np.int64), unresolved)
+    if (turns != np.eye(turns.shape[-1])).any():
+        for side in (found.left, found.right):
+            side[group.id] = turns @ side[group.id]
+        _multiply(arrays, group.id, turns, turns, symmetry)
 
 
 def _turn(arrays: dict[str, NDArray[Any]], group: Group, symmetry: Symmetry, found: Settled) -> None:
@@ -264,6 +280,12 @@ def _by_tensor(symmetry: Symmetry) -> Iterator[tuple[str, tuple[AxisAction, ...]
         yield name, symmetry.actions_on(name)
 
 
+def _acts(action: AxisAction, group: str, symmetry: Symmetry) -> bool:
+    """Whether a group's matrices may act on an axis; which channels they mix takes longer to say."""
+    names = action.listed_groups
+    return group in names or any(symmetry.leader(name).id == group for name in names)
+
+
 def joined_rows(
     arrays: Arrays, group: Group, symmetry: Symmetry, *, inverted: bool, biases: bool = False
 ) -> NDArray[np.float64]:
@@ -271,7 +293,7 @@ def joined_rows(
     parts: list[NDArray[np.float64]] = []
     for name, actions in _by_tensor(symmetry):
         for action in actions:
-            if biases or action.in_mass:
+            if (biases or action.in_mass) and _acts(action, group.id, symmetry):
                 parts += [
                     _rows(arrays[name], mixed)
                     for mixed in mixed_channels((action,), symmetry)
@@ -322,6 +344,8 @@ def _multiply(
 ) -> None:
     """Multiply what is written by one matrix and what is read by the other, in place or in new arrays."""
     for name, actions in _by_tensor(symmetry):
+        if not any(_acts(action, group, symmetry) for action in actions):
+            continue
         mixed = [item for item in mixed_channels(actions, symmetry) if item.group == group]
         if not mixed:
             continue

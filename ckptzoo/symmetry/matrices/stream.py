@@ -1,7 +1,7 @@
 r"""The basis of a residual stream: eigenvectors of what is written into it.
 
 Where every reader normalises the stream by its root mean square, an orthogonal matrix Q on the stream's axis keeps the
-network (Ashkboos et al., arXiv 2401.15024, section 3.1); where the mean is subtracted too, Q also keeps the vector of
+network (Ashkboos et al., arXiv 2401.15024); where the mean is subtracted too, Q also keeps the vector of
 ones. The sum ``M = sum W W^T`` over the weights W that write the stream becomes ``Q M Q^T``, so that its eigenvectors
 are a basis that no such matrix changes, up to signs.
 """
@@ -129,7 +129,7 @@ def settle_signs(
     Returns
     -------
     tuple[NDArray[np.float64], NDArray[np.int64]]
-        (..., d, d); and (...), how many signs W does not settle: these eigenvectors are as they were.
+        Q (..., d, d) float64; and how many signs W does not settle, (...) int64: these eigenvectors are as they were.
 
     Raises
     ------

@@ -1,8 +1,8 @@
 """Tables without matrices beside one that has them, and elements of these tables as elements of that one.
 
-The generalised permutation matrices, of one entry other than 0 in each row and column, are permutations with scales:
-``monomial`` is the table of that subgroup, which every study of permutations and scales takes. ``residual`` is the
-table of what is left where the matrices are settled up to signs.
+Generalised permutation matrices, of one entry other than 0 in each row and column, are permutations with scales:
+``among`` is the table of these, and ``monomial`` has those too that need no gains of 1, which every study of
+permutations and scales takes. ``residual`` is the table of what is left where matrices are settled up to signs.
 """
 
 from collections.abc import Callable, Collection
@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from ckptzoo.schema.symmetry import MATRICES, AxisAction, Fixed, Group, Sym, Symmetry, Wreath
+from ckptzoo.schema.symmetry import MATRICES, AxisAction, Fixed, Group, Segment, Sym, Symmetry, Wreath
 from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.matrices.action import gains_at_one
 
 
 def mixes(symmetry: Symmetry) -> bool:
@@ -19,11 +20,38 @@ def mixes(symmetry: Symmetry) -> bool:
     return any(group.scale in MATRICES for group in symmetry.groups)
 
 
-def monomial(symmetry: Symmetry, *, keep: Collection[str] = ()) -> Symmetry:
-    """The table of the permutations and scales among a table's matrices; the table itself where it has none.
+def monomial(symmetry: Symmetry) -> Symmetry:
+    """The table of all permutations and scales that keep the function; the table itself where it has no matrices.
 
-    Blocks of invertible matrices have channels that are permuted and scaled by any number but 0; orthogonal matrices
-    are permuted, without signs; complex numbers are real.
+    Blocks of invertible matrices have channels that are permuted and scaled by any number but 0; channels of orthogonal
+    matrices are permuted, and those behind RMSNorm have signs, which the gains take; complex numbers are real. Gains
+    need not be 1: they have scales of their own.
+
+    Parameters
+    ----------
+    symmetry
+        the table.
+    """
+    gains = {gain.group for gain in gains_at_one(symmetry)}
+    table = among(symmetry)
+    groups = tuple(
+        replace(group, scale="nonzero")
+        if group.id in gains
+        else replace(group, scale="sign" if symmetry[group.id].scale == "orthogonal" else group.scale)
+        for group in table.groups
+    )
+    actions: list[AxisAction] = []
+    for action in table.actions:
+        leaders = [symmetry.leader(segment.group) for segment in action.segments]
+        if action.role == "gain" and all(leader.scale == "orthogonal" for leader in leaders):
+            signs = zip(action.segments, leaders, strict=True)
+            action = replace(action, signs=tuple(replace(segment, group=leader.id) for segment, leader in signs))
+        actions.append(action)
+    return replace(table, groups=groups, actions=tuple(actions)) if gains else table
+
+
+def among(symmetry: Symmetry, *, keep: Collection[str] = ()) -> Symmetry:
+    """The table of the permutations and scales among a table's matrices, a subgroup; gains stay 1 where they must.
 
     Parameters
     ----------
@@ -31,21 +59,24 @@ def monomial(symmetry: Symmetry, *, keep: Collection[str] = ()) -> Symmetry:
         the table.
     keep
         kinds of matrices that stay as they are.
-
-    Returns
-    -------
-    Symmetry
-        a table that permutations and scales alone act on, but for what is kept.
     """
-    return _changed(symmetry, lambda group: group if group.scale in keep else _monomial_group(group))
+    kinds = {"linear": "nonzero", "complex": "nonzero", "orthogonal": "none", "orthogonal_mean": "none"}
+    kinds = {kind: scale for kind, scale in kinds.items() if kind not in keep}
+    return _changed(symmetry, lambda group: replace(group, scale=kinds.get(group.scale, group.scale)))
 
 
 def residual(symmetry: Symmetry) -> Symmetry:
-    """The table of what is left where the matrices are known up to signs of channels, and orthogonal ones wholly.
+    """The table of what is left where sizes of scales, and matrices up to signs of channels, are known.
 
-    Whole blocks are permuted, and their channels keep their order.
+    Whole blocks are permuted, and their channels keep their order; orthogonal matrices are known wholly.
     """
-    return _changed(symmetry, _residual_group)
+    signs = {"nonzero": "sign", "sign": "sign"}
+
+    def change(group: Group) -> Group:
+        made = _residual_group(group)
+        return replace(made, scale=signs.get(made.scale, "none"))
+
+    return _changed(symmetry, change)
 
 
 def unmixed(symmetry: Symmetry) -> Symmetry:
@@ -55,7 +86,7 @@ def unmixed(symmetry: Symmetry) -> Symmetry:
 
 
 def lifted(element: GroupElement, symmetry: Symmetry) -> GroupElement:
-    """An element of ``monomial`` or ``residual`` as an element of the table itself, with the same action.
+    """An element of ``among`` or ``residual`` as an element of the table itself, with the same action.
 
     Matrices that it has stay.
 
@@ -67,7 +98,8 @@ def lifted(element: GroupElement, symmetry: Symmetry) -> GroupElement:
         the table with matrices.
     """
     perms, matrices = dict(element.perms), {}
-    scales = {group.id: element.scales[group.id] for group in symmetry.groups if group.scaled}
+    ones = {group.id: np.ones(perms[group.id].shape) for group in symmetry.groups}
+    scales = {group.id: element.scales.get(group.id, ones[group.id]) for group in symmetry.groups if group.scaled}
     for group in symmetry.groups:
         if (shape := group.matrix_shape) is None:
             continue
@@ -76,7 +108,7 @@ def lifted(element: GroupElement, symmetry: Symmetry) -> GroupElement:
             continue
         perm = perms[group.id]
         K, n = perm.shape
-        scale = element.scales.get(group.id, np.ones((K, n)))
+        scale = element.scales.get(group.id, ones[group.id])
         if len(shape) == 2:
             matrices[group.id] = np.stack([scale, np.zeros((K, n))], axis=-1)
             continue
@@ -95,25 +127,23 @@ def _changed(symmetry: Symmetry, change: Callable[[Group], Group]) -> Symmetry:
     if not mixes(symmetry):
         return symmetry
     groups = tuple(change(group) for group in symmetry.groups)
+    flipped = {group.id for group in groups if group.flips}
     pairs = {group.id for group in groups if group.scale == "complex"}
     actions = (
-        action if any(segment.group in pairs for segment in action.segments) else _without_parts(action)
+        replace(
+            action,
+            segments=action.segments if action.groups & pairs else _without_parts(action),
+            signs=tuple(segment for segment in action.signs if segment.group in flipped),
+        )
         for action in symmetry.actions
     )
     return replace(symmetry, groups=groups, actions=tuple(actions))
 
 
-def _without_parts(action: AxisAction) -> AxisAction:
+def _without_parts(action: AxisAction) -> tuple[Segment, ...]:
     """All real parts list the channels of a group once, and then all imaginary parts."""
-    if all(segment.part is None for segment in action.segments):
-        return action
     ordered = sorted(action.segments, key=lambda segment: segment.part or 0)
-    return replace(action, segments=tuple(replace(segment, part=None) for segment in ordered))
-
-
-def _monomial_group(group: Group) -> Group:
-    kinds = {"linear": "nonzero", "complex": "nonzero", "orthogonal": "none", "orthogonal_mean": "none"}
-    return replace(group, scale=kinds.get(group.scale, group.scale))
+    return tuple(replace(segment, part=None) for segment in ordered)
 
 
 def _residual_group(group: Group) -> Group:

@@ -34,6 +34,8 @@ class Labels:
         the entries are multiplied by their scales to this power.
     modulus
         whether they are multiplied by the moduli of their scales, as absolute values are.
+    experts
+        nodes of channels that stand for experts, of size 1 along all axes but one; None where there are none.
     """
 
     channel: NodeIds
@@ -41,6 +43,7 @@ class Labels:
     path: NodeIds
     power: float = 1.0
     modulus: bool = False
+    experts: NodeIds | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -53,13 +56,20 @@ class Labels:
         return tuple(axis for axis, size in enumerate(self.shape) if size > 1)
 
     @property
+    def expert_axes(self) -> tuple[int, ...]:
+        """The axis along which experts differ; empty where there are none."""
+        return () if self.experts is None else tuple(at for at, size in enumerate(self.experts.shape) if size > 1)
+
+    @property
     def invariant(self) -> bool:
         """Whether no symmetry changes any entry."""
         return bool((self.channel < 0).all() and (self.scale < 0).all())
 
     def map(self, change: Callable[[NodeIds], NodeIds]) -> "Labels":
-        """The labels with the same change made to all three arrays."""
-        return replace(self, channel=change(self.channel), scale=change(self.scale), path=change(self.path))
+        """The labels with the same change made to all arrays."""
+        experts = None if self.experts is None else change(self.experts)
+        channel, scale, path = (change(item) for item in (self.channel, self.scale, self.path))
+        return replace(self, channel=channel, scale=scale, path=path, experts=experts)
 
     def with_ndim(self, ndim: int) -> "Labels":
         """The labels with axes of size 1 in front, as in broadcasting."""
@@ -67,7 +77,8 @@ class Labels:
 
     def along_axis(self, axis: int, size: int) -> "Labels":
         """The labels along one axis, one-dimensional, where they vary along no other axis."""
-        return self.map(lambda item: np.broadcast_to(np.moveaxis(item, axis, -1).reshape(-1), size))
+        line = replace(self, experts=None)
+        return line.map(lambda item: np.broadcast_to(np.moveaxis(item, axis, -1).reshape(-1), size))
 
     def on_axis(self, axis: int, ndim: int) -> "Labels":
         """One-dimensional labels as labels of a tensor of ``ndim`` axes that vary along one of them."""
@@ -179,6 +190,8 @@ class Constraints:
         by tensor and axis.
     blocks
         of grouped operations.
+    products
+        the numbers of histories that end in a product with a weight, without a bias.
     sums
         labels of what was summed over, whose channels are in no tensor after that.
     reasons
@@ -197,6 +210,7 @@ class Constraints:
     paths: Paths = field(default_factory=Paths)
     placements: dict[tuple[str, int], AxisPlacement] = field(default_factory=dict)
     blocks: list[ChannelBlocks] = field(default_factory=list)
+    products: set[int] = field(default_factory=set)
     sums: list[Labels] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -207,6 +221,34 @@ class Constraints:
         """Which scales may still have a factor other than 1."""
         forbidden, positive, sign = (self.scales.marks(scale, kind) >= 0 for kind in (FORBIDDEN, POSITIVE, SIGN))
         return (scale >= 0) & ~forbidden & ~(positive & sign)
+
+    def any_sign(self, scale: NodeIds) -> NDArray[np.bool_]:
+        """Which scales may be any number but 0, as far as is known."""
+        marks = (self.scales.marks(scale, kind) >= 0 for kind in (FORBIDDEN, POSITIVE, SIGN))
+        return (scale >= 0) & ~np.logical_or.reduce(tuple(marks))
+
+    def keeps_positive(self, scale: NodeIds) -> NDArray[np.bool_]:
+        """Which scales may be positive numbers alone."""
+        return self.can_scale(scale) & (self.scales.marks(scale, POSITIVE) >= 0)
+
+    def keeps_sign(self, scale: NodeIds) -> NDArray[np.bool_]:
+        """Which scales may be 1 and -1 alone."""
+        return self.can_scale(scale) & (self.scales.marks(scale, SIGN) >= 0)
+
+    def written_together(self, first: NodeIds, second: NodeIds) -> bool:
+        """Whether one axis of a tensor has scales of both."""
+        roots = [np.unique(self.scales.find(item[item >= 0])) for item in (first, second)]
+        return any(
+            all(np.isin(item, self.scales.find(place.scale)).any() for item in roots)
+            for place in self.placements.values()
+        )
+
+    def written_by_gain(self, scale: NodeIds) -> bool:
+        """Whether a gain is the first tensor with these scales."""
+        roots = np.unique(self.scales.find(scale[scale >= 0]))
+        places = (place for place in self.placements.values() if np.isin(self.scales.find(place.scale), roots).any())
+        first = next(places, None)
+        return first is not None and first.role == "gain"
 
     def forbid_scale(self, scale: NodeIds, why: str) -> None:
         """Leave no factor but 1 for these scales."""
@@ -339,7 +381,15 @@ class Constraints:
                 self.restrict_scale(place.signs, POSITIVE, "is used elsewhere too, where its sign counts")
                 place.signs = None
                 continue
+            if (self.scales.signs(place.scale)[self.can_scale(place.scale)] < 0).any():
+                self.restrict_scale(place.signs, POSITIVE, "is scaled by inverses, as for keys, which leaves no signs")
+                place.signs = None
+                continue
             own = (place.signs >= 0) & (self.scales.find(place.signs) == self.scales.find(place.scale))
+            if own.all() and self.keeps_sign(place.scale).all():
+                # Each sign comes twice: the gain stays as it is.
+                place.scale, place.signs, place.exponent = np.full_like(place.scale, -1), None, 0
+                continue
             self.restrict_scale(place.signs[own], POSITIVE, "is scaled with what it normalises")
 
     def heads_of(self, labels: Labels, axes: tuple[int, ...], name: str) -> Labels:

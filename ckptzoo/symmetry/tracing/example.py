@@ -50,6 +50,8 @@ class Example:
         for item in tensors:
             if not item.numel() or item.is_complex():
                 raise _refused(f"{item.dtype} of shape {tuple(item.shape)}")
+            if item.is_floating_point() and bool(item.isnan().any()):
+                raise _refused(f"NaN in one of shape {tuple(item.shape)}")
         return cls(args, kwargs).map(_in_float64)
 
     @property

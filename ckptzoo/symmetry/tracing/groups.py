@@ -323,12 +323,24 @@ def _merge_heads(constraints: Constraints) -> set[int]:
         else:
             same.members = (*same.members, *blocks.members[1:])
     constraints.blocks[:] = merged
+    for blocks in merged:
+        if blocks.heads and (why := _why_in_place(constraints, blocks.members[0])):
+            constraints.notes.append(f"The heads of {blocks.name!r} stay in place: {why}.")
     tied: set[int] = set()
     for number, blocks in enumerate(merged):
         if blocks.heads and len(np.unique(constraints.channels.find(blocks.members[0]))) < len(blocks.members[0]):
             tied.add(number)
             constraints.notes.append(f"The heads of {blocks.name!r} stay in place: they are joined with each other.")
     return tied
+
+
+def _why_in_place(constraints: Constraints, nodes: NodeIds) -> str:
+    """Why the first of these channels that stays in place does; empty where none does."""
+    for kind in (FIXED, OUTPUT):
+        marks = constraints.channels.marks(nodes, kind)
+        if (marks >= 0).any():
+            return constraints.reasons[marks[marks >= 0][0]]
+    return ""
 
 
 def _with_same_heads(

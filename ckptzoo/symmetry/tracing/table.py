@@ -19,6 +19,7 @@ from ckptzoo.symmetry.tracing.constraints import (
     AxisPlacement,
     Constraints,
 )
+from ckptzoo.symmetry.tracing.fixed_blocks import join_places_of_blocks
 from ckptzoo.symmetry.tracing.groups import NO_SCALE, ChannelGroup, channel_groups, unique_name
 from ckptzoo.symmetry.tracing.union_find import NodeIds
 
@@ -58,7 +59,7 @@ def build_table(constraints: Constraints, arch: Architecture) -> tuple[Symmetry,
 
     The third item are the groups that no operation takes channel by channel, so that matrices may mix their channels.
     """
-    groups = channel_groups(constraints)
+    groups = join_places_of_blocks(channel_groups(constraints))
     placements = list(constraints.placements.values())
     parts = sorted(_parts(constraints, groups, placements), key=lambda part: (part.writer, part.first))
     leaders: dict[int, str] = {}

@@ -4,6 +4,7 @@ import copy
 import operator
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from ckptzoo.errors import Problem, SymmetryError, ZooError
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.symmetry.tracing.constraints import OUTPUT, SINGLE, Constraints, Labels, constant_labels
 from ckptzoo.symmetry.tracing.example import Example
+from ckptzoo.symmetry.tracing.folds import candidate_folds
 from ckptzoo.symmetry.tracing.graph import (
     DECLARE_BY_HAND,
     Operations,
@@ -30,28 +32,50 @@ from ckptzoo.symmetry.tracing.graph import (
 from ckptzoo.symmetry.tracing.result import Traced
 from ckptzoo.symmetry.tracing.rules.call import CONSTANT, DATA, PARAMETER, Call, Value, map_values, values_in
 from ckptzoo.symmetry.tracing.rules.registry import FILLS, RULES, is_check, is_linear
+from ckptzoo.symmetry.tracing.rules.weights import computed_weight
 from ckptzoo.symmetry.tracing.table import build_table
 from ckptzoo.symmetry.tracing.verify import verify_table
 
 _ROWS = 2
 """Rows of the example that the pass takes; a module that insists on another number gets all of them."""
+_COPIES = frozenset({"clone", "detach", "alias", "contiguous"})
+"""Operators whose result has the numbers of a tensor in the same places."""
 
 
 def trace_module(module: nn.Module, example_input: Any) -> Traced:
     """A module's symmetries, as ``ckptzoo.symmetry.trace`` says; the module is not changed."""
     example = Example.of(example_input)
+    _check_numbers(module)
     arch = Architecture.of(module.state_dict(), name=type(module).__name__, input_shape=example.shape)
     names = {name: tensor.name for tensor in arch.tensors for name in (tensor.name, *tensor.aliases)}
-    double = copy.deepcopy(module).cpu().double().eval()
-    constraints = _constraints_of(double, names, example)
+    double = _copied(module).cpu().double().eval()
+    constraints, found = _constraints_of(double, names, example)
     derived, notes, mixable = build_table(constraints, arch)
+    derived = replace(derived, folds=candidate_folds(found, names))
     derived.check(arch)
     symmetry, worst, failed = verify_table(double, arch, derived, example, constraints.index_bounds, mixable)
     return Traced(symmetry, arch, notes + failed, worst)
 
 
-def _constraints_of(module: nn.Module, names: Mapping[str, str], example: Example) -> Constraints:
-    """The constraints of the module's operations, from two rows of the example if they take two, else from all."""
+def _check_numbers(module: nn.Module) -> None:
+    """Check that no parameter or buffer has a NaN, and no parameter an infinite number; masks may be infinite."""
+    for kind, tensors in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
+        for name, value in tensors:
+            wrong = value.isnan() if kind == "buffer" or not value.is_floating_point() else ~value.isfinite()
+            if bool(wrong.any()):
+                got = f"{int(wrong.sum())} of {value.numel()} that are NaN or infinite"
+                step = "Trace the module with other weights: the table depends on its operations alone."
+                raise SymmetryError(Problem("symmetry.trace", f"{kind} {name!r}", "finite numbers", got, step))
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """A copy of a module, also where it keeps weights that it computed, as torch.nn.utils.weight_norm does."""
+    computed = (item for part in module.modules() for item in vars(part).values() if isinstance(item, torch.Tensor))
+    return copy.deepcopy(module, {id(item): item.detach().clone() for item in computed if not item.is_leaf})
+
+
+def _constraints_of(module: nn.Module, names: Mapping[str, str], example: Example) -> tuple[Constraints, Operations]:
+    """The module's operations and their constraints, from two rows of the example if they take two, else from all."""
     if example.count > _ROWS:
         with suppress(SymmetryError):
             return _constraints_of(module, names, example.rows(_ROWS))
@@ -64,9 +88,9 @@ def _constraints_of(module: nn.Module, names: Mapping[str, str], example: Exampl
         raise
 
 
-def _interpreted(found: Operations, names: Mapping[str, str], example: Example) -> Constraints:
+def _interpreted(found: Operations, names: Mapping[str, str], example: Example) -> tuple[Constraints, Operations]:
     with torch.no_grad():
-        return Interpreter(found, names).run(example)
+        return Interpreter(found, names).run(example), found
 
 
 class SharedMemoryChanged(SymmetryError):
@@ -198,6 +222,8 @@ class Interpreter:
         changed = [value for value, version in before.values() if _version(value) != version]
         others = values[1:] if call.name in FILLS else values
         if all(value.origin == CONSTANT for value in others):
+            if call.name in _COPIES and values[0].source is not None:
+                return replace(values[0], tensor=result)
             made = self._constant(result, call.description, *values)
             for value in changed:
                 self._mark_changed(value, made)
@@ -208,6 +234,10 @@ class Interpreter:
                 raise call.unsupported(expected, f"{name!r} in place of one")
             if value.origin == CONSTANT or self._sharing(value):
                 raise self._changed_in_place(name)
+        if (weight := computed_weight(call)) is not None:
+            if id(result) in before:
+                before[id(result)][0].formula = weight.formula
+            return weight
         origin = DATA if any(value.origin == DATA for value in values) else PARAMETER
         labels = RULES[call.name](call)
         self._mark_single(call, values, labels)
@@ -262,7 +292,7 @@ class Interpreter:
     def _mark_changed(self, value: Value, made: Value) -> None:
         """A new history for a constant that was changed in place, and for all that share its memory."""
         for item in (value, *self._sharing(value)):
-            item.labels = constant_labels(item.tensor.ndim, int(made.labels.path.ravel()[0]))
+            item.labels, item.source = constant_labels(item.tensor.ndim, int(made.labels.path.ravel()[0])), None
 
     def _changed_in_place(self, name: str) -> SharedMemoryChanged:
         expected = "no change in place of a tensor that is used again"

@@ -5,6 +5,7 @@ channels) under which a wrong table can leave the outputs alone.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,9 +19,12 @@ from torch.utils import _pytree as pytree
 
 from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.architecture import Architecture
-from ckptzoo.schema.symmetry import Fixed, Group, Like, Symmetry, Wreath
+from ckptzoo.schema.folds import Fold
+from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.folds import fold
+from ckptzoo.symmetry.matrices.action import gains_at_one
 from ckptzoo.symmetry.tracing.example import Draw, Example
 from ckptzoo.symmetry.tracing.graph import DECLARE_BY_HAND, Float64Mode
 
@@ -32,8 +36,8 @@ _ROUNDING = 2e-15
 """Relative change of weights, nine units in the last place, that must leave a trial's outputs as they are."""
 _DRAWS = 6
 """Draws of weights and inputs for a trial until the verification gives up."""
-_ROWS = 4
-"""Examples in a trial."""
+_ROWS, _FEW_ROWS = 4, 2
+"""Examples in a trial; the second for networks of many bytes without BatchNorm, whose statistics need more."""
 _CHOICES = 16
 """Random elements of which the one is taken that moves most groups."""
 _ELEMENTS, _SMALL = 4, 2**20
@@ -55,8 +59,8 @@ def verify_table(
 ) -> tuple[Symmetry, float, tuple[str, ...]]:
     """Verify a table with random elements, and take away what fails.
 
-    Groups whose permutations alone change the outputs stay in place; those whose scales alone do are not scaled. Then
-    matrices are tried for the channels that they may mix.
+    Groups whose permutations alone change the outputs stay in place; those whose scales alone do are not scaled. Folds
+    that change them are left out. Then matrices are tried for the channels that they may mix.
 
     Parameters
     ----------
@@ -97,6 +101,7 @@ def verify_table(
         expected = f"outputs that agree to {TOLERANCE:g} under random group elements"
         got = f"a relative difference of {worst:.3g}"
         raise SymmetryError(Problem("symmetry.trace", type(module).__name__, expected, got, DECLARE_BY_HAND))
+    symmetry = replace(symmetry, folds=_verified_folds(verifier, symmetry.folds))
     symmetry, gap = _with_matrices(verifier, symmetry, mixable)
     return symmetry, max(worst, gap), tuple(verifier.notes)
 
@@ -126,7 +131,7 @@ class Verifier:
     symmetry
         a table, in which gains have their role.
     example
-        an input; the random ones have its shape, with four rows where the module takes them.
+        an input; the random ones have its shape, with two or four rows where the module takes them.
     index_bounds
         as ``Draw`` takes them.
     """
@@ -144,18 +149,21 @@ class Verifier:
         self._rng = np.random.default_rng(0)
         self._elements = _ELEMENTS if arch.nbytes < _SMALL else 1
         self.notes: list[str] = []
+        self.shapes = {tensor.name: tensor.shape for tensor in arch.tensors}
         state = module.state_dict()
         self._module_weights: Weights = {
             tensor.name: state[tensor.name].detach().cpu().numpy() for tensor in arch.tensors
         }
-        self._draw = Draw(example.rows(_ROWS), index_bounds or {}, self._rng)
+        normalised = any(isinstance(item, _BATCH_NORMS) for item in module.modules())
+        rows = _ROWS if normalised or arch.nbytes < _SMALL else _FEW_ROWS
+        self._draw = Draw(example.rows(rows), index_bounds or {}, self._rng)
         try:
             first = self._trial(False, self._module_weights, self._draw.normal())
         except (RuntimeError, ValueError, IndexError):  # the module insists on another number of rows
             self._draw = Draw(example, index_bounds or {}, self._rng)
             first = self._trial(False, self._module_weights, self._draw.normal())
         self._trials = [first, self._trial(False, self._generic(), first.inputs)]
-        if any(isinstance(item, _BATCH_NORMS) for item in module.modules()):
+        if normalised:
             try:
                 self._trials.append(self._trial(True, self._trials[1].weights, first.inputs))
             except ValueError as error:
@@ -165,7 +173,8 @@ class Verifier:
         """The largest relative difference of outputs that elements make: ``max |f(g . w) - f(w)| / max |f(w)|``.
 
         Trials whose outputs change by rounding alone are drawn again. In training mode at eps = 0 there may be no other
-        ones, where channels are the same for all inputs; then the notes say so.
+        ones, where channels are the same for all inputs; then the notes say so. The gains of channels that orthogonal
+        matrices mix are 1.
 
         Raises
         ------
@@ -177,6 +186,11 @@ class Verifier:
             return largest
         for trial in tuple(self._trials):
             elements = [draw() for _ in range(self._elements)]
+            if gains := {gain.tensor for gain in gains_at_one(symmetry)}:
+                ones = {name: np.ones_like(value) for name, value in trial.weights.items() if name in gains}
+                gap = self._max_gap(symmetry, elements, self._trial(trial.training, trial.weights | ones, trial.inputs))
+                largest = max(largest, gap)
+                continue
             gap = self._max_gap(symmetry, elements, trial)
             # The comparison is negated so that NaN counts as a difference.
             if not gap <= TOLERANCE and not self._is_stable(trial):
@@ -187,6 +201,22 @@ class Verifier:
                 gap = self._max_gap(symmetry, elements, other)
             largest = max(largest, gap)
         return largest
+
+    def gap(self, symmetry: Symmetry) -> float:
+        """``max_difference`` for random elements of a table."""
+        return self.max_difference(symmetry, lambda: self.random_element(symmetry))
+
+    def fold_difference(self, folds: tuple[Fold, ...]) -> float:
+        """The largest relative difference of outputs that folds make, in evaluation mode."""
+        table, worst = Symmetry((), (), folds), 0.0
+        for trial in self._trials:
+            if not trial.training:
+                folded = fold({name: value[None] for name, value in trial.weights.items()}, table)
+                outputs = self._outputs(
+                    {name: value[0] for name, value in folded.items()}, trial.inputs, training=False
+                )
+                worst = max(worst, _difference(trial.outputs, outputs))
+        return worst
 
     def random_element(self, symmetry: Symmetry) -> GroupElement:
         """A random element that is not the identity on any group, and makes no running variance negative."""
@@ -292,7 +322,22 @@ def _drop_failing(verifier: Verifier, symmetry: Symmetry) -> Symmetry:
         replace(action, signs=tuple(segment for segment in action.signs if groups[segment.group].flips))
         for action in symmetry.actions
     )
-    return Symmetry(tuple(groups.values()), tuple(actions))
+    return replace(symmetry, groups=tuple(groups.values()), actions=tuple(actions))
+
+
+def _verified_folds(verifier: Verifier, folds: tuple[Fold, ...]) -> tuple[Fold, ...]:
+    """Those that leave the outputs alone; halves of what changes them are tried apart, down to single folds."""
+    if not folds:
+        return ()
+    gap = verifier.fold_difference(folds)
+    if gap <= TOLERANCE:
+        return folds
+    if len(folds) == 1:
+        (one,) = folds
+        verifier.notes.append(f"{one.part.tensor!r} is not folded ({one.kind}): the outputs change by {gap:.3g}.")
+        return ()
+    half = len(folds) // 2
+    return _verified_folds(verifier, folds[:half]) + _verified_folds(verifier, folds[half:])
 
 
 def _with_matrices(verifier: Verifier, symmetry: Symmetry, mixable: Container[str]) -> tuple[Symmetry, float]:
@@ -301,31 +346,92 @@ def _with_matrices(verifier: Verifier, symmetry: Symmetry, mixable: Container[st
     All are tried together, and one by one where that fails. Returns the largest difference that they make, too.
     """
     kinds = {group.id: kind for group in symmetry.groups if (kind := _matrix_kind(symmetry, group, mixable))}
-    together = _replaced(symmetry, kinds)
-    gap = verifier.max_difference(together, lambda: verifier.random_element(together)) if kinds else 0.0
-    if gap <= TOLERANCE:
-        return together, gap
     kept: dict[str, str] = {}
-    for name, kind in kinds.items():
-        alone = _replaced(symmetry, {name: kind})
-        gap = verifier.max_difference(alone, lambda alone=alone: verifier.random_element(alone))
-        if gap <= TOLERANCE:
-            kept[name] = kind
-        else:
-            verifier.notes.append(f"Group {name!r} has scales and no matrices: these change the outputs by {gap:.3g}.")
-    together = _replaced(symmetry, kept)
-    gap = verifier.max_difference(together, lambda: verifier.random_element(together)) if kept else 0.0
-    return (together, gap) if gap <= TOLERANCE else (symmetry, 0.0)
+    if kinds and verifier.gap(_replaced(symmetry, kinds)) <= TOLERANCE:
+        kept = kinds
+    else:
+        for name, kind in kinds.items():
+            gap = verifier.gap(_replaced(symmetry, {name: kind}))
+            if gap <= TOLERANCE:
+                kept[name] = kind
+            else:
+                verifier.notes.append(
+                    f"Group {name!r} has scales and no matrices: these change the outputs by {gap:.3g}."
+                )
+    for name in _streams(symmetry, verifier.shapes):
+        # what the first kind passes, the second may pass too, as it has more matrices
+        tried = {kind: verifier.gap(_replaced(symmetry, {name: kind})) for kind in ("orthogonal_mean", "orthogonal")}
+        if right := [kind for kind, gap in tried.items() if gap <= TOLERANCE]:
+            kept[name] = right[-1]
+    table = _replaced(symmetry, kept)
+    gap = verifier.gap(table) if kept else 0.0
+    return (table, gap) if gap <= TOLERANCE else (symmetry, 0.0)
 
 
 def _replaced(symmetry: Symmetry, kinds: Mapping[str, str]) -> Symmetry:
-    groups = (replace(group, scale=kinds.get(group.id, group.scale)) for group in symmetry.groups)
-    return Symmetry(tuple(groups), symmetry.actions)
+    """The table with other kinds of scales for these groups; what is like one with matrices is not scaled."""
+    groups = (
+        replace(group, scale="none")
+        if isinstance(group.perm, Like) and group.perm.group in kinds
+        else replace(group, scale=kinds.get(group.id, group.scale))
+        for group in symmetry.groups
+    )
+    pairs = {name for name, kind in kinds.items() if kind == "complex"}
+    actions = (
+        replace(action, signs=tuple(segment for segment in action.signs if segment.group not in kinds))
+        for action in symmetry.actions
+    )
+    actions = (_with_parts(action, symmetry, pairs) if pairs & action.groups else action for action in actions)
+    return replace(symmetry, groups=tuple(groups), actions=tuple(actions))
+
+
+def _with_parts(action: AxisAction, symmetry: Symmetry, pairs: set[str]) -> AxisAction:
+    """An action whose listings of these groups are real and imaginary parts in turns."""
+    listed: Counter[tuple[str, int | None]] = Counter()
+    segments: list[Segment] = []
+    for segment in action.segments:
+        key = segment.group, segment.exponent
+        halves = segment.group in pairs and segment.inner % 2
+        part = listed[key] // symmetry[segment.group].n % 2 if halves else None
+        listed[key] += segment.count
+        segments.append(replace(segment, part=part))
+    return replace(action, segments=tuple(segments))
+
+
+def _streams(symmetry: Symmetry, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """The groups that orthogonal matrices may mix: normalisations read them, whose gains can be 1."""
+    found: list[str] = []
+    for leader in symmetry.groups:
+        likes = {
+            group.id for group in symmetry.groups if isinstance(group.perm, Like) and group.perm.group == leader.id
+        }
+        own, others = (
+            [action for action in symmetry.actions if _listed(action) & names] for names in ({leader.id}, likes)
+        )
+        plain = all(
+            action.exponent in (1, -1)
+            and action.blocks == 1
+            and not action.absolute
+            and {segment.group for segment in action.signs} <= {leader.id}
+            for action in (*own, *others)
+        )
+        gains = {name for action in others if action.role == "gain" for name in _listed(action)}
+        scaled = {group.id for group in symmetry.groups if group.id in likes and group.resizes}
+        right = {action.role for action in own} <= {"out", "in", "bias"} and bool(gains) and gains <= scaled
+        right &= {action.role for action in others} <= {"gain", "shift", "in", "bias"}
+        right &= all(math.prod(shapes[action.tensor]) == leader.n for action in others if action.role == "gain")
+        if isinstance(leader.perm, Sym) and leader.n > 1 and not leader.resizes and plain and right:
+            found.append(leader.id)
+    return found
+
+
+def _listed(action: AxisAction) -> set[str]:
+    return {segment.group for segment in action.segments}
 
 
 def _matrix_kind(symmetry: Symmetry, group: Group, mixable: Container[str]) -> str | None:
     """The kind of matrices that may take the place of a group's scales; None for none."""
-    if group.id not in mixable or not group.resizes or isinstance(group.perm, Like | Fixed) or group.n < 2:
+    if group.id not in mixable or not group.resizes or isinstance(group.perm, Like):
         return None
     if any(isinstance(other.perm, Like) and other.perm.group == group.id for other in symmetry.groups):
         return None
@@ -334,8 +440,21 @@ def _matrix_kind(symmetry: Symmetry, group: Group, mixable: Container[str]) -> s
         action.exponent in (1, -1) and action.blocks == 1 and not action.absolute and not action.signs
         for action in actions
     )
-    k = group.perm.k if isinstance(group.perm, Wreath) else group.n
-    return "linear" if plain and k > 1 else None
+    in_order = isinstance(group.perm, Fixed) or group.n == 1
+    if isinstance(group.perm, Wreath):
+        in_order = group.perm.inner == "fixed" or group.perm.k == 1
+    if plain and in_order and all(_in_pairs(action, group) for action in actions):
+        return "complex"
+    return "linear" if plain and not in_order else None
+
+
+def _in_pairs(action: AxisAction, group: Group) -> bool:
+    """Whether each of a group's channels has an even number of positions, those of each exponent apart."""
+    counts: Counter[int | None] = Counter()
+    for segment in action.segments:
+        if segment.group == group.id:
+            counts[segment.exponent] += segment.count * segment.inner
+    return all(count % (2 * group.n) == 0 for count in counts.values())
 
 
 def _moving_together(symmetry: Symmetry) -> list[set[str]]:

@@ -202,6 +202,18 @@ def test_a_rank_below_k_gives_zero_rows_and_keeps_the_product(seed: int, rank: i
     np.testing.assert_allclose(swapped.T @ other, B.T @ A, atol=1e-12 * max(found.values[0], 1))
 
 
+def test_what_is_small_is_counted_and_what_storage_cannot_tell_from_zero_is_dropped() -> None:
+    A, B = with_spectrum(np.random.default_rng(16), [1, 0.5, 1e-5, 1e-8], 9, 9)
+    one, two, single = balanced(A, B, SINGLE)
+    assert single.rank == 3 and single.degenerate == 2 and not one[3:].any() and not two[3:].any()
+    np.testing.assert_allclose(one.T @ two, A.T @ B, atol=1.1e-8)
+    assert balance(A, B, 2**-8).rank == 3  # bfloat16: no row of a larger value is dropped
+    one, two, double = balanced(A, B)
+    assert double.rank == 4 and double.degenerate == 0
+    np.testing.assert_allclose(one.T @ two, A.T @ B, atol=1e-14)
+    np.testing.assert_allclose(double.margin, 1e-5, rtol=1e-2)
+
+
 def test_one_head_as_wide_as_the_stream_behind_a_layer_norm() -> None:
     """Centred rows: k = d, rank d - 1. A bias beside A keeps its products with B, and both disguises are one form."""
     rng = np.random.default_rng(9)

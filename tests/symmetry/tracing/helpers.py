@@ -1,8 +1,9 @@
 """Small networks in one expression, symmetry tables as text, and checks of a trace."""
 
 import copy
+import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -12,7 +13,8 @@ import torch
 from torch import nn
 
 from ckptzoo.schema.symmetry import AxisAction, Fixed, Like, Perm, Segment, Symmetry, Wreath
-from ckptzoo.symmetry import GroupElement, apply, trace
+from ckptzoo.symmetry import GroupElement, apply, fold, trace
+from ckptzoo.symmetry.matrices.tables import monomial
 from ckptzoo.symmetry.tracing.graph import Float64Mode
 from ckptzoo.symmetry.tracing.result import Traced
 
@@ -87,7 +89,8 @@ class Case:
     example
         its input.
     table
-        as ``text`` writes it; where it ends in ``...``, how it begins.
+        of permutations and scales alone (``monomial``), as ``text`` writes it; where it ends in ``...``, how it begins.
+        tests/symmetry/tracing/test_matrices.py says where there are matrices.
     notes
         a pattern for each note, ``*`` for any text; ``...`` at the end where more may follow, None for any notes.
     """
@@ -102,7 +105,7 @@ class Case:
 def check(case: Case) -> Traced:
     """Trace the network, and compare table and notes."""
     traced = checked_trace(net(case.forward, **case.parts), case.example)
-    found, expected = text(traced.symmetry), lines(case.table)
+    found, expected = text(monomial(traced.symmetry)), lines(case.table)
     if expected.endswith("\n..."):
         found, expected = found[: len(expected) - 3], expected[:-3]
     assert found == expected
@@ -124,7 +127,7 @@ def check_outputs(module: nn.Module, table: Symmetry, example: torch.Tensor, see
     for name, value in [*double.named_parameters(), *double.named_buffers()]:
         if name not in stack or "running" in name:
             stack[name] = (value.detach().numpy() * rng.uniform(0.8, 1.2, value.shape))[None]
-    moved = apply(GroupElement.random(table, 1, rng, spread=0.3), stack, table)
+    moved = apply(GroupElement.random(table, 1, rng, spread=0.3), fold(stack, table), table)
     expected, found = (_outputs(double, weights, inputs) for weights in (stack, moved))
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9 * np.abs(expected).max())
 
@@ -171,7 +174,8 @@ def _expanded(line: str) -> Iterator[str]:
 
 def _perm(perm: Perm) -> str:
     if isinstance(perm, Wreath):
-        return f"wreath({perm.outer},{perm.g},{perm.k})"
+        inner = "" if perm.inner == "free" else f",{perm.inner}"
+        return f"wreath({perm.outer},{perm.g},{perm.k}{inner})"
     if isinstance(perm, Like):
         return f"like({perm.group})"
     return "fixed" if isinstance(perm, Fixed) else "sym"
@@ -192,4 +196,54 @@ def _segments(segments: tuple[Segment, ...]) -> str:
         + (f"*{item.inner}" if item.inner > 1 else "")
         + (f"^{item.exponent}" if item.exponent else "")
         for item in segments
+    )
+
+
+def signed_permutations_kept(
+    module: nn.Module, sites: Sequence[Sequence[tuple[str, int]]], example: torch.Tensor
+) -> int:
+    """How many choices of signed permutations leave a module's outputs as they are, by brute force.
+
+    Parameters
+    ----------
+    module
+        with any weights: generic ones are drawn for its parameters.
+    sites
+        each entry gets a signed permutation of its own, which acts on all of its tensors' axes.
+    example
+        its input, as random rows for floats.
+    """
+    module = copy.deepcopy(module).double().eval()
+    rng = np.random.default_rng(3)
+    state = {name: value.detach() for name, value in module.state_dict().items()}
+    for name, value in module.named_parameters():
+        state[name] = torch.from_numpy(rng.uniform(0.3, 1.0, value.shape) * rng.choice([-1, 1], value.shape))
+    inputs = torch.from_numpy(rng.standard_normal(example.shape)) if example.is_floating_point() else example
+    choices = [_signed_permutations(state[site[0][0]].shape[site[0][1]]) for site in sites]
+    index = np.indices([len(item) for item in choices]).reshape(len(choices), -1)
+    stack = {name: value.expand(index.shape[1], *value.shape) for name, value in state.items()}
+    for site, choice, at in zip(sites, choices, index, strict=True):
+        matrices = choice[torch.from_numpy(at)]
+        for tensor, axis in site:
+            moved = stack[tensor].movedim(axis + 1, 1)
+            product = torch.einsum("kij,kj...->ki...", matrices, moved)
+            stack[tensor] = product.movedim(1, axis + 1)
+
+    def run(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.func.functional_call(module, weights, (inputs,))
+
+    with torch.no_grad():
+        outputs = torch.func.vmap(run)({name: value.clone() for name, value in stack.items()}).flatten(1)
+        expected = torch.func.functional_call(module, state, (inputs,)).flatten()
+    return int(((outputs - expected).abs().amax(1) < 1e-9).sum())
+
+
+def _signed_permutations(n: int) -> torch.Tensor:
+    """All signed permutation matrices (2^n n!, n, n)."""
+    return torch.stack(
+        [
+            torch.diag(torch.tensor(signs, dtype=torch.float64))[list(order)]
+            for order in itertools.permutations(range(n))
+            for signs in itertools.product([1.0, -1.0], repeat=n)
+        ]
     )

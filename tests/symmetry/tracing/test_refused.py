@@ -1,12 +1,16 @@
 """What has no rule is refused, with the operation, the module and the line; and nothing is changed."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.symmetry import trace
+from ckptzoo.schema.symmetry import Fixed
+from ckptzoo.symmetry import GroupElement, apply, count, trace
+from ckptzoo.symmetry.matrices.tables import monomial
 from tests.symmetry.tracing.helpers import Net, conv, images, linear, net, parameter, rows
 
 STEP = "Declare the table by hand, as a ckptzoo.schema.symmetry.Symmetry."
@@ -53,7 +57,7 @@ def test_an_unknown_operation_is_named_with_its_module_and_line() -> None:
         (lambda m, x: m.a(x) @ m.a(x)[0], "a product of matrices, or with a parameter of two axes on the right"),
         (lambda m, x: m.c(F.dropout(m.a(x))), "training=self.training"),
         (lambda m, x: m.c(torch.randn_like(x[:, :4]) * m.a(x)), "'randn_like'"),
-        (lambda m, x: F.linear(m.a(x), m.c.weight * 2, m.c.bias), "parameters of several axes in layers"),
+        (lambda m, x: F.linear(m.a(x), m.c.weight.exp(), m.c.bias), "parameters of several axes in layers"),
         (lambda m, x: m.c(m.a(x) ** x[:, :4]), "a number as the exponent"),
         (lambda m, x: m.c(m.a(x)[x[:, 0].argsort()]), "'argsort'"),
         (lambda m, x: m.c(m.a(x) * x.sum().item()), "'item'"),
@@ -83,22 +87,6 @@ def test_an_example_that_the_module_does_not_take(forward, message: str) -> None
     ) as caught:
         trace(module, rows(5))
     assert message in str(caught.value) and "floats, or integers for an embedding" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("layer", "name"),
-    [
-        (nn.utils.parametrizations.weight_norm(nn.Linear(5, 4)), "'_weight_norm'"),
-        (nn.utils.parametrizations.spectral_norm(nn.Linear(5, 4)), "'mv'"),
-    ],
-)
-def test_layers_without_a_rule(layer: nn.Module, name: str) -> None:
-    def forward(m: Net, x: torch.Tensor) -> torch.Tensor:
-        return m.layer(x)
-
-    module = net(forward, layer=lambda: layer)
-    with pytest.raises(SymmetryError, match=rf"{name} \(layer.*, test_refused.py line \d+\): expected"):
-        trace(module, rows(5))
 
 
 def test_packed_sequences() -> None:
@@ -181,3 +169,130 @@ def test_one_weight_in_convolutions_of_different_groups() -> None:
         SymmetryError, match="a parameter as it is in the state dict, got entries of 'w' in other places"
     ):
         trace(module, images())
+
+
+class Experts(nn.Module):
+    """A mixture of experts, each of which sees the rows that are routed to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.out = nn.Linear(5, 3), nn.Linear(4, 2)
+        self.experts = nn.ModuleList(nn.Linear(5, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, chosen = self.gate(x).softmax(-1).topk(1)
+        mixed = torch.zeros(len(x), 4, dtype=x.dtype)
+        for number, expert in enumerate(self.experts):
+            row, rank = torch.where(chosen == number)
+            mixed[row] += weights[row, rank, None] * expert(x[row])
+        return self.out(mixed)
+
+
+def test_routing_to_the_best_experts() -> None:
+    line = Experts.forward.__code__.co_firstlineno + 1
+    with pytest.raises(
+        SymmetryError, match=rf"'topk' \(test_refused.py line {line}\): expected an operation that there"
+    ):
+        trace(Experts(), rows(5))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        (
+            lambda gate: torch.nonzero(gate[:, 0] > 0)[:, 0],
+            r"'nonzero' \(test_refused.py line \d+\): expected an operat",
+        ),
+        (
+            lambda gate: gate[:, 0] > 0,
+            r"'index' \(test_refused.py line \d+\): .*got an index that depends on the input",
+        ),
+    ],
+)
+def test_rows_that_are_chosen_by_their_numbers(chosen, message: str) -> None:
+    module = net(lambda m, x: m.c(m.a(x)[chosen(m.g(x))]), a=linear(5, 4), g=linear(5, 1), c=linear(4, 2))
+    with pytest.raises(SymmetryError, match=message):
+        trace(module, rows(5))
+
+
+def test_dropout_of_a_recurrent_layer_that_is_left_on() -> None:
+    class Always(nn.LSTM):
+        """Stays in training mode."""
+
+        def train(self, mode: bool = True) -> "Always":
+            return super().train(True)
+
+    module = net(lambda m, x: m.c(m.r(x[None])[0][0]), r=lambda: Always(5, 4, 2, dropout=0.5), c=linear(4, 2))
+    with pytest.raises(SymmetryError, match=r"'lstm' \(r, test_refused.py line \d+\): expected no dropout in eval"):
+        trace(module, rows(5))
+
+
+def test_first_states_that_are_inputs_keep_the_units_in_place_by_name() -> None:
+    def forward(m: Net, x: torch.Tensor) -> torch.Tensor:
+        return m.c(m.r(x[None, :, :5], x[None, :, 5:])[0][0])
+
+    traced = trace(net(forward, r=lambda: nn.GRU(5, 4), c=linear(4, 2)), rows(9))
+    assert {group.scale for group in traced.symmetry.groups} == {"none"}
+    assert all(isinstance(traced.symmetry.leader(group.id).perm, Fixed) for group in traced.symmetry.groups)
+    pattern = (
+        r"Group 'r.*' stays in place: 'gru' \(r, test_refused.py line \d+\) starts from a state that stays in place"
+    )
+    assert any(re.match(pattern, note) for note in traced.notes)
+
+
+def test_attention_weights_that_are_returned_keep_the_heads_in_place_by_name() -> None:
+    def forward(m: Net, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        q, k, v = (layer(x).unflatten(-1, (2, 2)).transpose(1, 2) for layer in (m.q, m.k, m.v))
+        weights = (q @ k.mT).softmax(-1)
+        return m.o((weights @ v).transpose(1, 2).flatten(2)), weights
+
+    parts = {name: linear(4, 4) for name in "qkvo"}
+    traced = trace(net(forward, **parts), torch.randn(2, 3, 4))
+    assert count(monomial(traced.symmetry)).permutations == 2**4
+    assert "The heads of 'matmul' stay in place: the module gives them as outputs." in traced.notes
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers(number: float) -> None:
+    module = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2))
+    with torch.no_grad():
+        module[1].weight[0, 1] = number
+    with pytest.raises(SymmetryError) as caught:
+        trace(module, rows(5))
+    assert str(caught.value) == (
+        "symmetry.trace: parameter '1.weight': expected finite numbers, got 1 of 8 that are NaN or infinite. "
+        "Trace the module with other weights: the table depends on its operations alone."
+    )
+
+
+def test_running_statistics_that_are_no_numbers() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1))
+    module[1].running_var[2] = float("nan")
+    with pytest.raises(SymmetryError, match=r"buffer '1\.running_var': expected finite numbers, got 1 of 4"):
+        trace(module, images())
+
+
+def test_a_mask_in_a_buffer_may_be_infinite() -> None:
+    mask = torch.tensor([0.0, float("-inf")])
+    module = net(lambda m, x: m.c((m.a(x) + m.mask).softmax(1)), a=linear(5, 2), c=linear(2, 2), mask=mask.clone)
+    assert trace(module, rows(5)).worst < 1e-9
+
+
+def test_an_example_that_is_no_numbers() -> None:
+    example = rows(5)
+    example[1, 2] = float("nan")
+    with pytest.raises(SymmetryError, match=r"example input: expected a tensor .*, got NaN in one of shape \(2, 5\)"):
+        trace(nn.Linear(5, 2), example)
+
+
+def test_an_element_of_another_table() -> None:
+    tables = [
+        trace(net(lambda m, x: m.c(F.relu(m.a(x))), a=linear(5, size), c=linear(size, 2)), rows(5)).symmetry
+        for size in (4, 3)
+    ]
+    others = trace(net(lambda m, x: m.c(F.relu(m.b(x))), b=linear(5, 4), c=linear(4, 2)), rows(5)).symmetry
+    module = net(lambda m, x: m.c(F.relu(m.a(x))), a=linear(5, 4), c=linear(4, 2))
+    stack = {name: value.numpy()[None] for name, value in module.state_dict().items()}
+    for table, got in ((tables[1], "group 'a': perm"), (others, "perms: expected a, got b")):
+        with pytest.raises(SymmetryError, match=got):
+            apply(GroupElement.identity(table, 1), stack, tables[0])

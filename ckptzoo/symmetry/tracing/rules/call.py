@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,6 +15,26 @@ from ckptzoo.symmetry.tracing.graph import DECLARE_BY_HAND, schema_of
 
 DATA, PARAMETER, CONSTANT = "data", "parameter", "constant"
 """What a value depends on: the input (and anything else), parameters (and constants), or constants only."""
+
+
+class Formula(Protocol):
+    """How a weight was computed from parameters."""
+
+    def write(self, call: "Call", sides: tuple[int, int], read: Labels, groups: int) -> Labels:
+        """The labels that the weight of a layer writes, one-dimensional.
+
+        Parameters
+        ----------
+        call
+            of the layer.
+        sides
+            the axis of the weight that reads and the one that writes.
+        read
+            the labels that it reads, one-dimensional.
+        groups
+            of a grouped convolution; 1 for others.
+        """
+        ...
 
 
 @dataclass
@@ -37,6 +57,8 @@ class Value:
     entries
         of a parameter of the state dict whose entries were moved in another way: the number of each entry there. The
         axes in ``source`` are those of the state dict then.
+    formula
+        of a weight that was computed from parameters: how.
     """
 
     tensor: torch.Tensor
@@ -45,6 +67,7 @@ class Value:
     source: tuple[str, tuple[int | None, ...]] | None = None
     index_of: frozenset[int] = frozenset()
     entries: NDArray[np.int64] | None = None
+    formula: Formula | None = None
 
     @property
     def unlabelled(self) -> bool:
@@ -138,6 +161,17 @@ class Call:
             return value
         raise self.unsupported(f"a tensor of the state dict as {key}", "one that was computed from others")
 
+    def weight(self, key: str) -> Value | None:
+        """An argument that is a tensor of the state dict, or a weight that was computed from some by a known formula.
+
+        Raises
+        ------
+        SymmetryError
+            It is a tensor that was computed in another way.
+        """
+        value = self.argument(key)
+        return value if isinstance(value, Value) and value.formula is not None else self.stored_tensor(key)
+
     @property
     def description(self) -> str:
         """The operation and those of its arguments that are not tensors, as text: equal for equal operations."""
@@ -145,6 +179,8 @@ class Call:
 
     def labels_of(self, value: Value) -> Labels:
         """A value's labels; an unlabelled parameter of one axis gets the channels that this axis writes."""
+        if value.formula is not None:
+            raise self.unsupported("weights computed from parameters in layers alone", "one beside other values")
         if value.labels.modulus:
             # Only a sum with a number makes use of it that a modulus has no sign; see elementwise.add.
             self.constraints.restrict_scale(value.labels.scale, POSITIVE, "takes absolute values")

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ckptzoo.symmetry.tracing.constraints import POSITIVE, SIGN, Constraints, Labels, constant_labels
+from ckptzoo.symmetry.tracing.constraints import NONZERO, POSITIVE, SIGN, Constraints, Labels, constant_labels
+from ckptzoo.symmetry.tracing.rules import experts
 from ckptzoo.symmetry.tracing.rules.call import CONSTANT, DATA, PARAMETER, Call, Value, values_in
 from ckptzoo.symmetry.tracing.union_find import NodeIds
 
@@ -295,6 +296,11 @@ def _with_value(call: Call, left: Value, right: Value, operation: str) -> Labels
     ndim = call.result.ndim
     first, second = (call.labels_of(value).with_ndim(ndim) for value in (left, right))
     sizes = [(1,) * (ndim - value.tensor.ndim) + tuple(value.tensor.shape) for value in (left, right)]
+    for values, weights in ((first, second), (second, first)):
+        if operation == MUL and experts.weighed(call.constraints, values, weights):
+            return values
+    if first.experts is not None and second.experts is not None:
+        call.constraints.tie_channels(first.experts, second.experts, "joins experts with others that stay in place")
     for several, single, size in ((first, second, sizes[1]), (second, first, sizes[0])):
         if any(size[axis] == 1 for axis in several.varying_axes) and not single.invariant:
             return _with_single_channel(call, several, single, operation)
@@ -350,9 +356,19 @@ def combined_scales(call: Call, first: Labels, second: Labels, operation: str, o
             right if origins[1] == PARAMETER else left, "multiplies values that are scaled by a parameter"
         )
     elif both.any():
-        for scale in (left[both], right[both]):
-            constraints.forbid_scale(scale, "multiplies two values that are scaled apart")
+        # A table has one scale for each position: that of the value stays, not the positive one of a ReLU beside it.
+        gates = [bool(constraints.keeps_positive(scale[both]).all()) for scale in (left, right)]
+        values = [bool(constraints.any_sign(scale[both]).all()) for scale in (left, right)]
+        for number, scale in enumerate((left, right)):
+            if not (values[number] and gates[1 - number]):
+                constraints.forbid_scale(scale[both], "multiplies two values that are scaled apart")
     free = constraints.can_scale(left), constraints.can_scale(right)
+    if (free[0] != free[1]).any() and operation == MUL and origins == (DATA, DATA):
+        for number, (value, gate) in enumerate(((left, right), (right, left))):
+            alone = free[number] & ~free[1 - number]
+            # The tables of gates and values that one layer writes have positive scales, as those that zoos hold have.
+            if alone.any() and not constraints.written_together(value[alone], gate[alone]):
+                constraints.restrict_scale(value[alone], NONZERO, "multiplies values by a gate")
     if free[0].any() and free[1].any() and first.power != second_power:
         constraints.forbid_scale(right, "multiplies by powers of values")
     scale = np.where(free[0], left, np.where(free[1], right, -1))
@@ -373,6 +389,8 @@ def _with_parameter(call: Call, value: Value, parameter: Value, operation: str, 
     """
     ndim = call.result.ndim
     labels = call.labels_of(value).with_ndim(ndim)
+    if operation == ADD and (sum_of_experts := experts.biased(call, labels, parameter)) is not None:
+        return sum_of_experts
     if len(labels.varying_axes) > 1 or parameter.entries is not None:
         result = _parameter_in_heads(call, labels, parameter, operation)
         return replace(result, power=-result.power) if operation == DIV and swapped else result
@@ -476,8 +494,12 @@ def _parameter_by_channel(
         if operation == MAX:
             constraints.restrict_scale(channels.scale, POSITIVE, "takes the larger of two")
         return labels
-    if operation == MUL and not constraints.can_scale(channels.scale).any():
+    signs = bool(constraints.keeps_sign(channels.scale).all()) and channels.power % 2 == 1
+    if operation == MUL and (signs or not constraints.can_scale(channels.scale).any()):
         gain = constraints.write(name, source, size, "gain", in_mass=True)
+        if signs:
+            constraints.absorb_signs(name, source, channels.scale)
+            constraints.restrict_scale(gain.scale, NONZERO, f"multiplies by {name!r}")
         channel = constraints.tie_channels(
             channels.channel, gain.channel, f"multiplies values that stay in place by {name!r}"
         )

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ckptzoo.symmetry.tracing.constraints import ChannelBlocks, Labels, constant_labels
+from ckptzoo.symmetry.tracing.constraints import NONZERO, ChannelBlocks, Labels, constant_labels
 from ckptzoo.symmetry.tracing.rules import products
 from ckptzoo.symmetry.tracing.rules.call import CONSTANT, Call, Value
 from ckptzoo.symmetry.tracing.rules.elementwise import with_new_paths
@@ -12,7 +12,7 @@ from ckptzoo.symmetry.tracing.rules.elementwise import with_new_paths
 
 def linear(call: Call) -> Labels:
     """``x W^T + b``."""
-    weight, bias = call.stored_tensor("weight"), call.argument("bias")
+    weight, bias = call.weight("weight"), call.argument("bias")
     assert weight is not None
     return _product(call, call.input, weight, (1, 0), bias)
 
@@ -20,7 +20,8 @@ def linear(call: Call) -> Labels:
 def matmul(call: Call) -> Labels:
     """``x @ W`` for a parameter W."""
     weight = call.argument("mat2" if call.name == "mm" else "other")
-    if not isinstance(weight, Value) or not weight.unlabelled or weight.tensor.ndim != 2:
+    known = isinstance(weight, Value) and (weight.unlabelled or weight.formula is not None)
+    if not known or weight.tensor.ndim != 2:
         return products.matmul(call)
     return _product(call, call.input, weight, (0, 1), None)
 
@@ -46,7 +47,7 @@ def read_labels(call: Call, value: Value, axis: int) -> Labels:
 
 def addmm(call: Call) -> Labels:
     """``b + x @ W`` for parameters W and b."""
-    weight, bias = call.stored_tensor("mat2"), call.stored_tensor("self")
+    weight, bias = call.weight("mat2"), call.stored_tensor("self")
     if (call.argument("alpha"), call.argument("beta")) != (1, 1) or weight is None:
         raise call.unsupported("a product and a bias as they are", "multiples of them")
     value = call.argument("mat1")
@@ -77,8 +78,14 @@ def _product(call: Call, value: Value, weight: Value, sides: tuple[int, int], bi
     if labels.varying_axes and ndim - 1 not in labels.varying_axes:
         return _mixed_axis(call, labels, weight, bias)
     read = read_labels(call, value, -1)
+    constraints, (path, *others) = call.constraints, np.unique(read.path).tolist()
+    if path in constraints.products and not others:
+        constraints.restrict_scale(read.scale, NONZERO, "multiplies matrices")
     written = _weight(call, weight, sides, read, 1)
     _bias(call, bias, written)
+    # With a bias they are a layer, whose scales are positive in tables that zoos hold.
+    if bias is None:
+        constraints.products.update(written.path.tolist())
     return written.on_axis(ndim - 1, ndim)
 
 
@@ -102,7 +109,7 @@ def _convolution(call: Call, sides: tuple[int, int]) -> Labels:
     filters = call.argument("weight")
     if filters.origin == CONSTANT and filters.source is None:
         return _filtered(call, filters)
-    weight, bias = call.stored_tensor("weight"), call.stored_tensor("bias")
+    weight, bias = call.weight("weight"), call.stored_tensor("bias")
     assert weight is not None
     value, ndim = call.input, call.input.tensor.ndim
     axis = ndim - (weight.tensor.ndim - 1)
@@ -125,6 +132,13 @@ def _filtered(call: Call, filters: Value) -> Labels:
 
 def _weight(call: Call, weight: Value, sides: tuple[int, int], read: Labels, groups: int) -> Labels:
     """The labels that a weight writes, one-dimensional; ``sides`` are the axis that reads and the one that writes."""
+    if weight.formula is not None:
+        return weight.formula.write(call, sides, read, groups)
+    return stored_weight(call, weight, sides, read, groups)
+
+
+def stored_weight(call: Call, weight: Value, sides: tuple[int, int], read: Labels, groups: int) -> Labels:
+    """The same for a tensor of the state dict."""
     constraints = call.constraints
     if weight.origin == CONSTANT:
         constraints.fix(read.channel, "multiplies by a matrix of constants")

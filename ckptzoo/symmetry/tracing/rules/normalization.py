@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ckptzoo.symmetry.tracing.constraints import POSITIVE, SIGN, ChannelBlocks, Labels
+from ckptzoo.symmetry.tracing.constraints import NONZERO, POSITIVE, SIGN, ChannelBlocks, Labels
 from ckptzoo.symmetry.tracing.rules.call import CONSTANT, Call, Value
 from ckptzoo.symmetry.tracing.rules.elementwise import with_new_paths
 from ckptzoo.symmetry.tracing.rules.linear import read_labels
@@ -38,7 +38,13 @@ def layer_norm(call: Call) -> Labels:
     labels = call.labels_along(call.input, ndim - 1)
     if len(labels.varying_axes) > 1:
         return _norm_in_heads(call, labels, first, (weight, bias))
-    call.constraints.forbid_scale(labels.scale, "normalises beside eps")
+    signs = call.name == "rms_norm" and bool(labels.varying_axes) and labels.varying_axes[0] >= first
+    # In tables that zoos hold, what the gain of another norm writes alone has no signs.
+    if signs and not call.constraints.written_by_gain(labels.scale):
+        call.constraints.restrict_scale(labels.scale, SIGN, "normalises beside eps")
+    else:
+        signs = False
+        call.constraints.forbid_scale(labels.scale, "normalises beside eps")
     axis = labels.varying_axes[0] if labels.varying_axes else ndim - 1
     read = read_labels(call, call.input, axis)
     if axis >= first and labels.varying_axes:
@@ -49,7 +55,12 @@ def layer_norm(call: Call) -> Labels:
                 call.constraints.fix_axis(value.name, number, size)
     if axis < first or (len(shape) > 1 and not labels.varying_axes):
         return with_new_paths(call, replace(labels, scale=np.full_like(labels.scale, -1)))
-    return _affine(call, read, (weight, axis - first), (bias, axis - first), axis)
+    if signs and weight is None:
+        return with_new_paths(call, labels)
+    written = _affine(call, read, (weight, axis - first), (bias, axis - first), axis, alone=signs)
+    if signs:
+        call.constraints.restrict_scale(written.scale, NONZERO, "multiplies normalised values")
+    return written
 
 
 def _norm_in_heads(call: Call, labels: Labels, first: int, affine: tuple[Value | None, Value | None]) -> Labels:

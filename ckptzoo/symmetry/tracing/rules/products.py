@@ -5,12 +5,14 @@ tokens. So channels vary along two axes, heads and channels within a head, and `
 channel for each head, which moves with all that are in it.
 """
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import torch
 
 from ckptzoo.symmetry.tracing.constraints import NONZERO, Labels, constant_labels
+from ckptzoo.symmetry.tracing.rules import experts
 from ckptzoo.symmetry.tracing.rules.call import DATA, Call, Value, values_in
 from ckptzoo.symmetry.tracing.rules.elementwise import ADD, MUL, combined, combined_scales, tied_channels
 
@@ -91,11 +93,20 @@ def _contract(call: Call, left: Value, right: Value, first: list[int], second: l
     """
     constraints, ndim = call.constraints, call.result.ndim
     total = max(*first, *second, ndim - 1) + 1
+    for weight, axes, value, places in ((left, first, right, second), (right, second, left, first)):
+        if weight.unlabelled and weight.tensor.ndim == 3 and len(weight.long_axes) > 1 and value.origin == DATA:
+            made = experts.product(call, _aligned(call, value, places, total), weight, axes, ndim)
+            return made.map(lambda item: item[(..., *[0] * (total - ndim))])
     if any(value.unlabelled and len(value.long_axes) > 1 for value in (left, right)):
         raise call.unsupported("a product of two values", "one with a parameter of several axes")
     sides = [_aligned(call, value, axes, total) for value, axes in ((left, first), (right, second))]
     sizes = [_sizes(value, axes, total) for value, axes in ((left, first), (right, second))]
     summed = set(range(ndim, total))
+    for number, other in ((0, 1), (1, 0)):
+        if experts.weighed(constraints, sides[other], sides[number]):
+            sides[number] = constant_labels(total, constraints.paths.id_of("sum", len(constraints.sums)))
+            if set(sides[other].expert_axes) <= summed:
+                sides[other] = replace(sides[other], experts=None)
     for number, (labels, size) in enumerate(zip(sides, reversed(sizes), strict=True)):
         other = sides[1 - number]
         lone = [axis for axis in labels.varying_axes if size[axis] > 1 and axis not in other.varying_axes]
@@ -111,7 +122,8 @@ def _contract(call: Call, left: Value, right: Value, first: list[int], second: l
         labels = _beside(call, one, two, sizes, (left.origin, right.origin))
         shape = np.broadcast_shapes(one.path.shape, two.path.shape)
         paths = (np.broadcast_to(item.path, shape) for item in (one, two))
-        labels = replace(labels, path=constraints.paths.extend(call.description, *paths))
+        if labels.path.size > 1 or not (labels.invariant and math.prod(shape) > 1):
+            labels = replace(labels, path=constraints.paths.extend(call.description, *paths))
     # Nothing varies along the axes that are summed over.
     return labels.map(lambda item: item[(..., *[0] * (total - ndim))])
 
@@ -119,6 +131,14 @@ def _contract(call: Call, left: Value, right: Value, first: list[int], second: l
 def _met(call: Call, one: Labels, two: Labels, over: tuple[int, ...]) -> Labels:
     """Channels that meet and are summed over: they move together, and their scales are inverses."""
     constraints = call.constraints
+    for weights, values in ((one, two), (two, one)):
+        inside = set(weights.varying_axes) == set(over) < set(values.varying_axes)
+        if inside and not constraints.can_scale(weights.scale).any():
+            # As in a mixture of experts: values of several makers are added, each channel to those in line with it.
+            # What can be scaled are keys that several heads of queries share.
+            constraints.fix(weights.channel, "weighs values that are added")
+            constraints.forbid_scale(weights.scale, "weighs values that are added")
+            return constraints.tie_along(values, over)
     shared = set(one.varying_axes) & set(two.varying_axes)
     one, two = (
         constraints.tie_along(item, tuple(axis for axis in item.varying_axes if axis not in shared))
@@ -158,9 +178,17 @@ def _beside(call: Call, one: Labels, two: Labels, sizes: list[tuple[int, ...]], 
             constraints.restrict_scale(several.scale, NONZERO, "sums values over tokens")
             return several
     if set(one.varying_axes) != set(two.varying_axes):
-        raise call.unsupported("channels on one axis at most", "channels on two axes")
+        return _pinned(call, one, two)
     channel = tied_channels(call, (one, two), sizes)
     return replace(combined_scales(call, one, two, MUL, origins), channel=channel)
+
+
+def _pinned(call: Call, one: Labels, two: Labels) -> Labels:
+    """Products of every channel with every other one, as in an attention over channels: all stay as they are."""
+    for labels in (one, two):
+        call.constraints.fix(labels.channel, "multiplies channels by other channels")
+        call.constraints.forbid_scale(labels.scale, "multiplies channels by other channels")
+    return constant_labels(one.channel.ndim)
 
 
 def _aligned(call: Call, value: Value, axes: list[int], total: int) -> Labels:

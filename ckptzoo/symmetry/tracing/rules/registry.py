@@ -1,6 +1,15 @@
 """Which operation has which rule: by the name of torch's operator, as in ``torch.ops.aten``."""
 
-from ckptzoo.symmetry.tracing.rules import elementwise, linear, normalization, products, recurrence, reduction, shape
+from ckptzoo.symmetry.tracing.rules import (
+    elementwise,
+    linear,
+    normalization,
+    products,
+    recurrence,
+    reduction,
+    shape,
+    weights,
+)
 from ckptzoo.symmetry.tracing.rules.elementwise import Rule
 
 # Each rule with the names of its operators, those that end in an underscore for work in place left out.
@@ -62,12 +71,15 @@ _NAMES: dict[Rule, str] = {
     linear.addmm: "addmm",
     recurrence.recurrent: "lstm gru rnn_tanh rnn_relu",
     shape.glu: "glu",
+    shape.unfold: "im2col",
+    shape.fold: "col2im",
     products.bmm: "bmm",
     products.einsum: "einsum",
     products.scaled_dot_product_attention: "scaled_dot_product_attention",
     linear.matmul: "matmul mm",
     linear.convolution: "conv1d conv2d conv3d",
     linear.transposed_convolution: "conv_transpose1d conv_transpose2d conv_transpose3d",
+    weights.of_weights_alone: "_weight_norm mv dot vdot",
     normalization.batch_norm: "batch_norm",
     normalization.layer_norm: "layer_norm rms_norm",
     normalization.group_norm: "group_norm",

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ckptzoo.symmetry.tracing.constraints import Constraints, Labels, constant_labels
+from ckptzoo.symmetry.tracing.constraints import NONZERO, Constraints, Labels, constant_labels
 from ckptzoo.symmetry.tracing.rules.call import CONSTANT, DATA, Call, Value, map_values, values_in
 from ckptzoo.symmetry.tracing.rules.elementwise import MUL, combined, homogeneous, not_homogeneous, with_new_paths
 from ckptzoo.symmetry.tracing.union_find import NodeIds
@@ -80,6 +80,7 @@ def glu(call: Call) -> Any:
         for item, labels in zip(value.tensor.split(half, axis), _halves(call, value, half, axis), strict=True)
     )
     call.constraints.forbid_scale(second.labels.scale, "is a gate")
+    call.constraints.restrict_scale(first.labels.scale, NONZERO, "multiplies values by a gate")
     return combined(call, first, second, MUL)
 
 
@@ -89,6 +90,32 @@ def _halves(call: Call, value: Value, half: int, axis: int) -> list[Labels]:
     arguments = {"self": value, "split_size": half, "dim": axis}
     halves = replace(call, name="split", arguments=arguments, result=value.tensor.split(half, axis), operator=split)
     return _labels_from_entries(halves, [value])
+
+
+def unfold(call: Call) -> Labels:
+    """``F.unfold``: every channel once for each place in the window."""
+    labels, (height, width) = _channels_of_windows(call), call.argument("kernel_size")
+    size, places = call.input.tensor.shape[1], np.arange(height * width)
+    line = labels.along_axis(1, size)
+    path = call.constraints.paths.extend("unfold", np.repeat(line.path, len(places)), np.tile(places, size))
+    wide = Labels(np.repeat(line.channel, len(places)), np.repeat(line.scale, len(places)), path, labels.power)
+    return wide.on_axis(1, 3)
+
+
+def fold(call: Call) -> Labels:
+    """``F.fold``: sums of windows, whose places are together in each channel."""
+    labels, (height, width) = _channels_of_windows(call), call.argument("kernel_size")
+    line = labels.along_axis(1, call.input.tensor.shape[1]).map(lambda item: item.reshape(-1, height * width))
+    line = call.constraints.tie_along(line, (1,))
+    return with_new_paths(call, line.map(lambda item: item.reshape(1, -1, 1, 1)))
+
+
+def _channels_of_windows(call: Call) -> Labels:
+    """Labels that vary along the second of all axes alone, behind that of examples."""
+    labels = call.labels_of(call.input)
+    if not set(labels.varying_axes) <= {1} or call.result.ndim + call.input.tensor.ndim != 7:
+        raise call.unsupported("channels on the second axis", "others")
+    return labels
 
 
 def scatter(call: Call) -> Any:
@@ -151,6 +178,9 @@ def _tie_in_line(call: Call, values: Sequence[Value], axis: int) -> None:
 def _labels_from_entries(call: Call, values: Sequence[Value]) -> Any:
     """Labels of results whose entries are entries of the values."""
     sources = [call.labels_of(value) for value in values]
+    for labels in sources:
+        if labels.experts is not None:
+            call.constraints.fix(labels.experts, "moves values of experts to other places")
     index_of = frozenset[int]().union(*(value.index_of for value in values))
     if index_of and isinstance(call.result, torch.Tensor) and all(value.labels.invariant for value in values):
         path = call.constraints.paths.id_of(call.description, *(int(labels.path.ravel()[0]) for labels in sources))

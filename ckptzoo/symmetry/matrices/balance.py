@@ -142,13 +142,8 @@ def resolve_equal(
     Returns
     -------
     tuple[NDArray[np.float64], NDArray[np.bool_]]
-<<<<<<< HEAD
-        (..., k, k), to be multiplied to A and to B from the left, the identity beyond rows of equal values; and (...),
-        unresolved.
-=======
         matrices (..., k, k) float64, to be multiplied to A and to B from the left, the identity beyond rows of equal
         values; and which are unresolved, (...) bool.
->>>>>>> main
 
     Raises
     ------

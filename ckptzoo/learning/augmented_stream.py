@@ -20,7 +20,7 @@ from ckptzoo.loader.checkpoint import import_torch
 from ckptzoo.loader.stream import ReaderShard, Remainder, Shuffle, Source, State
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
-from ckptzoo.symmetry.matrices.action import unit_gains
+from ckptzoo.symmetry.matrix_action import unit_gains
 
 
 @dataclass(frozen=True, eq=False)

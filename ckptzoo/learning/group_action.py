@@ -13,7 +13,7 @@ from ckptzoo.learning.standardization import Statistics
 from ckptzoo.loader.readers import MmapReader, TensorReader
 from ckptzoo.schema.symmetry import AxisAction, Symmetry
 from ckptzoo.symmetry.arrays import is_float
-from ckptzoo.symmetry.matrices.action import mixed_channels, multiply
+from ckptzoo.symmetry.matrix_action import mixed_channels, multiply
 from ckptzoo.symmetry.moves import Move, sources
 from ckptzoo.symmetry.scales import scaled_variance
 

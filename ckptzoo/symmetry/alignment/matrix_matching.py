@@ -33,9 +33,9 @@ from ckptzoo.symmetry.alignment.joint_groups import Arrays, ChannelView, JointGr
 from ckptzoo.symmetry.alignment.matching import Matched, count_ties, products, weights_of
 from ckptzoo.symmetry.arrays import positions
 from ckptzoo.symmetry.element import GroupElement, block_move
-from ckptzoo.symmetry.matrices.action import mixed_channels, multiply
 from ckptzoo.symmetry.matrices.gauge import basis_of_stream
 from ckptzoo.symmetry.matrices.procrustes import greatest_products, procrustes
+from ckptzoo.symmetry.matrix_action import mixed_channels, multiply
 from ckptzoo.symmetry.ordering import shape_of
 from ckptzoo.symmetry.tables import take_rows
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ckptzoo.schema.symmetry import MATRICES, AxisAction, Fixed, Group, Segment, Sym, Symmetry, Wreath
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.matrices.action import gains_at_one
+from ckptzoo.symmetry.matrix_action import gains_at_one
 
 
 def mixes(symmetry: Symmetry) -> bool:

@@ -356,6 +356,8 @@ def dedupe(
         return
     for ids, identical in zip(duplicates.groups, duplicates.identical, strict=True):
         print(printable(f"{'the same' if identical else 'the same to rounding'}: {', '.join(ids)}"))
+    for pair in (duplicates.near or ())[:_MAX_PAIRS]:
+        print(printable(f"nearly the same weights, {pair.distance:.2g} apart: {', '.join(pair.ids)}"))
     compared = counted(duplicates.checkpoints, "checkpoint")
     print(f"{zoo}: {compared} compared, {duplicates.spare:,} of them permuted or rescaled copies.")
     if duplicates.uncertain:

@@ -1,6 +1,6 @@
-"""Checkpoints of a zoo that are one network but for permutations and scales of channels."""
+"""Checkpoints of a zoo that are one network but for permutations, scales and matrices of channels."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,17 @@ from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.stream import Batch
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.symmetry import GAUGES, Canonical, canonicalize
+from ckptzoo.symmetry import Canonical, canonicalize
 from ckptzoo.symmetry.comparison import Neighbours, ambiguous, apart, compare, invariant_width, rounding_tolerance
+from ckptzoo.symmetry.gauges import gauge_of
 from ckptzoo.symmetry.invariants import FEATURES, invariants
+from ckptzoo.symmetry.matrices.comparison import NEAR, matrix_distances, matrix_tolerance, near_bound
+from ckptzoo.symmetry.matrices.invariants import FEATURES as MATRIX_FEATURES
+from ckptzoo.symmetry.matrices.invariants import matrix_invariants, sketch_bound
+from ckptzoo.symmetry.matrices.tables import mixes
 from ckptzoo.text import Progress
 
+_Weights = Mapping[str, NDArray[Any]]
 _GAUGE = "canonical"
 _VERSION = 1
 """Of what ``descriptions`` computes; where its bits change, another number keeps kept ones from being used."""
@@ -27,6 +33,22 @@ BATCH_BYTES = 8 * 2**20
 """Weights that are brought into the gauge at a time, or one checkpoint."""
 CANDIDATE_BYTES = 128 * 2**20
 """Canonical weights of candidates that are in memory at a time; larger sets of candidates are read batch by batch."""
+
+
+@dataclass(frozen=True)
+class NearWeights:
+    """Two checkpoints of a table with matrices whose weights are nearly the same, and not within the tolerance.
+
+    Parameters
+    ----------
+    ids
+        of both.
+    distance
+        of their weights (``ckptzoo.symmetry.matrices.comparison.matrix_distances``).
+    """
+
+    ids: tuple[str, str]
+    distance: float
 
 
 @dataclass(frozen=True)
@@ -46,9 +68,11 @@ class Duplicates:
     uncertain
         the number of those compared with channels that only their weights tell apart, and not what describes them
         (``ckptzoo.symmetry.comparison.ambiguous``). They are found where they were permuted, and may be missed where
-        they were also scaled; of all others no copy is missed.
+        they were also scaled; of all others no copy is missed. With matrices, those whose gauge is unresolved.
     tolerance
         the relative norm up to which every tensor of two canonical forms agrees.
+    near
+        pairs up to ten tolerances apart, the nearest first; None where the table has no matrices.
     """
 
     groups: tuple[tuple[str, ...], ...]
@@ -57,6 +81,7 @@ class Duplicates:
     skipped: tuple[str, ...]
     uncertain: int
     tolerance: float
+    near: tuple[NearWeights, ...] | None = None
 
     @property
     def spare(self) -> int:
@@ -66,6 +91,7 @@ class Duplicates:
     def to_json(self) -> dict[str, Any]:
         """Everything, as JSON-ready values."""
         listed = zip(self.groups, self.identical, strict=True)
+        near = [{"ids": list(pair.ids), "distance": pair.distance} for pair in self.near or ()]
         return {
             "groups": [{"ids": list(ids), "identical": same} for ids, same in listed],
             "checkpoints": self.checkpoints,
@@ -73,6 +99,7 @@ class Duplicates:
             "skipped": list(self.skipped),
             "uncertain": self.uncertain,
             "tolerance": self.tolerance,
+            **({} if self.near is None else {"near": near}),
         }
 
 
@@ -84,12 +111,16 @@ def dedupe(
     saved_in: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Duplicates:
-    """The checkpoints of a zoo that are one network but for permutations and scales.
+    """The checkpoints of a zoo that are one network but for permutations, scales and matrices.
 
     Every checkpoint is brought into the ``canonical`` gauge and described by eight numbers that depend on no order of
     channels (``ckptzoo.symmetry.invariants.invariants``). Where those are close, two checkpoints agree when
     ``||a_t - b_t|| <= tolerance * ||a_t||`` for every floating tensor t, and all other tensors are equal; channels
     that rounding has put in another order are matched first. A group is what agreements connect.
+
+    Where the table has matrices, sixteen numbers describe a checkpoint that depend on no matrix either
+    (``ckptzoo.symmetry.matrices.invariants.matrix_invariants``). Two agree when one can be laid on the other, stream by
+    stream and head by head, within the tolerance (``ckptzoo.symmetry.matrices.comparison.matrix_distances``).
 
     Parameters
     ----------
@@ -98,7 +129,7 @@ def dedupe(
     tolerance
         by default what rounding can do: ``max(4 eps, 8 * 2^-40)`` with the machine epsilon of the coarsest precision in
         which the zoo stores a tensor. 2^-40 is the precision to which the gauge takes scales; without scales it does
-        not count.
+        not count. With matrices ``max(32 eps, 1e-11)``, as matrices multiply the rounding of a copy.
     module
         the network as a torch module, which is traced where the zoo has no symmetry table.
     saved_in
@@ -121,28 +152,29 @@ def dedupe(
     Checkpoints that differ by permutations have the same canonical weights, bit for bit, and are always found. Where
     scales differ too, the weights agree but for rounding; those that may be missed then are counted as ``uncertain``.
     What is reported was compared weight by weight. Reads the raw weights once and those of candidates once more.
-    Memory for six batches of 8 MiB, or of one checkpoint; for 128 MiB of candidates; and 8 numbers a checkpoint.
-    Tested in tests/derive/test_dedupe.py.
+    Memory for six batches of 8 MiB, or of one checkpoint; for 128 MiB of candidates; and 8 numbers a checkpoint, 16
+    with matrices. Copies that invertible matrices of a condition far above 10 made may be missed, as these multiply
+    what the copy was rounded by. Tested in tests/derive/test_dedupe.py and test_matrix_duplicates.py.
     """
     symmetry = symmetry_of(zoo.contents, module)
-    rounding = rounding_tolerance((zoo[name].dtype for name in zoo.arch.names), symmetry)
+    rounding = _rounding(zoo, symmetry)
     if tolerance is None:
         tolerance = rounding
     if not 0 <= tolerance < np.inf:
         step = "Leave it out for rounding alone."
         raise ZooError(Problem("dedupe", "tolerance", "a finite number, 0 or more", repr(tolerance), step))
     found = descriptions(zoo, module=module, saved_in=saved_in).arrays(progress)
-    described = _Descriptions(**found) if found else _Descriptions.blank(0)
+    described = _Descriptions(**found) if found else _Descriptions.blank(0, FEATURES)
     rows, ids = np.flatnonzero(described.usable), zoo.ids
-    width = invariant_width(tolerance, len(zoo.arch.names))
+    comparison = (_MatrixComparison if mixes(symmetry) else _Comparison)(zoo, symmetry, tolerance)
     weights = _CanonicalWeights(zoo, symmetry)
     groups: list[tuple[list[int], bool]] = []
-    candidates = [rows[places] for places in apart(described.sketches[rows], width)]
+    candidates = [rows[places] for places in apart(described.sketches[rows], comparison.width)]
     for sets in _runs(candidates, weights.capacity):
         weights.load(np.concatenate(sets))
         for members in sets:
-            left = Neighbours(described.sketches[members], width)
-            groups += _groups(weights, members, left, symmetry, tolerance)
+            left = Neighbours(described.sketches[members], comparison.width)
+            groups += _groups(weights, members, left, comparison)
     groups.sort()
     return Duplicates(
         groups=tuple(tuple(ids[row] for row in members) for members, _ in groups),
@@ -151,21 +183,87 @@ def dedupe(
         skipped=tuple(ids[row] for row in np.flatnonzero(~described.usable)),
         uncertain=int((described.usable & described.ambiguous).sum()),
         tolerance=tolerance,
+        near=comparison.near_pairs([members for members, _ in groups], ids),
     )
+
+
+def _rounding(zoo: Zoo, symmetry: Symmetry) -> float:
+    """The tolerance of what rounding can do to a copy."""
+    dtypes = [zoo[name].dtype for name in zoo.arch.names]
+    return matrix_tolerance(dtypes) if mixes(symmetry) else rounding_tolerance(dtypes, symmetry)
+
+
+class _Comparison:
+    """Compares canonical weights for a table without matrices.
+
+    Parameters
+    ----------
+    zoo
+        whose weights they are.
+    symmetry
+        the table.
+    tolerance
+        up to which they agree.
+    """
+
+    def __init__(self, zoo: Zoo, symmetry: Symmetry, tolerance: float) -> None:
+        self._symmetry, self._tolerance = symmetry, tolerance
+        self.width = invariant_width(tolerance, len(zoo.arch.names))
+
+    def __call__(
+        self, row: int, first: _Weights, rows: NDArray[np.int64], others: _Weights
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which rows agree with one, and which equal it bit for bit."""
+        return compare(first, others, self._symmetry, self._tolerance)
+
+    def near_pairs(self, groups: list[list[int]], ids: Sequence[str]) -> tuple[NearWeights, ...] | None:
+        """Nothing is looked for."""
+        return None
+
+
+class _MatrixComparison(_Comparison):
+    """Compares canonical weights for a table with matrices, and keeps the pairs that are near."""
+
+    def __init__(self, zoo: Zoo, symmetry: Symmetry, tolerance: float) -> None:
+        super().__init__(zoo, symmetry, tolerance)
+        # sketches move in proportion to the weights: a wider tolerance needs wider sketches
+        wider = max(1.0, tolerance / _rounding(zoo, symmetry))
+        self.width = NEAR * wider * sketch_bound(zoo[name].dtype for name in zoo.arch.names)
+        self._near: dict[tuple[int, int], float] = {}
+
+    def __call__(
+        self, row: int, first: _Weights, rows: NDArray[np.int64], others: _Weights
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which rows agree with one, and which equal it bit for bit."""
+        distances, equal = matrix_distances(first, others, self._symmetry, self._tolerance)
+        agree = distances <= self._tolerance
+        for number in np.flatnonzero(~agree & (distances <= near_bound(self._tolerance))).tolist():
+            self._near[min(row, int(rows[number])), max(row, int(rows[number]))] = float(distances[number])
+        return agree, equal
+
+    def near_pairs(self, groups: list[list[int]], ids: Sequence[str]) -> tuple[NearWeights, ...] | None:
+        """Those that no group joins."""
+        group_of = {row: number for number, members in enumerate(groups) for row in members}
+        apart = (
+            (distance, pair)
+            for pair, distance in self._near.items()
+            if pair[0] not in group_of or group_of[pair[0]] != group_of.get(pair[1])
+        )
+        return tuple(NearWeights((ids[one], ids[other]), distance) for distance, (one, other) in sorted(apart))
 
 
 @dataclass(frozen=True, eq=False)
 class _Descriptions:
-    """What is kept of N checkpoints: sketches (N, 8), whether they have one, and whether channels look alike."""
+    """What is kept of N checkpoints: sketches (N, F), whether they have one, and whether channels look alike."""
 
     sketches: NDArray[np.float64]
     usable: NDArray[np.bool_]
     ambiguous: NDArray[np.bool_]
 
     @classmethod
-    def blank(cls, N: int) -> "_Descriptions":
+    def blank(cls, N: int, features: int) -> "_Descriptions":
         """Of N checkpoints of which nothing is known."""
-        return cls(np.zeros((N, FEATURES)), np.zeros(N, bool), np.zeros(N, bool))
+        return cls(np.zeros((N, features)), np.zeros(N, bool), np.zeros(N, bool))
 
 
 def descriptions(zoo: Zoo, *, module: Any = None, saved_in: str | Path | None = None) -> DescribedRows:
@@ -182,28 +280,33 @@ def descriptions(zoo: Zoo, *, module: Any = None, saved_in: str | Path | None = 
     (1, 1)
     """
     symmetry = symmetry_of(zoo.contents, module)
-    rounding = rounding_tolerance((zoo[name].dtype for name in zoo.arch.names), symmetry)
+    rounding, features = _rounding(zoo, symmetry), MATRIX_FEATURES if mixes(symmetry) else FEATURES
 
     def compute(some: Zoo, progress: Progress) -> Rows:
-        return asdict(_describe(some, symmetry, rounding, progress))
+        return asdict(_describe(some, symmetry, rounding, features, progress))
 
-    gauge = GAUGES[_GAUGE]
+    gauge = gauge_of(_GAUGE, symmetry)
     what = {
         "described": "weights",
         "version": _VERSION,
         "symmetry": symmetry.digest,
         "gauge": [gauge.name, gauge.version],
     }
-    return DescribedRows(zoo, {**what, "features": FEATURES, "rounding": rounding}, compute, saved_in)
+    return DescribedRows(zoo, {**what, "features": features, "rounding": rounding}, compute, saved_in)
 
 
-def _describe(zoo: Zoo, symmetry: Symmetry, rounding: float, progress: Progress) -> _Descriptions:
+def _describe(zoo: Zoo, symmetry: Symmetry, rounding: float, features: int, progress: Progress) -> _Descriptions:
     """The description of every checkpoint."""
     N = len(zoo)
-    found = _Descriptions.blank(N)
+    found = _Descriptions.blank(N, features)
 
     def describe(batch: Batch) -> tuple[NDArray[np.bool_], NDArray[np.float64], NDArray[np.bool_]]:
         canonical = _canonical(batch, zoo, symmetry)
+        if mixes(symmetry):  # what is left open in the gauge changes no sketch
+            usable = canonical.report.gauged
+            weights = {name: array[usable] for name, array in canonical.weights.items()}
+            sketches = matrix_invariants(weights, symmetry).unordered.sketches
+            return usable, sketches, canonical.report.unresolved[usable]
         usable = canonical.report.gauged & ~canonical.report.unresolved
         weights = {name: array[usable] for name, array in canonical.weights.items()}
         described = invariants(weights, symmetry)
@@ -268,7 +371,7 @@ class _CanonicalWeights:
 
 
 def _groups(
-    weights: _CanonicalWeights, rows: NDArray[np.int64], left: Neighbours, symmetry: Symmetry, tolerance: float
+    weights: _CanonicalWeights, rows: NDArray[np.int64], left: Neighbours, comparison: _Comparison
 ) -> Iterator[tuple[list[int], bool]]:
     """Groups among rows in zoo order, and whether their weights are equal bit for bit.
 
@@ -286,7 +389,12 @@ def _groups(
             if not len(near):
                 continue
             (first,) = weights.of(rows[place : place + 1])
-            answers = [compare(first, others, symmetry, tolerance) for others in weights.of(rows[near])]
+            answers: list[tuple[NDArray[np.bool_], NDArray[np.bool_]]] = []
+            seen = 0
+            for others in weights.of(rows[near]):
+                count = len(next(iter(others.values())))
+                answers.append(comparison(int(rows[place]), first, rows[near[seen : seen + count]], others))
+                seen += count
             agree, equal = (np.concatenate(parts) for parts in zip(*answers, strict=True))
             identical &= bool(equal[agree].all())
             joined = near[agree].tolist()

@@ -11,7 +11,7 @@ from ckptzoo.symmetry.alignment.pairs import pair_distances
 from ckptzoo.symmetry.common import common
 from ckptzoo.symmetry.counts import Counts, GroupCounts, count, counts_by_group, orbits
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.fingerprint import fingerprint
+from ckptzoo.symmetry.fingerprint import fingerprint, sketches
 from ckptzoo.symmetry.folds import fold
 from ckptzoo.symmetry.gauges import GAUGES, Canonical, Gauge, canonicalize, gauge_named, ordering_keys
 from ckptzoo.symmetry.mass.minimum import MinMass, min_mass
@@ -52,6 +52,7 @@ __all__ = [
     "random_element",
     "random_permutations",
     "remove_softmax_shift",
+    "sketches",
     "trace",
     "transpositions",
 ]

@@ -1,6 +1,7 @@
 """Fingerprints: a short digest of a checkpoint's canonical weights at a declared precision, which a zoo stores.
 
 Equal fingerprints do not decide whether two checkpoints are one network: ``comparison.py`` does, weight by weight.
+Where the table has matrices rounding moves canonical weights too far for a digest; ``sketches`` are numbers that stay.
 """
 
 import hashlib
@@ -14,6 +15,8 @@ import numpy as np
 from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.symmetry.arrays import is_float, to_numpy
 from ckptzoo.symmetry.gauges import Canonical
+from ckptzoo.symmetry.matrices.invariants import FEATURES, matrix_invariants
+from ckptzoo.symmetry.tables import Arch, table_of
 
 SUMS = 16
 """Numbers in a sketch."""
@@ -103,7 +106,7 @@ def fingerprint(canonical: Canonical, *, precision: float = PRECISION) -> list[s
     -------
     list[str | None]
         K texts ``"canonical-4:<precision>:<32 hex>"``; None where the checkpoint is not in the gauge, or where its
-        order is not resolved.
+        order is not resolved; and for all where the table has matrices, see ``sketches``.
 
     Raises
     ------
@@ -123,10 +126,10 @@ def fingerprint(canonical: Canonical, *, precision: float = PRECISION) -> list[s
     if not 0 < precision < np.inf:
         raise ValueError(f"fingerprint: precision: expected a positive number, got {precision!r}. Try {PRECISION}.")
     gauge = canonical.gauge
-    if not gauge.complete:
-        expected = "one in which every checkpoint of an orbit has the same weights"
-        raise SymmetryError(Problem("fingerprint", f"gauge {gauge.name!r}", expected, "another", "Use canonical."))
+    _require_complete("fingerprint", canonical)
     usable = canonical.report.gauged & ~canonical.report.unresolved
+    if canonical.element.matrices:
+        return [None] * len(usable)
     weights = {name: to_numpy(array) for name, array in canonical.weights.items()}
     shapes = ";".join(f"{name}{array.shape[1:]}" for name, array in sorted(weights.items()))
     sketched = np.zeros((len(usable), SUMS))
@@ -142,3 +145,48 @@ def fingerprint(canonical: Canonical, *, precision: float = PRECISION) -> list[s
         digest = hashlib.sha256(content).hexdigest()[:32]
         texts.append(f"{gauge.name}-{gauge.version}:{precision:g}:{digest}" if defined else None)
     return texts
+
+
+def sketches(canonical: Canonical, arch: Arch) -> np.ndarray:
+    """Sixteen numbers for each checkpoint that are the same for all of its orbit, but for rounding.
+
+    They are smooth in the weights: rounding to the dtype in which weights are stored moves each by at most 1e-12 in
+    float64, 1e-6 in float32, 1e-3 in float16 and 1e-2 in bfloat16; other networks are some tenths away. What they are
+    is in ``ckptzoo.symmetry.matrices.invariants.matrix_invariants``.
+
+    Parameters
+    ----------
+    canonical
+        what ``canonicalize`` returned, in a complete gauge.
+    arch
+        as ``canonicalize`` took it.
+
+    Returns
+    -------
+    np.ndarray
+        (K, 16) float64; NaN where the checkpoint is not in the gauge.
+
+    Raises
+    ------
+    SymmetryError
+        The gauge is not complete.
+
+    Notes
+    -----
+    Checkpoints with close sketches may be one network, of any table; ``ckptzoo.derive.dedupe`` compares their weights.
+    Tested in tests/symmetry/matrices/test_matrix_invariants.py.
+    """
+    _require_complete("sketches", canonical)
+    usable = canonical.report.gauged
+    found = np.full((len(usable), FEATURES), np.nan)
+    if usable.any():
+        weights = {name: to_numpy(array)[usable] for name, array in canonical.weights.items()}
+        found[usable] = matrix_invariants(weights, table_of(arch)).unordered.sketches
+    return found
+
+
+def _require_complete(where: str, canonical: Canonical) -> None:
+    gauge = canonical.gauge
+    if not gauge.complete:
+        expected = "one in which every checkpoint of an orbit has the same weights"
+        raise SymmetryError(Problem(where, f"gauge {gauge.name!r}", expected, "another", "Use canonical."))

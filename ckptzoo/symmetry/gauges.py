@@ -22,7 +22,7 @@ from ckptzoo.symmetry.mass.formulations import CERTIFIED, PINNED, Formulation, l
 from ckptzoo.symmetry.mass.solver import balance
 from ckptzoo.symmetry.matrices.action import have_unit_gains
 from ckptzoo.symmetry.matrices.gauge import settle
-from ckptzoo.symmetry.matrices.tables import lifted, mixes, monomial, residual
+from ckptzoo.symmetry.matrices.tables import among, lifted, mixes, monomial, residual
 from ckptzoo.symmetry.moments import Moments
 from ckptzoo.symmetry.ordering import first_weight_order, sum_keys
 from ckptzoo.symmetry.report import Report
@@ -178,9 +178,8 @@ class Canonical:
         tensor name to (K, *shape), at least float32, in the framework of the raw weights: ``apply(element, raw)``, bit
         for bit, but to rounding where the table has matrices.
     element
-        the K group elements that lead from the raw weights to these; of a table with matrices those of ``monomial`` of
-        it in gauges of scales and permutations alone. In the gauge ``canonical`` they act on the weights that ``fold``
-        gives, and a block of matrices is NaN where no element does,
+        the K group elements that lead from the raw weights to these. Where the table has matrices those of
+        ``canonical`` act on the weights that ``fold`` gives, and a block of matrices is NaN where no element does,
         because it is degenerate: the weights are a limit of the orbit, with the same function.
     report
         what was found, per checkpoint.
@@ -274,7 +273,8 @@ def _canonicalize_matrices(
     if rule.name == "min-mass":
         return _least_mass_matrices(weights, arrays, symmetry, rule)
     if not rule.complete:
-        return canonicalize(weights, monomial(symmetry), gauge=rule.name, threads=threads)
+        plain = canonicalize(weights, among(symmetry), gauge=rule.name, threads=threads)
+        return replace(plain, element=lifted(plain.element, symmetry))
     K = len(next(iter(arrays.values())))
     usable = finite(arrays, K)
     report, element = Report.blank(K), GroupElement.identity(symmetry, K)

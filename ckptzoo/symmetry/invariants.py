@@ -5,14 +5,14 @@ one network; ``comparison.py`` decides, weight by weight.
 """
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from ckptzoo.schema.symmetry import AxisAction, Fixed, Symmetry, Wreath
+from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Symmetry, Wreath
 from ckptzoo.symmetry.arrays import is_float, listings, to_numpy
 from ckptzoo.symmetry.ordering import leaders, shape_of
 
@@ -70,7 +70,7 @@ def invariants(weights: Mapping[str, Any], symmetry: Symmetry) -> Invariants:
     arrays = {name: to_numpy(array) for name, array in sorted(weights.items())}
     K = len(next(iter(arrays.values())))
     tensors = [  # counters that no channel owns say nothing; integers that move with channels do
-        _Tensor(name, array.shape[1:], symmetry)
+        TensorSums(name, array.shape[1:], symmetry, permuted)
         for name, array in arrays.items()
         if array.size and (is_float(array) or symmetry.actions_on(name))
     ]
@@ -93,7 +93,7 @@ def invariants(weights: Mapping[str, Any], symmetry: Symmetry) -> Invariants:
                 for name, value in squashed.items():
                     described.channels[name][rows] = value
             else:
-                colours = {name: _waves(value) for name, value in squashed.items()}
+                colours = {name: waves(value) for name, value in squashed.items()}
     return described
 
 
@@ -103,34 +103,35 @@ def describe_blocks(channels: Mapping[str, np.ndarray], outer: str, symmetry: Sy
     for group in leaders(symmetry):
         if isinstance(group.perm, Wreath) and group.perm.outer == outer:
             values = channels[group.id]
-            waves = _waves(values).reshape(*values.shape[:-2], group.perm.g, group.perm.k, FEATURES)
+            shape = (*values.shape[:-2], group.perm.g, group.perm.k, values.shape[-1])
+            features = waves(values).reshape(shape)
             if group.perm.inner == "fixed":
-                waves = waves * _random_signs(f"{group.id} in blocks", group.perm.k)
-            means.append(waves.mean(axis=-2))
+                features = features * random_signs(f"{group.id} in blocks", group.perm.k, shape[-1])
+            means.append(features.mean(axis=-2))
     return np.concatenate(means, axis=-1)
 
 
-def _waves(values: np.ndarray) -> np.ndarray:
-    """Smooth features of size about 1 of what describes a channel."""
-    frequencies, phases = _wave_parameters()
+def waves(values: np.ndarray) -> np.ndarray:
+    """Smooth features (..., F) of size about 1 of what describes a channel, (..., F)."""
+    frequencies, phases = _wave_parameters(values.shape[-1])
     return np.sqrt(2) * np.cos(values @ frequencies + phases)
 
 
-@lru_cache(maxsize=1)
-def _wave_parameters() -> tuple[np.ndarray, np.ndarray]:
-    """Random frequencies (8, 8) and phases (8,), always the same."""
-    rng = _generator("waves")
-    return rng.standard_normal((FEATURES, FEATURES)), rng.uniform(0, 2 * np.pi, FEATURES)
+@lru_cache(maxsize=4)
+def _wave_parameters(features: int) -> tuple[np.ndarray, np.ndarray]:
+    """Random frequencies (F, F) and phases (F,), always the same."""
+    rng = generator("waves")
+    return rng.standard_normal((features, features)), rng.uniform(0, 2 * np.pi, features)
 
 
-def _generator(name: str) -> np.random.Generator:
+def generator(name: str) -> np.random.Generator:
     """Random numbers that follow from a name."""
     return np.random.default_rng(int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "little"))
 
 
-def _random_signs(name: str, count: int) -> np.ndarray:
-    """(count, 8) of 1 and -1."""
-    return _generator(name).choice([-1.0, 1.0], (count, FEATURES))
+def random_signs(name: str, count: int, features: int = FEATURES) -> np.ndarray:
+    """(count, F) of 1 and -1."""
+    return generator(name).choice([-1.0, 1.0], (count, features))
 
 
 def _largest(flat: np.ndarray) -> np.ndarray:
@@ -142,124 +143,184 @@ def _norm(flat: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, eq=False)
-class _Listing:
-    """The channels of a group on an axis: positions (n, inner), signs that broadcast to them, a sign for the whole.
+class ListedChannels:
+    """The channels of a group along an axis.
 
-    ``inside`` names the group that acts inside the channels, with its channel at each of the positions; or None.
+    Parameters
+    ----------
+    reads, adds
+        whose features are there, and to whose sums the axis adds.
+    places
+        (n, positions a channel).
+    signs
+        (positions a channel, F), or (n, positions a channel, F) where channels cannot be exchanged.
+    salt
+        (1, F) signs of this listing.
+    inside
+        the group that acts inside the channels, with its channel at each of the positions (n, positions a channel).
     """
 
-    leader: str
+    reads: str
+    adds: str
     places: np.ndarray
     signs: np.ndarray
     salt: np.ndarray
-    inside: tuple[str, np.ndarray] | None
+    inside: tuple[str, np.ndarray] | None = None
 
 
-class _Axis:
+Listing = Callable[[str, AxisAction, Symmetry], list[ListedChannels]]
+"""From a name for an axis, its action, and the table."""
+
+
+def permuted(name: str, action: AxisAction, symmetry: Symmetry) -> list[ListedChannels]:
+    """The channels on an axis that permutations move, by the group that leads each permutation."""
+    found: list[ListedChannels] = []
+    for number, item in enumerate(listings(action, symmetry)):
+        leader = symmetry.leader(item.group)
+        if isinstance(leader.perm, Fixed):
+            continue
+        made = listed_channels(f"{name} {number}", leader, leader.id, item.places)
+        if item.inside is not None:  # positions of another group's channels are alike
+            each = int((item.inside[1][0] == item.inside[1][0, 0]).sum())
+            signs = random_signs(f"{name} {number} places", item.places.shape[1])[:each]
+            made = replace(made, signs=np.tile(signs, (item.places.shape[1] // each, 1)), inside=item.inside)
+        found.append(made)
+    return found
+
+
+def listed_channels(name: str, leader: Group, key: str, places: np.ndarray, features: int = FEATURES) -> ListedChannels:
+    """Channels that take the permutation of a leader, which read from the key and add to it."""
+    signs = random_signs(f"{name} places", places.shape[1], features)
+    if (shape := shape_of(leader)).inner == "fixed":  # channels of a block differ as positions do
+        count = shape.k * places.shape[1]
+        each = random_signs(f"{name} in blocks", count, features).reshape(shape.k, -1, features)
+        signs = np.tile(each, (shape.g, 1, 1))
+    return ListedChannels(key, key, places, signs, random_signs(name, 1, features))
+
+
+class Axis:
     """One of a tensor's moving axes: random signs for its positions, and which channels are where."""
 
-    def __init__(self, name: str, size: int, action: AxisAction | None, symmetry: Symmetry) -> None:
-        blocks = 1 if action is None else action.blocks
-        self.blocked = blocks > 1
-        self.signs = _random_signs(name, size * blocks)
-        self.listings: list[_Listing] = []
-        for number, item in enumerate([] if action is None else listings(action, symmetry)):
-            leader, places, inside = symmetry.leader(item.group), item.places, item.inside
-            if not isinstance(leader.perm, Fixed):
-                signs = _random_signs(f"{name} {number} places", places.shape[1])
-                if inside is not None:  # positions of another group's channels are alike
-                    each = int((inside[1][0] == inside[1][0, 0]).sum())
-                    signs = np.tile(signs[:each], (places.shape[1] // each, 1))
-                elif (shape := shape_of(leader)).inner == "fixed":  # channels of a block differ as positions do
-                    count = shape.k * places.shape[1]
-                    each = _random_signs(f"{name} {number} in blocks", count).reshape(shape.k, -1, FEATURES)
-                    signs = np.tile(each, (shape.g, 1, 1))
-                self.listings.append(_Listing(leader.id, places, signs, _random_signs(f"{name} {number}", 1), inside))
+    def __init__(
+        self, name: str, size: int, blocks: int, listings: Sequence[ListedChannels], features: int = FEATURES
+    ) -> None:
+        self.blocked, self.listings = blocks > 1, listings
+        self.signs = random_signs(name, size * blocks, features)
 
     def features(self, colours: Mapping[str, np.ndarray], K: int) -> np.ndarray:
-        """(K, positions, 8): the colours of channels that move, signs for other positions."""
+        """(K, positions, F): the colours of channels that move, signs for other positions."""
         features = np.repeat(self.signs[None], K, axis=0)
-        for item in self.listings:
-            features[:, item.places] = colours[item.leader][:, :, None] * item.signs
-            if item.inside is not None:
-                features[:, item.places] *= colours[item.inside[0]][:, item.inside[1]]
+        for listed in self.listings:
+            features[:, listed.places] = colours[listed.reads][:, :, None] * listed.signs
+            if listed.inside is not None:
+                features[:, listed.places] *= colours[listed.inside[0]][:, listed.inside[1]]
         return features
 
     def add(self, sums: Mapping[str, np.ndarray], values: np.ndarray, colours: Mapping[str, np.ndarray]) -> None:
-        """Add values (K, positions, 8) to the sums of the channels there, times what else is there."""
-        for item in self.listings:
-            found = values[:, item.places] * item.signs
-            whole = item.salt * np.sqrt(len(item.places))
-            if item.inside is None:
-                sums[item.leader][...] += found.sum(axis=2) * whole
+        """Add values (K, positions, F) to the sums of the channels there, times what else is there."""
+        for listed in self.listings:
+            found = values[:, listed.places] * listed.signs
+            whole = listed.salt * np.sqrt(len(listed.places))
+            if listed.inside is None:
+                sums[listed.adds][...] += found.sum(axis=2) * whole
                 continue
-            name, channels = item.inside
-            sums[item.leader][...] += (found * colours[name][:, channels]).sum(axis=2) * whole
-            found = (found * colours[item.leader][:, :, None]).reshape(len(values), -1, FEATURES)
+            name, channels = listed.inside
+            sums[listed.adds][...] += (found * colours[name][:, channels]).sum(axis=2) * whole
+            found = (found * colours[listed.reads][:, :, None]).reshape(len(values), -1, found.shape[-1])
             order = np.argsort(channels, axis=None, kind="stable")
             n = sums[name].shape[1]
-            sums[name][...] += found[:, order].reshape(len(values), n, -1, FEATURES).sum(axis=2) * (
-                item.salt * np.sqrt(n)
-            )
+            inside = found[:, order].reshape(len(values), n, -1, found.shape[-1]).sum(axis=2)
+            sums[name][...] += inside * (listed.salt * np.sqrt(n))
 
 
-class _Tensor:
-    """Sums over one tensor with features of channels in place of the orders of channels."""
+class TensorSums:
+    """Sums over one tensor with features of channels in place of the orders of channels.
 
-    def __init__(self, name: str, shape: tuple[int, ...], symmetry: Symmetry) -> None:
+    Parameters
+    ----------
+    name, shape
+        of the tensor, in one checkpoint.
+    symmetry
+        the table.
+    listing
+        which channels are along an axis.
+    features
+        F.
+    """
+
+    def __init__(
+        self, name: str, shape: tuple[int, ...], symmetry: Symmetry, listing: Listing, features: int = FEATURES
+    ) -> None:
         self.name, self.shape = name, shape
         actions = {action.axis: action for action in symmetry.actions_on(name)}
         self._blocks = max((action.blocks for action in actions.values()), default=1)
         axes = sorted(actions.keys() | ({0} if self._blocks > 1 else set[int]()))
         still = [axis for axis in range(len(shape)) if axis not in axes]
         self._order = (0, *(axis + 1 for axis in (*axes, *still)))
-        self._axes = [_Axis(f"{name} {axis}", shape[axis], actions.get(axis), symmetry) for axis in axes]
-        self._signs = _random_signs(name, int(np.prod([shape[axis] for axis in still], dtype=np.int64)))
+        self.axes = [
+            Axis(
+                f"{name} {axis}",
+                shape[axis],
+                actions[axis].blocks if axis in actions else 1,
+                listing(f"{name} {axis}", actions[axis], symmetry) if axis in actions else [],
+                features,
+            )
+            for axis in axes
+        ]
+        self._signs = random_signs(name, int(np.prod([shape[axis] for axis in still], dtype=np.int64)), features)
 
     def arranged(self, array: np.ndarray) -> np.ndarray:
-        """A tensor in float64 and of norm 1: (K, *moving axes, 8), summed with signs over what stays; or 1 for 8."""
-        moved = array.transpose(self._order).astype(np.float64)
-        flat = moved.reshape(len(array), -1)
+        """A tensor in float64 and of norm 1: (K, *moving axes, F), summed with signs over what stays; or 1 for F."""
+        flat = array.transpose(self._order).astype(np.float64).reshape(len(array), -1)
         for size_of in (_largest, _norm):  # first by the largest, so that no square overflows or vanishes
             size = size_of(flat)
             flat = flat / np.where(size == 0, 1, size)[:, None]
-        values = flat.reshape(*moved.shape[: 1 + len(self._axes)], -1)
+        return self._summed(flat)
+
+    def divided(self, array: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        """The same of a tensor divided by sizes (K,)."""
+        flat = array.transpose(self._order).astype(np.float64).reshape(len(array), -1)
+        return self._summed(flat / sizes[:, None])
+
+    def _summed(self, flat: np.ndarray) -> np.ndarray:
+        moving = [self.shape[axis - 1] for axis in self._order[1 : 1 + len(self.axes)]]
+        values = flat.reshape(len(flat), *moving, len(self._signs))
         return values @ self._signs if values.shape[-1] > 1 else values
 
     def add(self, values: np.ndarray, colours: Mapping[str, np.ndarray], sums: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Add to the sums of each axis' channels; returns the sums (K, 8) of everything."""
-        K = len(values)
-        if not self._axes:
-            return np.broadcast_to(values, (K, FEATURES))
-        features = [axis.features(colours, K) for axis in self._axes]
-        total = np.zeros((K, FEATURES))
-        for number, axis in enumerate(self._axes):
+        """Add to the sums of each axis' channels; returns the sums (K, F) of everything."""
+        K, features = len(values), self._signs.shape[1]
+        if not self.axes:
+            return np.broadcast_to(values, (K, features))
+        by_axis = [axis.features(colours, K) for axis in self.axes]
+        total = np.zeros((K, features))
+        for number, axis in enumerate(self.axes):
             if axis.listings or number == 0:
-                by_position = self._contracted(values, features, number)
+                by_position = self._contracted(values, by_axis, number)
                 axis.add(sums, by_position, colours)
                 if number == 0:
-                    total = (by_position * features[0]).sum(axis=1)
+                    total = (by_position * by_axis[0]).sum(axis=1)
         return total
 
-    def _contracted(self, values: np.ndarray, features: list[np.ndarray], number: int) -> np.ndarray:
-        """Sums (K, positions, 8) over all axes but one, each position times its features."""
-        K, blocks = len(values), self._blocks
+    def _contracted(self, values: np.ndarray, by_axis: list[np.ndarray], number: int) -> np.ndarray:
+        """Sums (K, positions, F) over all axes but one, each position times its features."""
+        K, blocks, F = len(values), self._blocks, self._signs.shape[1]
         split = values.reshape(K, blocks, values.shape[1] // blocks, *values.shape[2:])
         shaped: list[np.ndarray] = []
-        for place, (axis, feature) in enumerate(zip(self._axes, features, strict=True)):
+        for place, (axis, feature) in enumerate(zip(self.axes, by_axis, strict=True)):
             whole = place > 0 and not axis.blocked
-            shaped.append(feature[:, None] if whole else feature.reshape(K, blocks, -1, FEATURES))
-        if len(features) == 2 and values.shape[-1] == 1:  # the matrices of linear layers: as fast as BLAS
+            shaped.append(feature[:, None] if whole else feature.reshape(K, blocks, -1, F))
+        if len(by_axis) == 2 and values.shape[-1] == 1:  # the matrices of linear layers: as fast as BLAS
             matrix = split[..., 0] if number == 0 else split[..., 0].swapaxes(2, 3)
             contracted = matrix @ shaped[1 - number]
         else:
-            letters = "abcdefgh"[: len(features)]
-            inputs, arguments = [f"xy{letters}z"], [np.broadcast_to(split, (*split.shape[:-1], FEATURES))]
+            letters = "abcdefgh"[: len(by_axis)]
+            inputs, arguments = [f"xy{letters}z"], [np.broadcast_to(split, (*split.shape[:-1], F))]
             for place, feature in enumerate(shaped):
                 if place != number:
                     inputs.append(f"xy{letters[place]}z")
                     arguments.append(np.broadcast_to(feature, (K, blocks, *feature.shape[2:])))
             contracted = np.einsum(f"{','.join(inputs)}->xy{letters[number]}z", *arguments)
-        if number > 0 and not self._axes[number].blocked:
+        if number > 0 and not self.axes[number].blocked:
             return contracted.sum(axis=1)
-        return contracted.reshape(K, -1, FEATURES)
+        return contracted.reshape(K, -1, F)

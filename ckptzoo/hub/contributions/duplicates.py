@@ -18,6 +18,9 @@ from ckptzoo.symmetry import GAUGES, canonicalize, fingerprint
 from ckptzoo.symmetry.comparison import compare, invariant_width, rounding_tolerance
 from ckptzoo.symmetry.fingerprint import PRECISION
 from ckptzoo.symmetry.invariants import invariants
+from ckptzoo.symmetry.matrices.comparison import matrix_distances, matrix_tolerance
+from ckptzoo.symmetry.matrices.invariants import matrix_invariants, sketch_bound
+from ckptzoo.symmetry.matrices.tables import mixes
 from ckptzoo.text import counted
 
 _COUNTER = "num_batches_tracked"
@@ -101,8 +104,12 @@ class _Known:
         self._tolerance, self._width = 0.0, 0.0
         if table is not None:
             arch = target.zoo.arch
-            self._tolerance = rounding_tolerance((numpy_dtype(tensor.dtype) for tensor in arch.tensors), table)
-            self._width = invariant_width(self._tolerance, len(arch.tensors))
+            dtypes = [numpy_dtype(tensor.dtype) for tensor in arch.tensors]
+            if mixes(table):
+                self._tolerance, self._width = matrix_tolerance(dtypes), sketch_bound(dtypes)
+            else:
+                self._tolerance = rounding_tolerance(dtypes, table)
+                self._width = invariant_width(self._tolerance, len(arch.tensors))
 
     def add(self, checkpoint: _Described) -> None:
         """Remember a checkpoint whose weights were read."""
@@ -130,7 +137,10 @@ class _Known:
         first = _comparable(canonicalize(weights, self._table, gauge=CANONICAL).weights)
         for ids, stacked in self._target.batches(near):
             others = _comparable(canonicalize(stacked, self._table, gauge=CANONICAL).weights)
-            agree, _ = compare(first, others, self._table, self._tolerance)
+            if mixes(self._table):
+                agree = matrix_distances(first, others, self._table, self._tolerance)[0] <= self._tolerance
+            else:
+                agree, _ = compare(first, others, self._table, self._tolerance)
             if agree.any():
                 # argmax of truth values is the first that is true
                 return ids[int(agree.argmax())]
@@ -219,9 +229,10 @@ def _describe(batches: Iterable[tuple[list[str], Weights]], table: Symmetry | No
             continue
         canonical = canonicalize(weights, table, gauge=CANONICAL)
         prints = fingerprint(canonical)
-        rows = [row for row, stored in enumerate(prints) if stored is not None]
-        usable = {name: np.asarray(array)[rows] for name, array in _comparable(canonical.weights).items()}
-        sketches = dict(zip(rows, invariants(usable, table).sketches, strict=True))
+        known = canonical.report.gauged if mixes(table) else np.array([stored is not None for stored in prints], bool)
+        usable = {name: np.asarray(array)[known] for name, array in _comparable(canonical.weights).items()}
+        found = matrix_invariants(usable, table).unordered if mixes(table) else invariants(usable, table)
+        sketches = dict(zip(np.flatnonzero(known).tolist(), found.sketches, strict=True))
         for row, name in enumerate(ids):
             yield _Described(name, exact[row], prints[row], sketches.get(row))
 

@@ -1,8 +1,8 @@
 """Tables without matrices beside one that has them, and elements of these tables as elements of that one.
 
 Generalised permutation matrices, of one entry other than 0 in each row and column, are permutations with scales:
-``monomial`` is the table of these, which every study of permutations and scales takes. ``residual`` is the table of
-what is left where the matrices are settled up to signs.
+``among`` is the table of these, and ``monomial`` has those too that need no gains of 1, which every study of
+permutations and scales takes. ``residual`` is the table of what is left where matrices are settled up to signs.
 """
 
 from collections.abc import Callable, Collection
@@ -86,7 +86,9 @@ def unmixed(symmetry: Symmetry) -> Symmetry:
 
 
 def lifted(element: GroupElement, symmetry: Symmetry) -> GroupElement:
-    """An element of ``residual`` as an element of the table itself, with the same action.
+    """An element of ``among`` or ``residual`` as an element of the table itself, with the same action.
+
+    Matrices that it has stay.
 
     Parameters
     ----------
@@ -100,6 +102,9 @@ def lifted(element: GroupElement, symmetry: Symmetry) -> GroupElement:
     scales = {group.id: element.scales.get(group.id, ones[group.id]) for group in symmetry.groups if group.scaled}
     for group in symmetry.groups:
         if (shape := group.matrix_shape) is None:
+            continue
+        if group.id in element.matrices:
+            matrices[group.id] = element.matrices[group.id]
             continue
         perm = perms[group.id]
         K, n = perm.shape

@@ -222,7 +222,7 @@ CASES = {
         _rotary_grouped,
         {"q": linear(6, 8), "k": linear(6, 4), "v": linear(6, 4), "o": linear(8, 6)},
         TOKENS,
-        "q 2 fixed nonzero | v 4 sym nonzero | q: -> q@0+2 q@2+2 q@4+2 q@6+2 | ...",
+        "q 2 fixed nonzero | v 4 sym nonzero | q: -> q@0+2 q@4+2 q@2+2 q@6+2 | ...",
     ),
     "a norm over the channels of each head keeps signs and the order": Case(
         _normed,

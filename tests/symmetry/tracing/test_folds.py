@@ -14,6 +14,7 @@ from benchmarks.architectures import SMALL, library
 from ckptzoo.schema.folds import Fold, dimensions
 from ckptzoo.symmetry import Traced, apply, count, fold, trace
 from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.matrices.action import with_unit_gains
 from ckptzoo.symmetry.tracing import trace as tracing
 from ckptzoo.symmetry.tracing.graph import Float64Mode
 from tests.symmetry.tracing.helpers import Net, linear, net, part, rows
@@ -207,7 +208,7 @@ def test_positions_have_mean_zero_and_keys_no_bias() -> None:
 def test_folds_after_group_elements_are_group_elements_after_folds() -> None:
     module = Decoder(1)
     table = trace(module, tokens(2)).symmetry
-    weights = generic(module, trace(module, tokens(2)))
+    weights = with_unit_gains(generic(module, trace(module, tokens(2))), table)
     element = GroupElement.random(table, 1, np.random.default_rng(0), spread=0.5)
     one, other = fold(apply(element, weights, table), table), apply(element, fold(weights, table), table)
     for name, value in one.items():

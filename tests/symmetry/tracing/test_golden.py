@@ -1,4 +1,6 @@
-"""Tables of the networks in these tests and of the registry, bit for bit as the first tracer made them, by torch.fx."""
+"""Tables of the networks in these tests and of the registry, bit for bit as the first tracer made them, by torch.fx.
+
+That of tokens with positions is recorded again: its stream has orthogonal matrices."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -39,6 +39,21 @@ class LanguageModel(nn.Module):
         return self.head(self.layers(self.embed(ids))[0])
 
 
+class LowRank(nn.Module):
+    """A layer whose weights are frozen, with a low-rank change beside it, between others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.frozen, self.last = nn.Linear(7, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.frozen.requires_grad_(False)
+        self.down, self.up = nn.Linear(8, 2, bias=False), nn.Linear(2, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Two hidden layers, of which the second is changed."""
+        x = self.first(x).relu()
+        return self.last((self.frozen(x) + self.up(self.down(x))).relu())
+
+
 def library(name: str) -> Any:
     """A library of networks. Beside a CPU's torch two operators of torchvision's compiled part are defined first.
 
@@ -158,6 +173,7 @@ SMALL: Mapping[str, Callable[[], Made]] = {
     "torchvision ConvNeXt": _convnext,
     "LSTM language model": lambda: (LanguageModel(nn.LSTM), torch.randint(0, 11, (2, 4))),
     "GRU language model": lambda: (LanguageModel(nn.GRU), torch.randint(0, 11, (2, 4))),
+    "LoRA over a frozen layer": lambda: (LowRank(), torch.randn(2, 7)),
     "nn.TransformerEncoder": lambda: (
         nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 3, 16, batch_first=True), 2, enable_nested_tensor=False),
         torch.randn(2, 5, 12),
@@ -228,7 +244,8 @@ def measured(name: str) -> Row:
             stack[key] = (
                 np.abs(value + 0.1) if key.endswith("running_var") else value + 0.1 * rng.standard_normal(value.shape)
             )
-    stack = fold(stack, traced.symmetry)
+    if any(group.matrix_shape for group in traced.symmetry.groups):
+        stack = fold(stack, traced.symmetry)
     forms = [canonical_form(stack, traced, seed) for seed in (1, 2)]
     apart = max(
         (

@@ -38,7 +38,8 @@ Store = Annotated[
     str,
     typer.Option(
         metavar="WHAT",
-        help="weights, or element: store the group elements alone; weights are then computed when they are read.",
+        help="weights, or element: store the group elements alone; weights are then computed when they are read. "
+        "Tables with matrices need weights.",
     ),
 ]
 Certify = Annotated[
@@ -224,6 +225,7 @@ def _print_derived(zoo: str, derived: "Derived", certify: str, given: Sequence[s
         (derived.unresolved, "with ties that stay unresolved: their order is not unique"),
         (derived.dead, "with dead channels"),
         (derived.clamped, "with filters that a running variance of 0 keeps from unit norm"),
+        (derived.degenerate, "with blocks of matrices of lower rank: the same function, but no group element"),
     ):
         if number:
             print(f"{number:,} {what}")

@@ -142,7 +142,7 @@ def align_zoo(
         matching = ActivationMatching(recorder, digest_of_inputs(examples), len(examples), inputs_name)
         inputs = None if certify == "none" else examples[:RANDOM_INPUTS]
     rule = AlignmentRule(label, reference, source, gauge, matching, scales)
-    _require_same(path, rule)
+    _require_same(path, rule, table)
     with nullcontext() if matching is None else import_with_torch("forward").one_thread():
         return derive_by(
             rule, path, store=store, certify=certify, inputs=inputs, module=module, share=share, progress=progress
@@ -236,20 +236,21 @@ def _of_zoo(address: str, zoo: Zoo) -> Weights:
     return {name: np.asarray(other[name])[0] for name in names}
 
 
-def _require_same(path: str | Path, rule: AlignmentRule) -> None:
+def _require_same(path: str | Path, rule: AlignmentRule, table: Symmetry) -> None:
     """Refuse a label that stands for another reference or way to match: one variant has one."""
     contents = read_contents(Folder(path))
     if rule.name not in contents.variants:
         return
+    wanted = rule.facts(table)
     for part in contents.derived(rule.name).parts:
         location = f"{contents.identity.name}/{part.path}"
-        if part.facts.get("reference") != rule.facts["reference"]:
+        if part.facts.get("reference") != wanted["reference"]:
             expected, got = f"{part.facts.get('source')}", rule.source
             step = "Name that reference by --to, or another variant by --label."
             raise SymmetryError(Problem(location, "reference", expected, got, step))
         # facts that other ways to match lack
         for key, default in (("method", "weights"), ("inputs", "none"), ("examples", "none"), ("fitted", False)):
-            expected, got = (str(facts.get(key, default)) for facts in (part.facts, rule.facts))
+            expected, got = (str(facts.get(key, default)) for facts in (part.facts, wanted))
             if got != expected:
                 step = "Align as before, or name another variant by --label."
                 raise SymmetryError(Problem(location, key, expected, got, step))

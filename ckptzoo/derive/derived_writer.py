@@ -18,7 +18,7 @@ from ckptzoo.format.verify import damaged
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Tensor
 from ckptzoo.schema.documents import Document
-from ckptzoo.schema.metadata import KINDS
+from ckptzoo.schema.metadata import columns_of
 
 Row = dict[str, Any]
 
@@ -86,6 +86,8 @@ class DerivedTreeWriter:
         self._contents, self._root = contents, contents.root
         self._tree, self._facts, self._sets = f"{layout.DERIVED}/{name}", facts, sets
         self._what, self._error = what, error
+        matrices = contents.symmetry is not None and contents.symmetry.has_matrices
+        self._schema = table.schema_of(columns_of(facts["kind"], matrices=matrices))
         self._seen: set[str] = set()
         self._writer: PartWriter | None = None
         self.derived: set[str] = set()
@@ -168,7 +170,7 @@ class DerivedTreeWriter:
             self._writer = PartWriter(
                 self._root / self._tree,
                 sets=self._sets,
-                schema=table.schema_of(KINDS[self._facts["kind"]]),
+                schema=self._schema,
                 facts={**self._facts, "raw": run.raw.digest, **facts},
                 rows=run.raw.rows,
             )

@@ -49,7 +49,11 @@ class Forward:
     ) -> None:
         self._arch, self._device = arch, device
         self._name = None if module is not None or vmap else arch.forward
+        self._constants: dict[str, torch.Tensor] = {}
         if module is not None:
+            # a state dict leaves out buffers that are not persistent, such as tables of rotary embeddings
+            stored = module.state_dict().keys()
+            self._constants = {name: value for name, value in module.named_buffers() if name not in stored}
             template = copy.deepcopy(module).to("meta")
             _check_tensors(arch, template)
             self._factory = partial(copy.deepcopy, template)
@@ -125,7 +129,13 @@ class Forward:
             for name in (tensor.name, *tensor.aliases):
                 state[name] = stacked_tensor
 
-        forward = partial(self.call, module)
+        constants = {
+            name: value.to(self._device, batches[0].dtype if value.is_floating_point() else None)
+            for name, value in self._constants.items()
+        }
+
+        def forward(member: Mapping[str, torch.Tensor], batch: torch.Tensor) -> torch.Tensor:
+            return self.call(module, {**member, **constants}, batch)
 
         evaluate: Callable[[torch.Tensor], torch.Tensor]
         if stacked and (stacked_outputs := self._stacked_function(batches[0].shape[1:])) is not None:
@@ -243,3 +253,10 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def attention_by_products() -> Iterator[None]:
+    """Let torch compute attention by products of matrices: its fused kernel takes one checkpoint of a stack a time."""
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        yield

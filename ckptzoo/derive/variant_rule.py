@@ -12,8 +12,10 @@ from ckptzoo.schema import layout
 from ckptzoo.schema.documents import Document
 from ckptzoo.schema.layout import GaugeName
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.symmetry import GAUGES, GroupElement, align, canonicalize, fingerprint
+from ckptzoo.symmetry import GroupElement, align, canonicalize, fingerprint
 from ckptzoo.symmetry.alignment.align import Aligned
+from ckptzoo.symmetry.gauges import gauge_of
+from ckptzoo.symmetry.matrices.tables import lifted
 from ckptzoo.symmetry.report import Report
 
 Weights = Mapping[str, NDArray[Any]]
@@ -54,8 +56,7 @@ class VariantRule(Protocol):
         """Of the variant."""
         ...
 
-    @property
-    def facts(self) -> Document:
+    def facts(self, symmetry: Symmetry) -> Document:
         """What its parts record of the rule; parts with other facts are never mixed with them."""
         ...
 
@@ -81,10 +82,9 @@ class GaugeRule:
 
     name: GaugeName
 
-    @property
-    def facts(self) -> Document:
+    def facts(self, symmetry: Symmetry) -> Document:
         """See ``VariantRule``."""
-        return {"gauge": self.name, "version": GAUGES[self.name].version}
+        return {"gauge": self.name, "version": gauge_of(self.name, symmetry).version}
 
     @property
     def notes(self) -> Document:
@@ -94,8 +94,12 @@ class GaugeRule:
     def transform(self, weights: Weights, symmetry: Symmetry) -> Transformed:
         """See ``VariantRule``."""
         made = canonicalize(weights, symmetry, gauge=self.name, threads=1)
-        marks = fingerprint(made) if GAUGES[self.name].complete else None
-        return Transformed(made.weights, made.element, made.report, marks)
+        # with matrices rounding moves canonical weights too far for digests of them
+        marks = fingerprint(made) if made.gauge.complete and not symmetry.has_matrices else None
+        element = made.element
+        if symmetry.has_matrices and not element.matrices:  # of the permutations and scales alone
+            element = lifted(element, symmetry)
+        return Transformed(made.weights, element, made.report, marks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,10 +156,11 @@ class AlignmentRule:
         """See ``VariantRule``."""
         return layout.ALIGNED + self.label
 
-    @property
-    def facts(self) -> Document:
+    def facts(self, symmetry: Symmetry) -> Document:
         """See ``VariantRule``; the digest of the reference stands for its weights."""
-        gauge = None if self.gauge is None else {"name": self.gauge, "version": GAUGES[self.gauge].version}
+        gauge = None
+        if self.gauge is not None:
+            gauge = {"name": self.gauge, "version": gauge_of(self.gauge, symmetry).version}
         facts: Document = {
             "gauge": self.name,
             "version": ALIGNMENT_VERSION,
@@ -191,8 +196,9 @@ class AlignmentRule:
         report.ties[:] = np.concatenate([found.ties for found in made])
         report.refuse(~np.concatenate([found.aligned for found in made]))
         placed = _joined([found.weights for found in made])
-        perms, scales = (_joined([getattr(found.element, kind) for found in made]) for kind in ("perms", "scales"))
-        return Transformed(placed, GroupElement(perms, scales), report, None)
+        kinds = ("perms", "scales", "matrices")
+        element = GroupElement(*(_joined([getattr(found.element, kind) for found in made]) for kind in kinds))
+        return Transformed(placed, element, report, None)
 
     def _aligned(self, weights: Weights, symmetry: Symmetry) -> Aligned:
         options: dict[str, Any] = {"gauge": self.gauge, "scales": self.scales, "threads": 1}

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,8 @@ STORE = ("weights", "element")
 """What a variant's parts contain: weights and group elements, or group elements alone."""
 BATCH_BYTES = 96 * 2**20
 """Raw weights in a batch, at most, or one checkpoint."""
+_OF_GAUGED = {"ties", "margin", "dead", "unresolved", "clamped", "degenerate"}
+"""Columns that are null where a checkpoint is not in the gauge."""
 BATCH_ROWS = 2048
 """Checkpoints in a batch, at most, so that zoos of small networks keep every core busy."""
 
@@ -91,6 +93,8 @@ class Derived:
         the number of those derived now with ties, and with ties that could not be resolved.
     dead, clamped
         the number of those derived now with dead channels, and with filters whose scale was limited.
+    degenerate
+        the number of those derived now with blocks of matrices of lower rank, to which no group element leads.
     checked_later
         the number of those derived before that were checked for equivalence now.
     certified
@@ -110,10 +114,15 @@ class Derived:
     unresolved: int
     dead: int
     clamped: int
+    degenerate: int
     checked_later: int
     certified: tuple[EquivalenceReport, ...]
     seconds: float
     certifying: float
+
+
+_FOUND = ("tied", "unresolved", "dead", "clamped", "degenerate")
+"""What is counted in ``Derived`` where a gauge finds it in a checkpoint."""
 
 
 class Tally:
@@ -131,16 +140,16 @@ class Tally:
 
     def __init__(self) -> None:
         self.checkpoints = 0
-        self.counts: dict[str, int] = dict.fromkeys(("untouched", "tied", "unresolved", "dead", "clamped"), 0)
+        self.counts: dict[str, int] = dict.fromkeys(("untouched", *_FOUND), 0)
         self.certified: dict[Precision, EquivalenceReport] = {}
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Count the rows of a part."""
         self.checkpoints += len(rows)
         self.counts["untouched"] += sum(not row["gauged"] for row in rows)
-        for name in ("tied", "unresolved", "dead", "clamped"):
+        for name in _FOUND:
             column = "ties" if name == "tied" else name
-            self.counts[name] += sum(bool(row[column]) for row in rows)
+            self.counts[name] += sum(bool(row.get(column)) for row in rows)
         self.add_checks(rows)
 
     def add_checks(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -250,7 +259,7 @@ class VariantJob:
         self._arch = contents.architecture
         self._zoo = Zoo(contents, {}, np.arange(len(contents.raw.rows)))
         self._checker: Any = None
-        facts: Document = {"kind": "variant", **rule.facts, "symmetry": symmetry.digest}
+        facts: Document = {"kind": "variant", **rule.facts(symmetry), "symmetry": symmetry.digest}
         kinds = GroupElement.identity(symmetry, 1).to_tensors()
         self._sets = {layout.ELEMENT: [Tensor(name, kind.shape[1:], kind.dtype.name) for name, kind in kinds.items()]}
         if weights:
@@ -305,6 +314,8 @@ class VariantJob:
             "unresolved": report.unresolved.tolist(),
             "clamped": report.clamped.tolist(),
         }
+        if self._symmetry.has_matrices:
+            columns["degenerate"] = report.degenerate.tolist()
         if found.fingerprints is not None:
             columns["fingerprint"] = found.fingerprints
         solved = time.perf_counter()
@@ -315,7 +326,7 @@ class VariantJob:
         for row in rows:
             # such a row has the raw weights and the identity (docs/format.md): what the gauge found does not apply
             if not row["gauged"]:
-                row.update(ties=None, margin=None, dead=None, unresolved=None, clamped=None)
+                row.update(dict.fromkeys(_OF_GAUGED & row.keys()))
         arrays = {self._rule.name: found.weights, layout.ELEMENT: found.element.to_tensors()}
         stored = {stem: arrays[stem] for stem in self._sets}
         ended = time.perf_counter()
@@ -423,7 +434,8 @@ def derive(
 ) -> Derived:
     """Bring every checkpoint of a zoo into a gauge and write the variant beside the raw weights.
 
-    ``variant = cast(apply(g, raw))``: weights at least float32, g with permutations in int32 and scales in float64.
+    ``variant = cast(apply(g, raw))``: weights at least float32, g with permutations in int32, scales and matrices in
+    float64. With matrices ``variant = apply(g, fold(raw))`` to rounding, and g is NaN where blocks are degenerate.
     Each raw part gives one derived part; what was derived before is left alone, so a second call adds nothing and
     a killed one is carried on from the last part that it finished. Checks that checkpoints derived before lack are
     added where they are asked for by ``"all"`` or ``"sample"``: as figures measured later, beside the variant.
@@ -436,7 +448,8 @@ def derive(
         a name in ``ckptzoo.symmetry.GAUGES``; also the variant's name.
     store
         ``"weights"`` writes weights and group elements; ``"element"`` writes the elements alone, and the weights are
-        computed when they are read. Parts that are there stay as they are stored.
+        computed when they are read. Parts that are there stay as they are stored. Where the table has matrices weights
+        are always stored: products of matrices have the same bits on one machine with one library alone.
     certify
         which checkpoints are checked for equivalence, by comparing raw and derived outputs on a few inputs. ``"all"``:
         every one, in float64 up to 4 MiB a checkpoint; in larger networks in float32, and in float64 on a sample of
@@ -463,7 +476,8 @@ def derive(
         Checks are asked for by ``"all"`` or ``"sample"``, and no forward function or no input is known.
     SymmetryError
         The network has no symmetry table, the table is wrong, the gauge is not defined for it, or the variant was
-        made by another version of the gauge or with another table.
+        made by another version of the gauge or with another table; or elements alone are to be stored, and the table
+        has matrices.
     MissingExtraError
         A check is wanted and torch is not installed.
 
@@ -504,6 +518,10 @@ def derive_by(
     began = time.perf_counter()
     contents = read_contents(Folder(path))
     symmetry, policy = symmetry_of(contents, module), CheckPolicy.of(certify, contents.architecture)
+    if store == "element" and symmetry.has_matrices:
+        expected = "'weights', as the table has matrices, whose products have the same bits on one machine alone"
+        step = "Store the weights: --store weights."
+        raise SymmetryError(Problem(contents.identity.name, "store", expected, repr(store), step))
     checked = check_inputs(contents.architecture, policy, inputs, module=module)
     if certify in ("all", "sample") and not checked:
         expected, got = "a forward function and inputs", "a network that is not in ckptzoo.archs"
@@ -516,7 +534,10 @@ def derive_by(
     todo = job.tree.todo(share)
     adds_checks = bool(checked) and certify in ("all", "sample")
     checks_share, checked_later = 0.0, 0
-    with import_with_torch("forward").one_thread() if checked and (todo or adds_checks) else nullcontext():
+    with ExitStack() as settings:
+        if checked and (todo or adds_checks):
+            settings.enter_context(import_with_torch("forward").one_thread())
+            settings.enter_context(import_with_torch("forward").attention_by_products())
         if todo:
             job.prepare()
             if contents.symmetry is None:
@@ -528,7 +549,7 @@ def derive_by(
     seconds, tally = time.perf_counter() - began, job.tally
     return Derived(
         gauge=rule.name,
-        version=rule.facts["version"],
+        version=rule.facts(symmetry)["version"],
         store=store,
         parts=tuple(job.tree.parts),
         checkpoints=tally.checkpoints,

@@ -16,6 +16,7 @@ from ckptzoo.loader.shard_index import ShardIndex
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.symmetry import GAUGES
+from ckptzoo.symmetry.gauges import gauge_of
 from ckptzoo.text import counted, size
 
 _SOME_PARTS = 8
@@ -98,6 +99,8 @@ def _derived(contents: Contents, name: str, command: str) -> Iterator[Check]:
     else:
         yield Check(title, OK, counted(count, "checkpoint"))
     version, gauge = tree.parts[-1].facts.get("version"), GAUGES.get(name)
+    if gauge is not None and contents.symmetry is not None:
+        gauge = gauge_of(gauge.name, contents.symmetry)
     if gauge is not None and version != gauge.version:
         detail = f"made by version {version} of the gauge, which is at version {gauge.version} now"
         yield Check(title, NOTE, detail, "Checkpoints that come are derived by the same version of ckptzoo only.")

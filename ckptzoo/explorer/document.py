@@ -213,6 +213,9 @@ def _checks(facts: Facts) -> list[tuple[str, str]]:
     ):
         values, is_null = numbers(variant_column(last, facts.variant, name))
         lines.append((what, f"{int((values[~is_null] > 0).sum()):,}"))
+    values, is_null = numbers(variant_column(last, facts.variant, "degenerate"))
+    if not is_null.all():
+        lines.append(("With degenerate blocks", f"{int((values[~is_null] > 0).sum()):,}"))
     lines.append(("Unresolved", f"{_true(variant_column(last, facts.variant, 'unresolved')):,}"))
     for name, number in facts.usable.items():
         if number < facts.shown:

@@ -105,6 +105,10 @@ def element_problems(
             got, step = str(digest or "no such file"), f"Restore {SYMMETRY} from a copy."
             yield Problem(f"{location}/{INDEX}", f"digest of {SYMMETRY}", str(promised), got, step)
         return
+    if not weights and symmetry.has_matrices:
+        expected_shards = "some, as products with the table's matrices have the same bits on one machine alone"
+        step = "Remove the variant's folder and derive it again."
+        yield Problem(f"{location}/{INDEX}", "shards with the variant's weights", expected_shards, "none", step)
     expected: dict[str, Kind] = {}
     for group in symmetry.groups:
         # the format takes permutations of any integer dtype

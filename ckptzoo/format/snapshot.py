@@ -23,7 +23,7 @@ from ckptzoo.format.part import part_of
 from ckptzoo.format.tree import DIGEST, INDEX_SCHEMA, LazyTable, Tree
 from ckptzoo.schema.documents import REFETCH, Document, digest_of
 from ckptzoo.schema.layout import PARTS, SNAPSHOT_NAME, SNAPSHOTS, Span
-from ckptzoo.schema.metadata import KINDS, LEAST
+from ckptzoo.schema.metadata import KINDS, LEAST, Column, columns_of
 
 _MAGIC = b"PAR1"
 """The first bytes of a Parquet file, which readers check before the footer."""
@@ -293,7 +293,10 @@ def encode(trees: dict[str, Tree]) -> tuple[str, bytes]:
     ``snapshots/000128-20817-<sha256>.parquet`` for 128 parts where the tail has 20,817 bytes and that digest.
     """
     kinds = sorted({str(tree.kind) for tree in trees.values()})
-    fields = [pa.field(f"{kind}:{item.name}", item.type) for kind in kinds for item in table.schema_of(KINDS[kind])]
+    # not the columns that only tables with matrices fill, where none does: snapshots of other zoos are as they were
+    matrices = any(_fills(tree, columns_of("variant", matrices=False)) for tree in trees.values())
+    written = {kind: table.schema_of(columns_of(kind, matrices=matrices)) for kind in kinds}
+    fields = [pa.field(f"{kind}:{item.name}", item.type) for kind in kinds for item in written[kind]]
     index = sorted(INDEX_SCHEMA, key=lambda item: item.name != DIGEST)
     schema = pa.schema([*fields, *(pa.field(INDEX + item.name, item.type) for item in index)])
     groups: list[tuple[str, pa.Table]] = []
@@ -313,6 +316,14 @@ def encode(trees: dict[str, Tree]) -> tuple[str, bytes]:
     data = table.encode(wide, {"version": 2, "trees": listed, "chunks": chunks, "rest": rest}, sealed=False)
     count = sum(len(tree.parts) for tree in trees.values())
     return f"{SNAPSHOTS}/{count:06d}-{len(data) - cut}-{hashlib.sha256(data[cut:]).hexdigest()}.parquet", data
+
+
+def _fills(tree: Tree, columns: Sequence[Column]) -> bool:
+    """Whether the rows of a variant have values in other columns than these."""
+    if tree.kind != "variant":
+        return False
+    others = tree.rows.select(tree.rows.schema.names[len(columns) :])
+    return any(column.null_count < len(column) for column in others.columns)
 
 
 def _described(draft: bytes, prefixes: list[str], *, first: str) -> tuple[dict[str, Document], str, int]:

@@ -128,12 +128,6 @@ class Fold:
         into = (target.into or target.weight for target in self.targets)
         return {item.tensor for item in (self.part, *into) if item is not None}
 
-    @property
-    def _summed(self) -> set[int]:
-        """The axes of the part over which its sums become 0 (or another number that is fixed)."""
-        centre = self.kind == "centre"
-        return {axis for axis, size in enumerate(self.part.shape) if size > 1 and (axis == self.part.axis) == centre}
-
 
 def dimensions(folds: Sequence[Fold]) -> tuple[int, ...]:
     """The number of dimensions that each fold fixes beside those before it.
@@ -156,9 +150,15 @@ def dimensions(folds: Sequence[Fold]) -> tuple[int, ...]:
     return tuple(found)
 
 
+def _summed(fold: Fold) -> set[int]:
+    """The axes of the part over which its sums become 0 (or another number that is fixed)."""
+    centre = fold.kind == "centre"
+    return {axis for axis, size in enumerate(fold.part.shape) if size > 1 and (axis == fold.part.axis) == centre}
+
+
 def _common(fold: Fold, other: Fold) -> int:
     """The number of sums that two folds of one tensor both fix."""
-    own, others = fold._summed, other._summed
+    own, others = _summed(fold), _summed(other)
     common = 1
     for axis, (mine, its) in enumerate(zip(fold.part.slices, other.part.slices, strict=True)):
         inside, around = its.start <= mine.start and mine.stop <= its.stop, mine.start <= its.start
@@ -174,9 +174,9 @@ def _common(fold: Fold, other: Fold) -> int:
 
 def fold_problems(folds: tuple[Fold, ...]) -> Iterator[Problem]:
     """Everything wrong with folds, whatever the architecture."""
-    if len(folds) > MAX_FOLDS or (targets := sum(len(fold.targets) for fold in folds)) > MAX_FOLDS:
-        got = len(folds) if len(folds) > MAX_FOLDS else targets
-        yield _problem("folds", f"at most {MAX_FOLDS}, and as many targets", got)
+    most = max(len(folds), sum(len(fold.targets) for fold in folds))
+    if most > MAX_FOLDS:
+        yield _problem("folds", f"at most {MAX_FOLDS}, and as many targets", most)
         return
     single = [problem for number, fold in enumerate(folds) for problem in _of_fold(f"fold {number}", fold)]
     yield from single or _apart(folds)

@@ -78,6 +78,7 @@ VARIANT_COLUMNS = (
     Column("clamped", "int64", "filters whose scale stops where the running variance reaches 0"),
     Column("fingerprint", "string", "digest of the weights in this gauge, rounded; equal for permuted networks"),
     Column("certified", "string", "precision of the certificates: float64 or float32; null where there are none"),
+    Column("degenerate", "int64", "channels in blocks of matrices whose product of weights has a lower rank"),
 )  # fmt: skip
 """Every column of a variant's ``metadata.parquet``. Certificates are null where no forward function is known."""
 
@@ -123,6 +124,24 @@ KINDS = {
     "measured": MEASURED_COLUMNS,
 }
 """What a part can be, and the columns of its rows. Columns are only ever added at the end."""
+
+_OF_MATRICES = 1
+"""The last columns of a variant, which only zoos have whose table has matrices."""
+
+
+def columns_of(kind: str, *, matrices: bool) -> tuple[Column, ...]:
+    """The columns with which a part is written.
+
+    Parameters
+    ----------
+    kind
+        one of ``KINDS``.
+    matrices
+        whether the zoo's table has matrices; others have no use for the last columns of a variant, and readers of any
+        version take their parts.
+    """
+    return KINDS[kind] if kind != "variant" or matrices else VARIANT_COLUMNS[:-_OF_MATRICES]
+
 
 LEAST = {"raw": 31, "variant": 8, "retracted": 4, "predictions": 3, "measured": 12}
 """The number of its kind's columns that every file has: those of the first release; others may be lacking, and null."""

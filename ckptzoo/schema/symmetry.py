@@ -161,6 +161,11 @@ class Segment:
     part
         of a group of complex numbers: 0 where the segment has the real parts of its channels, 1 for the imaginary
         parts; None where both take turns, so that ``inner`` is even.
+    within
+        a group that permutes and scales the positions inside each channel; else None. Both groups are ``Wreath`` of one
+        block permutation, and this segment's has no scales: heads of queries that share keys, say, and the channels of
+        these heads of keys. Of a channel in block b with ``inner = t * m`` positions, where that group has m channels a
+        block, the positions from ``j * t`` on are those of its channel ``b * m + j``.
     """
 
     group: str
@@ -168,6 +173,7 @@ class Segment:
     inner: int
     count: int
     exponent: int | None = None
+    within: str | None = None
     part: int | None = None
 
 
@@ -215,7 +221,13 @@ class AxisAction:
     @property
     def groups(self) -> set[str]:
         """The groups that permute or scale the axis."""
-        return {segment.group for segment in (*self.segments, *self.signs)}
+        return self.listed_groups | {segment.group for segment in self.signs}
+
+    @property
+    def listed_groups(self) -> set[str]:
+        """The groups whose channels the segments list, and those that act inside these."""
+        inside = {segment.within for segment in self.segments if segment.within is not None}
+        return inside | {segment.group for segment in self.segments}
 
     @property
     def parts(self) -> "tuple[AxisAction, ...]":
@@ -312,6 +324,13 @@ def _of_action(action: AxisAction) -> Iterator[Problem]:
                 yield _problem(f"{what}: exponent of a segment", "1 or -1, the inverse of the action's", repr(own))
             elif action.signs or action.blocks > 1 or action.absolute:
                 yield _problem(f"{what}: exponent of a segment", "none beside signs, blocks and moduli", repr(own))
+        if segment.within is not None:
+            within: Any = segment.within
+            if not isinstance(within, str) or segment in action.signs:
+                yield _problem(f"{what}: within", "the id of a group, and none in signs", repr(within))
+            elif action.signs or action.blocks > 1 or action.absolute or action.exponent == 2:
+                expected = "none beside signs, blocks, moduli and variances"
+                yield _problem(f"{what}: within", expected, repr(segment.within))
 
 
 def _together(table: tuple[Group, ...], actions: tuple[AxisAction, ...]) -> Iterator[Problem]:
@@ -352,6 +371,8 @@ def _together(table: tuple[Group, ...], actions: tuple[AxisAction, ...]) -> Iter
         for part in action.parts:
             yield from _layout(what, part.segments, groups)
         yield from _with_matrices(what, action, groups)
+        for segment in action.segments:
+            yield from _inside(what, segment, groups)
         if len(action.parts) > 1:
             yield from _apart(what, action.segments)
         if action.signs:
@@ -373,22 +394,39 @@ def _apart(what: str, segments: tuple[Segment, ...]) -> Iterator[Problem]:
         end = _end(segment)
 
 
+def _inside(what: str, segment: Segment, groups: dict[str, Group]) -> Iterator[Problem]:
+    """What moves positions inside channels must move them with the blocks that the channels are in."""
+    if segment.within is None:
+        return
+    own, other = groups[segment.group], groups[segment.within]
+    what = f"{what}: {segment.group!r} within {segment.within!r}"
+    perms = own.perm, other.perm
+    if not (isinstance(perms[0], Wreath) and isinstance(perms[1], Wreath) and perms[0].outer == perms[1].outer):
+        yield _problem(what, "two groups of one block permutation", " and ".join(map(repr, perms)))
+    elif own.id == other.id or own.scale != "none":
+        yield _problem(what, "another group, and one without scales that it is within", own.scale)
+    elif segment.inner % perms[1].k:
+        yield _problem(what, f"inner a multiple of the {perms[1].k} channels of a block", segment.inner)
+
+
 def _layout(what: str, segments: tuple[Segment, ...], groups: dict[str, Group]) -> Iterator[Problem]:
     end = 0
     for segment in sorted(segments, key=lambda item: item.offset):
         if segment.offset < end:
             yield _problem(what, "segments apart", f"{segment.group!r} at {segment.offset} before {end}")
         end = segment.offset + segment.inner * segment.count
-    ends: dict[tuple[str, int | None], tuple[int, int]] = {}
+    ends: dict[tuple[str, int | None], tuple[int, int, str | None]] = {}
     for segment in segments:
-        n = groups[segment.group].n
-        start, inner = ends.get((segment.group, segment.part), (0, segment.inner))
+        n, key = groups[segment.group].n, (segment.group, segment.part)
+        start, inner, within = ends.get(key, (0, segment.inner, segment.within))
         if start + segment.count > n:
             yield _problem(what, f"segments that end at the last of {n} channels", repr(segment))
         if start and inner != segment.inner:
             yield _problem(what, f"inner {inner} for every channel of {segment.group!r}", segment.inner)
-        ends[segment.group, segment.part] = ((start + segment.count) % n, segment.inner)
-    for (name, _), (start, _) in ends.items():
+        if start and within != segment.within:
+            yield _problem(what, f"within {within!r} for every channel of {segment.group!r}", repr(segment.within))
+        ends[key] = ((start + segment.count) % n, segment.inner, segment.within)
+    for (name, _), (start, *_) in ends.items():
         if start:
             yield _problem(what, f"every channel of {name!r}", f"the first {start} of {groups[name].n}")
 
@@ -593,6 +631,11 @@ class Symmetry:
         return self._by_tensor.get(tensor, ())
 
     @property
+    def has_matrices(self) -> bool:
+        """Whether some group has matrices."""
+        return any(group.scale in MATRICES for group in self.groups)
+
+    @property
     def digest(self) -> str:
         """``sha256:...`` of the content."""
         return digest_of(self.to_json())
@@ -664,7 +707,8 @@ def _perm_to_json(perm: Perm) -> Document:
 
 def _segment_to_json(segment: Segment) -> Document:
     # left out where there is none, so that tables without it keep the digests that zoos pin
-    own = {name: value for name in ("exponent", "part") if (value := getattr(segment, name)) is not None}
+    optional = ("exponent", "part", "within")
+    own = {name: value for name in optional if (value := getattr(segment, name)) is not None}
     return {"group": segment.group, "offset": segment.offset, "inner": segment.inner, "count": segment.count, **own}
 
 
@@ -699,5 +743,5 @@ def _action(item: Document) -> AxisAction:
 
 
 def _segment(item: dict[str, Any]) -> Segment:
-    _only(item, "group", "offset", "inner", "count", *({"exponent", "part"} & item.keys()))
+    _only(item, "group", "offset", "inner", "count", *({"exponent", "part", "within"} & item.keys()))
     return Segment(**item)

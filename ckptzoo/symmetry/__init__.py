@@ -15,6 +15,7 @@ from ckptzoo.symmetry.fingerprint import fingerprint, sketches
 from ckptzoo.symmetry.folds import fold
 from ckptzoo.symmetry.gauges import GAUGES, Canonical, Gauge, canonicalize, gauge_named, ordering_keys
 from ckptzoo.symmetry.mass.minimum import MinMass, min_mass
+from ckptzoo.symmetry.matrices.tables import monomial
 from ckptzoo.symmetry.report import Report
 from ckptzoo.symmetry.softmax import remove_softmax_shift
 from ckptzoo.symmetry.tracing.result import Traced
@@ -44,6 +45,7 @@ __all__ = [
     "fold",
     "gauge_named",
     "min_mass",
+    "monomial",
     "orbits",
     "ordering_keys",
     "pair_distances",

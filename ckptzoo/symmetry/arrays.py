@@ -14,7 +14,7 @@ import numpy as np
 from array_api_compat import array_namespace, device, is_torch_array, to_device
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.schema.symmetry import AxisAction, Symmetry
+from ckptzoo.schema.symmetry import AxisAction, Symmetry, Wreath
 
 
 def is_array(value: Any) -> bool:
@@ -127,14 +127,6 @@ Stacked = Mapping[str, Any]
 """Tensor name to an array of K checkpoints, (K, *shape)."""
 
 
-def positions(action: AxisAction, symmetry: Symmetry) -> list[tuple[str, np.ndarray]]:
-    """Every listing of a group's channels on the axis: the group's id and positions (n, inner).
-
-    On an axis with blocks, positions count through all blocks of axis 0.
-    """
-    return [(listing.group, listing.places) for listing in listings(action, symmetry)]
-
-
 @dataclass(frozen=True, eq=False)
 class Listing:
     """The channels of a group on an axis, each once.
@@ -144,21 +136,40 @@ class Listing:
     group
         the group's id.
     places
-        positions (n, inner).
-    inverted
-        whether the exponent is the inverse of the action's.
+        (n, inner) positions; on an axis with blocks they count through all blocks of axis 0.
+    inverse
+        whether the listing has an exponent of its own, the inverse of the action's.
+    inside
+        the group that acts inside the channels (``Segment.within``), and which of its channels is at each of the
+        positions (n, inner); or None.
     part
         of complex numbers: 0 for real parts, 1 for imaginary parts, None where they take turns.
     """
 
     group: str
     places: np.ndarray
-    inverted: bool
+    inverse: bool
+    inside: tuple[str, np.ndarray] | None
     part: int | None
 
 
+def positions(action: AxisAction, symmetry: Symmetry) -> list[tuple[str, np.ndarray]]:
+    """Every listing of a group's channels on the axis: the group's id and positions (n, inner).
+
+    What a group permutes inside the channels of another one is listed under both.
+    """
+    found: list[tuple[str, np.ndarray]] = []
+    for item in listings(action, symmetry):
+        found.append((item.group, item.places))
+        if item.inside is not None:
+            name, channels = item.inside
+            order = np.argsort(channels, axis=None, kind="stable")
+            found.append((name, item.places.ravel()[order].reshape(symmetry[name].n, -1)))
+    return found
+
+
 def listings(action: AxisAction, symmetry: Symmetry) -> list[Listing]:
-    """The same with what the segments say besides."""
+    """Every listing of a group's channels by the segments."""
     found: list[Listing] = []
     open_runs: dict[tuple[str, bool, int | None], list[np.ndarray]] = {}
     for segment in action.segments:
@@ -167,8 +178,18 @@ def listings(action: AxisAction, symmetry: Symmetry) -> list[Listing]:
         run = open_runs.setdefault(key, [])
         run.append(starts[:, None] + np.arange(segment.inner))
         if sum(map(len, run)) == symmetry[segment.group].n:
-            found.append(Listing(segment.group, np.concatenate(open_runs.pop(key)), *key[1:]))
+            places = np.concatenate(open_runs.pop(key))
+            inside = None if segment.within is None else _inside(segment.group, segment.within, places, symmetry)
+            found.append(Listing(segment.group, places, key[1], inside, segment.part))
     return found
+
+
+def _inside(group: str, within: str, places: np.ndarray, symmetry: Symmetry) -> tuple[str, np.ndarray]:
+    """Which channels of another group are inside a group's: those of the same block, in order."""
+    (n, inner), perm = places.shape, symmetry[group].perm
+    blocks = perm.g if isinstance(perm, Wreath) else 1
+    count = symmetry[within].n // blocks
+    return within, np.arange(n)[:, None] * blocks // n * count + np.arange(inner) // (inner // count)
 
 
 def by_channel(array: np.ndarray, action: AxisAction) -> np.ndarray:

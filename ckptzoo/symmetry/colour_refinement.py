@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 
 from ckptzoo.schema.symmetry import AxisAction, Fixed, Symmetry, Wreath
-from ckptzoo.symmetry.arrays import by_channel, positions
+from ckptzoo.symmetry.arrays import by_channel, listings
 from ckptzoo.symmetry.ordering import leaders, shape_of
 
 Colours = np.ndarray
@@ -236,7 +236,8 @@ class Graph:
             if all(action.axis != axis for action in actions):
                 rows = np.arange(bits.shape[at], dtype=np.uint64)
                 bits = mix(bits + mix(rows).reshape([-1 if at == other else 1 for other in range(bits.ndim)]))
-        sides = tuple(self._side(number, replace(action, axis=axes.index(action.axis)), bits) for action in actions)
+        placed = [replace(action, axis=axes.index(action.axis)) for action in actions]
+        sides = tuple(side for action in placed for side in self._sides(number, action, bits))
         kinds = [set(self.kind[np.unique(side.vertex[side.vertex >= 0])].tolist()) for side in sides]
         for (first, ones), (second, twos) in combinations(zip(sides, kinds, strict=True), 2):
             pairs = {frozenset((one, two)) for one in ones for two in twos}
@@ -271,21 +272,36 @@ class Graph:
             weights = np.ascontiguousarray(transposed.T)
             self._matrices.append(_Matrix(rows, columns, weights, transposed, (sides[0].salt, sides[1].salt)))
 
-    def _side(self, number: int, action: AxisAction, bits: np.ndarray) -> _Side:
-        """Vertex and code of every position of an axis, shaped to broadcast against the edges."""
+    def _sides(self, number: int, action: AxisAction, bits: np.ndarray) -> list[_Side]:
+        """Vertex and code of every position of an axis, shaped to broadcast against the edges.
+
+        Where a group acts inside the channels of others, its vertices are a second side of the axis.
+        """
         size = bits.shape[action.axis] * action.blocks
         vertex, code = np.full(size, -1), np.arange(size, dtype=np.uint64)
+        nested = np.full(size, -1)
         listed: dict[str, int] = {}
-        for name, places in positions(action, self.symmetry):
-            leader = self.symmetry.leader(name).id
-            repeat = listed.setdefault(name, 0)
-            listed[name] += 1
+        for item in listings(action, self.symmetry):
+            places, inside = item.places, item.inside
+            leader = self.symmetry.leader(item.group).id
+            repeat = listed.setdefault(item.group, 0)
+            listed[item.group] += 1
             vertex[places] = self.start[leader] + np.arange(len(places))[:, None]
-            code[places] = np.arange(places.shape[1], dtype=np.uint64) + np.uint64((repeat + 1) << 32)
+            slots = np.arange(places.shape[1])
+            if inside is not None:
+                nested[places] = self.start[inside[0]] + inside[1]
+                slots %= int(
+                    (inside[1][0] == inside[1][0, 0]).sum()
+                )  # what it moves inside a channel is not told apart
+            code[places] = slots.astype(np.uint64) + np.uint64((repeat + 1) << 32)
         salt = mix(np.array([64 * number + action.axis], np.uint64))
         code = mix(code + salt) | np.uint64(1)
         salt = (mix(salt + np.uint64(1)) | np.uint64(1))[0]
-        return _Side(self._spread(vertex, action, bits), self._spread(code, action, bits), salt)
+        sides = [_Side(self._spread(vertex, action, bits), self._spread(code, action, bits), salt)]
+        if (nested >= 0).any():
+            other_salt = (mix(np.array([salt + np.uint64(2)])) | np.uint64(1))[0]
+            sides.append(_Side(self._spread(nested, action, bits), np.ones((1,) * bits.ndim, np.uint64), other_salt))
+        return sides
 
     def _spread(self, values: np.ndarray, action: AxisAction, bits: np.ndarray) -> np.ndarray:
         """Values at the positions of an axis, broadcastable against the edges."""

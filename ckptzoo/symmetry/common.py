@@ -32,7 +32,7 @@ def common(tables: Iterable[Symmetry]) -> Symmetry:
     Raises
     ------
     SymmetryError
-        There is no table, or nothing is left that all share.
+        There is no table, nothing is left that all share, or one of several has a group within the channels of another.
 
     Notes
     -----
@@ -50,6 +50,9 @@ def common(tables: Iterable[Symmetry]) -> Symmetry:
     listed = tuple(tables)
     if not listed:
         raise SymmetryError(Problem("common", "tables", "one or more", "none", "Give the tables of the networks."))
+    if len(listed) > 1 and any(item.within for table in listed for act in table.actions for item in act.segments):
+        expected, step = "no group inside the channels of another", "Compare the networks of each table apart."
+        raise SymmetryError(Problem("common", "segments of several tables", expected, "one", step))
     return listed[0] if len(listed) == 1 else _Meet(listed).table()
 
 

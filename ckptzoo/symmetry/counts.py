@@ -183,7 +183,7 @@ def _continuous(table: Symmetry, groups: tuple[GroupCounts, ...]) -> tuple[tuple
     numbers: Counter[str] = Counter(scales=sum(group.scaling_eval for group in groups))
     for group in groups:
         numbers[table[group.id].scale.removesuffix("_mean")] += group.matrices
-    numbers["gains"] = sum(len(places) for listed in gains_at_one(table).values() for _, places in listed)
+    numbers["gains"] = sum(len(gain.places) for gain in gains_at_one(table))
     numbers["folds"] = sum(dimensions(table.folds))
     kinds = ("scales", "linear", "orthogonal", "complex", "gains", "folds")
     return tuple((kind, numbers[kind]) for kind in kinds if numbers[kind])

@@ -17,10 +17,12 @@ from ckptzoo.symmetry.action import apply, transform
 from ckptzoo.symmetry.arrays import Stacked, as_array, beside, stack_of, stored_dtype, to_numpy
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.folds import fold
-from ckptzoo.symmetry.mass.formulations import least_mass_scales
+from ckptzoo.symmetry.mass.blocks import find_blocks
+from ckptzoo.symmetry.mass.formulations import CERTIFIED, PINNED, Formulation, least_mass_scales
+from ckptzoo.symmetry.mass.solver import balance
 from ckptzoo.symmetry.matrices.action import have_unit_gains
 from ckptzoo.symmetry.matrices.gauge import settle
-from ckptzoo.symmetry.matrices.tables import lifted, mixes, monomial, residual
+from ckptzoo.symmetry.matrices.tables import among, lifted, mixes, monomial, residual
 from ckptzoo.symmetry.moments import Moments
 from ckptzoo.symmetry.ordering import first_weight_order, sum_keys
 from ckptzoo.symmetry.report import Report
@@ -120,6 +122,14 @@ _WITH_MATRICES = replace(
 )
 """``canonical`` for tables with matrices: other tables keep the version, and the bits, that they have."""
 
+_LEAST_MASS_WITH_MATRICES = replace(
+    _RULES[-1],
+    version=3,
+    collapses=("pinned scales", "invertible matrices"),
+    rule="the sum of squared weights is least, heads balanced, filters in front of a normalisation as they are",
+)
+"""The same of ``min-mass``."""
+
 GAUGES: Mapping[str, Gauge] = MappingProxyType({gauge.name: gauge for gauge in _RULES})
 """Every gauge by name."""
 
@@ -134,7 +144,8 @@ def gauge_of(name: GaugeName, symmetry: Symmetry) -> Gauge:
     symmetry
         the table.
     """
-    return _WITH_MATRICES if name == "canonical" and mixes(symmetry) else GAUGES[name]
+    with_matrices = {"canonical": _WITH_MATRICES, "min-mass": _LEAST_MASS_WITH_MATRICES} if mixes(symmetry) else {}
+    return with_matrices.get(name, GAUGES[name])
 
 
 def gauge_named(name: str, location: str = "ckptzoo.symmetry") -> GaugeName:
@@ -167,7 +178,8 @@ class Canonical:
         tensor name to (K, *shape), at least float32, in the framework of the raw weights: ``apply(element, raw)``, bit
         for bit, but to rounding where the table has matrices.
     element
-        the K group elements that lead from the raw weights to these. A block of matrices is NaN where no element does,
+        the K group elements that lead from the raw weights to these. Where the table has matrices those of
+        ``canonical`` act on the weights that ``fold`` gives, and a block of matrices is NaN where no element does,
         because it is degenerate: the weights are a limit of the orbit, with the same function.
     report
         what was found, per checkpoint.
@@ -258,23 +270,25 @@ def _canonicalize_matrices(
     weights: Stacked, arrays: Mapping[str, np.ndarray], symmetry: Symmetry, rule: Gauge, threads: int | None
 ) -> Canonical:
     """Bring checkpoints of a table with matrices into a gauge: folded, these first, where it settles them at all."""
+    if rule.name == "min-mass":
+        return _least_mass_matrices(weights, arrays, symmetry, rule)
     if not rule.complete:
-        made = canonicalize(weights, monomial(symmetry), gauge=rule.name, threads=threads)
-        return replace(made, element=lifted(made.element, symmetry))
+        plain = canonicalize(weights, among(symmetry), gauge=rule.name, threads=threads)
+        return replace(plain, element=lifted(plain.element, symmetry))
     K = len(next(iter(arrays.values())))
     usable = finite(arrays, K)
     report, element = Report.blank(K), GroupElement.identity(symmetry, K)
-    made = {name: np.empty(array.shape, stored_dtype(array.dtype)) for name, array in arrays.items()}
+    made: dict[str, np.ndarray] = {}
     threads = threads or os.cpu_count() or 1
     for rows in pieces(np.flatnonzero(usable), arrays, 1):
-        work = {name: array.astype(stored_dtype(array.dtype)) for name, array in take_rows(arrays, rows).items()}
-        folded = fold(work, symmetry)
+        folded = fold(take_rows(arrays, rows), symmetry)
         if not (unit := have_unit_gains(folded, symmetry)).all():
             usable[rows[~unit]] = False
             rows, folded = rows[unit], {name: array[unit] for name, array in folded.items()}
             if not len(rows):
                 continue
-        work = {name: np.require(array, requirements=["C", "W"]) for name, array in folded.items()}
+        work = {name: _own(array, arrays[name]) for name, array in folded.items()}
+        del folded
         settled, found = settle(work, symmetry), Report.blank(len(rows))
         rest = _order_rest(work, residual(symmetry), found, threads)
         found.dead[:], found.clamped[:], found.degenerate[:] = settled.dead, settled.clamped, settled.degenerate
@@ -282,18 +296,29 @@ def _canonicalize_matrices(
         found.unresolved[:] |= settled.unresolved
         report.set(rows, found)
         _put(element, rows, lifted(rest, symmetry).compose(settled.element(symmetry)))
-        perms = GroupElement(rest.perms, {name: np.ones_like(scale) for name, scale in rest.scales.items()})
-        whole = rows[-1] - rows[0] == len(rows) - 1
-        place = slice(rows[0], rows[-1] + 1)
-        out = {name: array[place] for name, array in made.items()} if whole else None
-        moved = apply(perms, work, residual(symmetry), out=out, threads=threads)
-        if not whole:
-            for name, array in made.items():
-                array[rows] = moved[name]
-    for name, array in made.items():
-        array[~usable] = arrays[name][~usable]
+        perms, table = GroupElement(rest.perms, {}), residual(symmetry)
+        place = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] == len(rows) - 1 else rows
+        for name, array in arrays.items():  # each tensor's copy is given up in turn
+            moved = transform(work.pop(name), table.actions_on(name), perms, table)
+            if len(rows) == K:
+                made[name] = moved
+                continue
+            if name not in made:
+                made[name] = np.empty(array.shape, stored_dtype(array.dtype))
+            made[name][place] = moved
+    for name, array in arrays.items():
+        if name not in made:
+            made[name] = array.astype(stored_dtype(array.dtype))
+        made[name][~usable] = array[~usable]
     report.refuse(~usable)
     return Canonical({name: beside(made[name], as_array(weights[name])) for name in arrays}, element, report, rule)
+
+
+def _own(array: np.ndarray, given: np.ndarray) -> np.ndarray:
+    """The array in the dtype of the result, in memory apart from what was given."""
+    if array.dtype != stored_dtype(array.dtype) or np.may_share_memory(array, given):
+        return array.astype(stored_dtype(array.dtype), order="C")
+    return np.require(array, requirements=["C", "W"])
 
 
 def _order_rest(work: dict[str, np.ndarray], table: Symmetry, report: Report, threads: int) -> GroupElement:
@@ -320,6 +345,41 @@ def _order_rest(work: dict[str, np.ndarray], table: Symmetry, report: Report, th
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(solved, pieces(np.arange(K), work, threads)))
     return element
+
+
+def _least_mass_matrices(
+    weights: Stacked, arrays: Mapping[str, np.ndarray], symmetry: Symmetry, rule: Gauge
+) -> Canonical:
+    """The gauge ``min-mass`` of a table with matrices."""
+    K = len(next(iter(arrays.values())))
+    usable = finite(arrays, K)
+    rows = np.flatnonzero(usable)
+    report, element = Report.blank(K), GroupElement.identity(symmetry, K)
+    report.refuse(~usable)
+    if not len(rows):
+        return Canonical(_placed(weights, arrays, rows, {}), element, report, rule)
+    table = Formulation.of(PINNED, symmetry, {name: array.shape[1:] for name, array in arrays.items()}).table
+    found = find_blocks({name: array[rows] for name, array in arrays.items()}, table, balance)
+    report.dead[rows], report.degenerate[rows] = found.dropped, found.degenerate
+    report.unresolved[rows] = ~(found.gap <= CERTIFIED) | found.unsigned
+    for kind in ("scales", "matrices"):
+        for name, value in getattr(found.element, kind).items():
+            getattr(element, kind)[name][rows] = value
+    return Canonical(_placed(weights, arrays, rows, found.weights), element, report, rule)
+
+
+def _placed(
+    weights: Stacked, arrays: Mapping[str, np.ndarray], rows: np.ndarray, made: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+    """All weights, some rows of them made, in their framework."""
+    if len(rows) == len(next(iter(arrays.values()))):
+        final = {name: made[name] for name in arrays}
+    else:
+        final = {name: array.astype(stored_dtype(array.dtype)) for name, array in arrays.items()}
+        for name, array in final.items():
+            if len(rows):
+                array[rows] = made[name]
+    return {name: beside(array, as_array(weights[name])) for name, array in final.items()}
 
 
 def ordering_keys(weights: Stacked, arch: Arch) -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Symmetry, Wreath
-from ckptzoo.symmetry.arrays import is_float, positions, to_numpy
+from ckptzoo.symmetry.arrays import Listing, is_float, listings, to_numpy
 from ckptzoo.symmetry.ordering import leaders, shape_of
 
 FEATURES = 8
@@ -143,6 +143,15 @@ def _norm(flat: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, eq=False)
+class Inside:
+    """The channels of a group inside those of another: whose features, to whose sums, and which at each position."""
+
+    reads: str
+    adds: str
+    channels: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
 class ListedChannels:
     """The channels of a group along an axis.
 
@@ -156,6 +165,8 @@ class ListedChannels:
         (positions a channel, F), or (n, positions a channel, F) where channels cannot be exchanged.
     salt
         (1, F) signs of this listing.
+    inside
+        the group that acts inside the channels; or None.
     """
 
     reads: str
@@ -163,30 +174,40 @@ class ListedChannels:
     places: np.ndarray
     signs: np.ndarray
     salt: np.ndarray
+    inside: Inside | None = None
 
 
-Listing = Callable[[str, AxisAction, Symmetry], list[ListedChannels]]
+Lister = Callable[[str, AxisAction, Symmetry], list[ListedChannels]]
 """From a name for an axis, its action, and the table."""
 
 
 def permuted(name: str, action: AxisAction, symmetry: Symmetry) -> list[ListedChannels]:
     """The channels on an axis that permutations move, by the group that leads each permutation."""
     found: list[ListedChannels] = []
-    for number, (group, places) in enumerate(positions(action, symmetry)):
-        leader = symmetry.leader(group)
+    for number, item in enumerate(listings(action, symmetry)):
+        leader, inside = symmetry.leader(item.group), None
         if not isinstance(leader.perm, Fixed):
-            found.append(listed_channels(f"{name} {number}", leader, leader.id, places))
+            if item.inside is not None:
+                inside = Inside(item.inside[0], item.inside[0], item.inside[1])
+            found.append(listed_channels(f"{name} {number}", leader, leader.id, item, inside))
     return found
 
 
-def listed_channels(name: str, leader: Group, key: str, places: np.ndarray, features: int = FEATURES) -> ListedChannels:
+def listed_channels(
+    name: str, leader: Group, key: str, listing: Listing, inside: Inside | None = None, features: int = FEATURES
+) -> ListedChannels:
     """Channels that take the permutation of a leader, which read from the key and add to it."""
+    places = listing.places
     signs = random_signs(f"{name} places", places.shape[1], features)
-    if (shape := shape_of(leader)).inner == "fixed":  # channels of a block differ as positions do
+    if listing.inside is not None:  # positions of another group's channels are alike
+        first = listing.inside[1][0]
+        each = int((first == first[0]).sum())
+        signs = np.tile(signs[:each], (places.shape[1] // each, 1))
+    elif (shape := shape_of(leader)).inner == "fixed":  # channels of a block differ as positions do
         count = shape.k * places.shape[1]
         each = random_signs(f"{name} in blocks", count, features).reshape(shape.k, -1, features)
         signs = np.tile(each, (shape.g, 1, 1))
-    return ListedChannels(key, key, places, signs, random_signs(name, 1, features))
+    return ListedChannels(key, key, places, signs, random_signs(name, 1, features), inside)
 
 
 class Axis:
@@ -203,13 +224,23 @@ class Axis:
         features = np.repeat(self.signs[None], K, axis=0)
         for listed in self.listings:
             features[:, listed.places] = colours[listed.reads][:, :, None] * listed.signs
+            if listed.inside is not None:
+                features[:, listed.places] *= colours[listed.inside.reads][:, listed.inside.channels]
         return features
 
-    def add(self, sums: Mapping[str, np.ndarray], values: np.ndarray) -> None:
-        """Add values (K, positions, F) to the sums of the channels there."""
+    def add(self, sums: Mapping[str, np.ndarray], values: np.ndarray, colours: Mapping[str, np.ndarray]) -> None:
+        """Add values (K, positions, F) to the sums of the channels there, times what else is there."""
         for listed in self.listings:
-            weighted = (values[:, listed.places] * listed.signs).sum(axis=2)
-            sums[listed.adds][...] += weighted * (listed.salt * np.sqrt(len(listed.places)))
+            found = values[:, listed.places] * listed.signs
+            whole = listed.salt * np.sqrt(len(listed.places))
+            if (inside := listed.inside) is None:
+                sums[listed.adds][...] += found.sum(axis=2) * whole
+                continue
+            sums[listed.adds][...] += (found * colours[inside.reads][:, inside.channels]).sum(axis=2) * whole
+            found = (found * colours[listed.reads][:, :, None]).reshape(len(values), -1, found.shape[-1])
+            order, taken = np.argsort(inside.channels, axis=None, kind="stable"), np.unique(inside.channels)
+            inner = found[:, order].reshape(len(values), len(taken), -1, found.shape[-1]).sum(axis=2)
+            sums[inside.adds][:, taken] += inner * (listed.salt * np.sqrt(sums[inside.adds].shape[1]))
 
 
 class TensorSums:
@@ -228,7 +259,7 @@ class TensorSums:
     """
 
     def __init__(
-        self, name: str, shape: tuple[int, ...], symmetry: Symmetry, listing: Listing, features: int = FEATURES
+        self, name: str, shape: tuple[int, ...], symmetry: Symmetry, listing: Lister, features: int = FEATURES
     ) -> None:
         self.name, self.shape = name, shape
         actions = {action.axis: action for action in symmetry.actions_on(name)}
@@ -276,7 +307,7 @@ class TensorSums:
         for number, axis in enumerate(self.axes):
             if axis.listings or number == 0:
                 by_position = self._contracted(values, by_axis, number)
-                axis.add(sums, by_position)
+                axis.add(sums, by_position, colours)
                 if number == 0:
                     total = (by_position * by_axis[0]).sum(axis=1)
         return total

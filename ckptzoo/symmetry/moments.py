@@ -15,6 +15,9 @@ from ckptzoo.symmetry.arrays import by_channel, positions, stored_dtype
 PIECE = 2**17
 """Elements that are turned into float64 at a time, few enough to stay in the cache."""
 
+HELD = 2**27
+"""Bytes of sums that are kept: where every axis of a network moves there are as many sums as weights."""
+
 PerGroup = Mapping[str, np.ndarray]
 """Group id to (K, n)."""
 
@@ -47,7 +50,7 @@ class Moments:
         self._gains: dict[str, list[tuple[AxisAction, bool]]] = {group.id: [] for group in symmetry.groups}
         for action in symmetry.actions:
             for part in action.parts:
-                for group in {item.group for item in part.segments}:
+                for group in part.listed_groups:
                     self._acting[group].append(part)
             decides = not any(symmetry[item.group].flips for item in action.segments)
             for group in {item.group for item in action.signs}:
@@ -82,12 +85,17 @@ class Moments:
     def others(self, action: AxisAction) -> set[str]:
         """The groups on the other axes of an action's tensor."""
         actions = self.symmetry.actions_on(action.tensor)
-        return {item.group for other in actions if other.axis != action.axis for item in other.segments}
+        return {group for other in actions if other.axis != action.axis for group in other.listed_groups}
 
     def norms(self, action: AxisAction, group: str, scales: PerGroup, silent: PerGroup) -> Sizes:
         """Euclidean norms of the channels' slices, the other axes scaled, silent channels left out."""
         squares, exponent = self._slices(2, action, group, scales, silent)
         return _sizes(_sorted_sum(squares), exponent, self.precision(action))
+
+    def unordered_norms(self, action: AxisAction, group: str, scales: PerGroup, silent: PerGroup) -> Sizes:
+        """The same without sorting: their bits depend on the order of values, but not which of them are 0."""
+        squares, exponent = self._slices(2, action, group, scales, silent)
+        return _sizes(squares.sum(axis=2), exponent, self.precision(action))
 
     def deviations(self, action: AxisAction, group: str, scales: PerGroup, silent: PerGroup) -> Sizes:
         """Standard deviations of the channels' slices; the modulus where a slice is one number.
@@ -166,7 +174,10 @@ class Moments:
                     elif self.cubes:
                         np.multiply(piece, piece * piece, out=piece)
                     np.add.reduce(piece, axis=0, out=found[place])
-            self._sums[tensor, power] = found.reshape(shape), 3 * exponent if power == 1 and self.cubes else exponent
+            made = found.reshape(shape), 3 * exponent if power == 1 and self.cubes else exponent
+            while self._sums and sum(sums.nbytes for sums, _ in self._sums.values()) + found.nbytes > HELD:
+                del self._sums[next(iter(self._sums))]
+            self._sums[tensor, power] = made
         return self._sums[tensor, power]
 
     def _buffer(self, shape: tuple[int, ...]) -> np.ndarray:

@@ -41,6 +41,8 @@ class Axis:
         the channels by whose signs the axis is multiplied, listed in the same way; None where there are none.
     inverted
         for each listing, whether the inverses of its scales act.
+    inside
+        for each listing, the group that acts inside its channels and its channel at each of the positions; or None.
     """
 
     action: AxisAction
@@ -49,19 +51,20 @@ class Axis:
     order: np.ndarray | None
     signs: "Axis | None" = None
     inverted: Sequence[bool] = ()
+    inside: Sequence[tuple[str, np.ndarray] | None] = ()
 
     @classmethod
     def of(cls, action: AxisAction, size: int, symmetry: Symmetry) -> "Axis":
         """The action on an axis with this number of positions."""
         signs = cls.of(replace(action, segments=action.signs, signs=()), size, symmetry) if action.signs else None
         found = listings(action, symmetry)
-        listed_places = [(listing.group, listing.places) for listing in found]
-        inverted = [listing.inverted for listing in found]
+        listed_places, inverted = [(item.group, item.places) for item in found], [item.inverse for item in found]
+        inside = [item.inside for item in found]
         listed = np.concatenate([places.ravel() for _, places in listed_places])
         if np.array_equal(listed, np.arange(listed.size)):
-            return cls(action, size, listed_places, None, signs, inverted)
+            return cls(action, size, listed_places, None, signs, inverted, inside)
         rest = np.delete(np.arange(size), listed)
-        return cls(action, size, listed_places, np.argsort(np.concatenate([listed, rest])), signs, inverted)
+        return cls(action, size, listed_places, np.argsort(np.concatenate([listed, rest])), signs, inverted, inside)
 
     @property
     def scaling(self) -> set[str]:
@@ -70,13 +73,16 @@ class Axis:
 
     def sources(self, perms: PerGroup) -> Any | None:
         """The position that comes to every position, (K, size); None where no group of the axis is in ``perms``."""
-        if not any(name in perms for name, _ in self.listings):
+        acting = [name for name in self._names if name in perms]
+        if not acting:
             return None
-        like = next(perms[name] for name, _ in self.listings if name in perms)
+        like = perms[acting[0]]
         xp, K = array_namespace(like), len(like)
         parts: list[Any] = []
-        for name, places in self.listings:
-            if name not in perms:
+        for (name, places), inside in zip(self.listings, self.inside, strict=True):
+            if inside is not None and inside[0] in perms:
+                parts.append(_sources_inside(places, perms.get(name), perms[inside[0]], inside[1]))
+            elif name not in perms:
                 parts.append(xp.broadcast_to(_constant(places.ravel(), like), (K, places.size)))
             elif self.order is None and not parts and places.shape[1] == 1:
                 parts.append(xp.astype(perms[name], xp.int64, copy=False))
@@ -96,7 +102,7 @@ class Axis:
         return factors * signs
 
     def _scale_factors(self, scales: PerGroup) -> Any | None:
-        acting = [name for name, _ in self.listings if name in scales]
+        acting = [name for name in self._names if name in scales]
         if not acting or not self.action.exponent:
             return None
         like = scales[acting[0]]
@@ -104,7 +110,11 @@ class Axis:
         if self.action.absolute:
             scales = {name: xp.abs(scales[name]) for name in acting}
         parts: list[Any] = []
-        for (name, places), inverted in zip(self.listings, self.inverted, strict=True):
+        for (name, places), inverted, inside in zip(self.listings, self.inverted, self.inside, strict=True):
+            if inside is not None and inside[0] in scales:
+                scale = xp.take(scales[inside[0]], _constant(inside[1].ravel(), like), axis=1)
+                parts.append(1 / scale if inverted else scale)
+                continue
             scale = (
                 (1 / scales[name] if inverted else scales[name])[:, :, None]
                 if name in scales
@@ -112,6 +122,11 @@ class Axis:
             )
             parts.append(xp.reshape(xp.broadcast_to(scale, (K, *places.shape)), (K, places.size)))
         return self._placed(parts, np.ones(self.size), like)
+
+    @property
+    def _names(self) -> list[str]:
+        """The groups in the listings, and those inside their channels."""
+        return [name for name, _ in self.listings] + [found[0] for found in self.inside if found is not None]
 
     def _placed(self, parts: list[Any], others: np.ndarray, like: Any) -> Any:
         """The parts, and behind them those of ``others`` that are in no listing, at their positions."""
@@ -254,6 +269,31 @@ def sources(row: Any | None, column: Any | None, span: slice, shape: tuple[int, 
     first = _constant(shape[0] * np.arange(len(like)), like)[:, None]
     found = first + (_constant(np.arange(span.start, span.stop), like) if row is None else row[:, span])
     return found if column is None else shape[1] * found[:, :, None] + rows_of(column, span, shape[0])
+
+
+def _sources_inside(places: np.ndarray, perm: Any | None, within: Any, channels: np.ndarray) -> Any:
+    """The position that comes to every position (K, n * inner) of channels inside which another group acts.
+
+    Parameters
+    ----------
+    places, channels
+        (n, inner) positions, and which of the other group's channels is there.
+    perm, within
+        (K, n) of the channels, None where they stay, and (K, m) of the other group.
+    """
+    xp, (n, inner) = array_namespace(within), places.shape
+    each = int((channels[0] == channels[0, 0]).sum())  # positions of one channel of the other group in one of these
+    count = inner // each
+    here = xp.take(within, _constant(channels.ravel(), within), axis=1) % count
+    offset = xp.astype(here, xp.int64) * each + _constant(np.tile(np.arange(inner) % each, n), within)
+    start = np.repeat(np.arange(n), inner) * inner
+    if perm is None:
+        found = _constant(start, within) + offset
+    else:
+        owners = _constant(np.repeat(np.arange(n), inner), within)
+        found = xp.astype(xp.take(perm, owners, axis=1), xp.int64) * inner + offset
+    taken = xp.take(_constant(places.ravel(), within), xp.reshape(found, (-1,)), axis=0)
+    return xp.reshape(taken, (within.shape[0], n * inner))
 
 
 def _constant(values: np.ndarray, like: Any) -> Any:

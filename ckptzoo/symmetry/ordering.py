@@ -102,7 +102,19 @@ class Order:
 
 
 def first_weight_order(moments: Moments, found: Scales, report: Report) -> dict[str, np.ndarray]:
-    """Permutations (K, n) by group, ascending in the first weight; ties and margins are counted into the report."""
+    """Permutations (K, n) by group, ascending in the first weight; ties and margins are counted into the report.
+
+    Raises
+    ------
+    SymmetryError
+        No tensor writes a group; or one permutes positions inside the channels of another, whose first weight it moves.
+    """
+    for segment in (segment for action in moments.symmetry.actions for segment in action.segments):
+        if segment.within is not None:
+            raise SymmetryError(
+                f"gauge: group {segment.group!r}: expected channels whose first weight no other group moves, "
+                f"got {segment.within!r} inside them. Use the gauge 'canonical'."
+            )
     order = Order(moments.symmetry, moments.K, report)
     for group in leaders(moments.symmetry):
         keys = _first_weights(group.id, moments, found, order.perms)

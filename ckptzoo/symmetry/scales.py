@@ -98,13 +98,15 @@ def solve(moments: Moments, *, spread: bool = False, settled: PerGroup | None = 
     for group in groups:
         usable = _determined(moments.writers(group.id), group, moments, scaling - found.scales.keys())
         measures = (moments.deviations, moments.norms) if spread else (moments.norms,)
+        if not group.resizes:  # all that counts is which sizes are 0
+            measures = (moments.unordered_norms,)
         size, rounding = _first_sizes(measures, usable, group, found.scales, silent)
         size = np.broadcast_to(size, (K, group.n))
         given = (settled or {}).get(group.id, np.full((K, group.n), np.nan))
         quiet = (size == 0) & np.isnan(given)
         for action in moments.writers(group.id):
             if action not in usable:
-                quiet &= moments.norms(action, group.id, found.scales, silent).values == 0
+                quiet &= moments.unordered_norms(action, group.id, found.scales, silent).values == 0
         undetermined = (size == 0) & np.isnan(given) & ~quiet
         normalised = moments.variances(group.id)
         if not normalised:
@@ -306,7 +308,7 @@ def _takes_sign(group: Group, moments: Moments) -> np.ndarray:
     changed = np.zeros((moments.K, group.n), bool)
     if moments.variances(group.id):
         for action in (*moments.writers(group.id), *moments.readers(group.id)):
-            changed |= (moments.norms(action, group.id, {}, {}).values != 0) & (not action.absolute)
+            changed |= (moments.unordered_norms(action, group.id, {}, {}).values != 0) & (not action.absolute)
     for action, _ in moments.gains(group.id):
         changed |= (moments.entries(action, group.id) != 0).any(axis=2)
     return changed

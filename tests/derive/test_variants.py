@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import ckptzoo
-from ckptzoo.derive import derive, variant_rule
+from ckptzoo.derive import derive
 from ckptzoo.errors import SymmetryError, UnknownNameError, ZooError
 from ckptzoo.schema.architecture import Architecture
-from ckptzoo.symmetry import GAUGES, GroupElement, apply, canonicalize
+from ckptzoo.symmetry import GAUGES, GroupElement, apply, canonicalize, gauges
 from ckptzoo.symmetry.fingerprint import fingerprint
 from tests.support.derived_zoos import ARCH, TABLE, WRONG, files_of, fill, run, weights_of, written, zoo_of
 
@@ -152,7 +152,7 @@ def test_versions_of_a_gauge_are_never_mixed(tmp_path: Path, monkeypatch: pytest
     fill(path, (2,), start=2)
     found = GAUGES["canonical"].version
     newer = replace(GAUGES["canonical"], version=found + 1)
-    monkeypatch.setattr(variant_rule, "GAUGES", {**GAUGES, "canonical": newer})
+    monkeypatch.setattr(gauges, "GAUGES", {**GAUGES, "canonical": newer})
     with pytest.raises(SymmetryError, match=f"version of the variant: expected {found + 1}, got {found}"):
         derive(path, certify="none")
 

@@ -22,7 +22,7 @@ seeds = st.integers(0, 2**32 - 1)
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Network, Weights]:
     """A table with weights of full precision, or of few values so that channels tie, in single or double precision."""
-    net = draw(networks())
+    net = draw(networks(nested=True))
     weights = net.weights(K, draw(seeds), draw(st.sampled_from([np.float32, np.float64])))
     levels = draw(st.sampled_from([0, 0, 1, 2]))
     if levels:
@@ -52,9 +52,9 @@ def weighed(net: Network) -> bool:
     scaled = {group.id for group in net.table.groups if group.resizes}
     scaled -= {item.group for act in net.table.actions if act.exponent == 2 for item in act.segments}
     for name in net.shapes:
-        acting = [act for act in net.table.actions_on(name) if {item.group for item in act.segments} & scaled]
+        acting = [act for act in net.table.actions_on(name) if act.groups & scaled]
         exponents = [act.exponent for act in acting if act.exponent and act.in_mass]
-        if len(exponents) > len(set(exponents)):
+        if len(exponents) > len(set(exponents)) or any(len(act.parts) > 1 for act in net.table.actions_on(name)):
             return False
     return True
 
@@ -84,7 +84,8 @@ def test_gauges_are_idempotent_and_apply_their_element(case: tuple[Network, Weig
     net, weights = case
     written = {item.group for action in net.table.actions if action.exponent == 1 for item in action.segments}
     ordered = written == {group.id for group in net.table.groups} and forward(net)
-    assume(not crossed(net) and (gauge != "first-weight" or ordered))
+    nested = any(item.within for action in net.table.actions for item in action.segments)
+    assume(not crossed(net) and (gauge != "first-weight" or (ordered and not nested)))
     assume(gauge != "min-mass" or weighed(net))
     made = canonicalize(weights, net.table, gauge=gauge)
     made.element.check(net.table)
@@ -94,7 +95,7 @@ def test_gauges_are_idempotent_and_apply_their_element(case: tuple[Network, Weig
 
 
 @many
-@given(networks(), seeds, seeds)
+@given(networks(nested=True), seeds, seeds)
 def test_canonical_collapses_scales_to_rounding(net: Network, a: int, b: int) -> None:
     assume(not crossed(net))
     weights = net.weights(K, a)
@@ -106,7 +107,7 @@ def test_canonical_collapses_scales_to_rounding(net: Network, a: int, b: int) ->
 
 
 @some
-@given(networks(), seeds, seeds)
+@given(networks(nested=True), seeds, seeds)
 def test_min_mass_collapses_pinned_scales_and_follows_permutations(net: Network, a: int, b: int) -> None:
     """Sizes of channels with a running variance stay, and signs that a gain takes; the rest where signs are open."""
     assume(not crossed(net) and weighed(net))

@@ -101,7 +101,7 @@ def test_groups_draw_what_they_draw_whatever_the_others_are():
 
 
 @settings(max_examples=examples(100, FEW_EXAMPLES), deadline=None)
-@given(networks(), st.integers(0, 2**32), st.sampled_from([0.0, 0.4]), st.booleans(), st.booleans())
+@given(networks(nested=True), st.integers(0, 2**32), st.sampled_from([0.0, 0.4]), st.booleans(), st.booleans())
 def test_elements_are_of_the_group_and_act_as_apply_does(net, seed, scales, permutations, signs):
     K, augment = 5, Augment(permutations=permutations, scales=scales, signs=signs)
     element = augment.element(net.table, IDS[:K], seed=seed, epoch=0)

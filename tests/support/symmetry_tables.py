@@ -50,7 +50,7 @@ class Network:
 def crossed(net: Network) -> bool:
     """Whether a permutation is on two axes of one tensor: no order of the axes comes first, nor are scales unique."""
     for name in net.shapes:
-        sides = [{net.table.leader(item.group).id for item in act.segments} for act in net.table.actions_on(name)]
+        sides = [{net.table.leader(group).id for group in act.groups} for act in net.table.actions_on(name)]
         if sum(map(len, sides)) > len(set().union(*sides)):
             return True
     return False
@@ -172,12 +172,47 @@ class _Plan:
             window = (length, *window)
         self.shapes["grouped"] = (height, width, *window)
 
+    def add_nested(self) -> None:
+        """A tensor of blocks' channels inside which another group of the same blocks acts, once or twice on an axis."""
+        inside = [group for group in self.groups if isinstance(group.perm, Wreath)]
+        if not inside:
+            return
+        other = self.draw(st.sampled_from(inside))
+        assert isinstance(other.perm, Wreath)
+        n = other.perm.g * self.natural(3)
+        perm = Wreath("o", other.perm.g, n // other.perm.g, self.draw(st.sampled_from(INNERS)))
+        self.groups.insert(self.natural(len(self.groups)), Group("heads", n, perm, "none"))
+        inner = self.natural(2) * other.perm.k
+        exponent = self.draw(st.sampled_from([1, -1, 0]))
+        runs, end = [], self.draw(st.sampled_from([0, 1]))
+        for number in range(self.natural(2)):
+            own = -exponent if exponent and number and self.chance() else None
+            first = self.natural(n)
+            for count in (first, n - first):
+                if count:
+                    runs.append(Segment("heads", end, inner, count, own, other.id))
+                    end += inner * count
+        axis, shape = self.draw(st.sampled_from([0, 1])), [self.natural(3), self.natural(2)]
+        shape[axis] = end + self.draw(st.sampled_from([0, 2]))
+        self.actions.append(AxisAction("nested", axis, tuple(runs), exponent, True, "out"))
+        if self.chance():
+            segments, shape[1 - axis] = self.segments()
+            self.actions.append(
+                AxisAction("nested", 1 - axis, segments, self.draw(st.sampled_from([1, -1, 0])), True, "out")
+            )
+        self.shapes["nested"] = tuple(shape)
+
 
 @st.composite
-def networks(draw: st.DrawFn) -> Network:
-    """Tables with every kind of group and scale, listings in runs, holes, flattened axes, blocks and variances."""
+def networks(draw: st.DrawFn, *, nested: bool = False) -> Network:
+    """Tables with every kind of group and scale, listings in runs, holes, flattened axes, blocks and variances.
+
+    With ``nested`` also groups that act inside the channels of others, which some of the functions refuse.
+    """
     plan = _Plan(draw)
     plan.add_groups()
+    if nested:
+        plan.add_nested()
     for group in plan.groups:
         plan.add_vector(group)
     plan.add_gains()

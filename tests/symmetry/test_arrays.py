@@ -67,7 +67,7 @@ def assert_same_bits(made: dict[str, torch.Tensor], expected: Weights) -> None:
 
 
 @laws
-@given(networks(), st.integers(0, 4), seeds, floats, st.booleans())
+@given(networks(nested=True), st.integers(0, 4), seeds, floats, st.booleans())
 def test_torch_in_memory_has_the_bits_of_numpy(net: Network, K: int, seed: int, dtype: type, moved: bool) -> None:
     weights, g = net.weights(K, seed, dtype), net.element(K, seed + 1)
     held = g.to(torch.empty(0)) if moved else g
@@ -75,7 +75,7 @@ def test_torch_in_memory_has_the_bits_of_numpy(net: Network, K: int, seed: int, 
 
 
 @laws
-@given(networks(), st.integers(0, 4), seeds, floats, st.booleans(), st.sampled_from([1, 20, 2**24]))
+@given(networks(nested=True), st.integers(0, 4), seeds, floats, st.booleans(), st.sampled_from([1, 20, 2**24]))
 def test_the_array_api_has_the_bits_of_numpy(
     net: Network, K: int, seed: int, dtype: type, moved: bool, size: int
 ) -> None:
@@ -90,7 +90,7 @@ def test_the_array_api_has_the_bits_of_numpy(
 
 
 @laws
-@given(networks(), seeds)
+@given(networks(nested=True), seeds)
 def test_elements_in_torch_are_those_of_numpy(net: Network, seed: int) -> None:
     g, h = net.element(3, seed), net.element(3, seed + 1)
     one, two = g.to(torch.empty(0)), h.to(torch.empty(0))
@@ -237,7 +237,7 @@ def test_numpy_alone_needs_no_torch(blocked: bool) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @settings(max_examples=50, deadline=None)
-@given(networks(), st.integers(0, 4), seeds, floats, st.booleans())
+@given(networks(nested=True), st.integers(0, 4), seeds, floats, st.booleans())
 def test_cuda_has_the_bits_of_numpy(net: Network, K: int, seed: int, dtype: type, moved: bool) -> None:
     weights, g = net.weights(K, seed, dtype), net.element(K, seed + 1)
     held = g.to(torch.empty(0, device="cuda")) if moved else g

@@ -25,7 +25,7 @@ def taken(weights: Weights, row: int) -> Weights:
 
 @pytest.mark.slow
 @law
-@given(networks(), seeds, seeds, st.sampled_from([np.float32, np.float64]))
+@given(networks(nested=True), seeds, seeds, st.sampled_from([np.float32, np.float64]))
 def test_networks_in_any_order_are_matched_and_others_are_not(net: Network, a: int, b: int, dtype: type) -> None:
     weights = net.weights(K, a, dtype)
     one, others = taken(weights, 0), apply(net.permutations(K, b), weights, net.table)
@@ -40,7 +40,7 @@ def test_networks_in_any_order_are_matched_and_others_are_not(net: Network, a: i
 
 @pytest.mark.slow
 @law
-@given(networks(), seeds, seeds)
+@given(networks(nested=True), seeds, seeds)
 def test_scaled_copies_in_float64_agree_within_the_rounding_of_the_gauge(net: Network, a: int, b: int) -> None:
     assume(not crossed(net))
     weights = net.weights(K, a)

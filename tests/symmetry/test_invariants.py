@@ -19,7 +19,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 @pytest.mark.slow
 @law
-@given(networks(), seeds, seeds)
+@given(networks(nested=True), seeds, seeds)
 def test_sketches_stay_and_descriptions_move_with_their_channels(net: Network, a: int, b: int) -> None:
     weights, g = net.weights(K, a), net.permutations(K, b)
     one, two = (invariants(stack, net.table) for stack in (weights, apply(g, weights, net.table)))
@@ -30,7 +30,7 @@ def test_sketches_stay_and_descriptions_move_with_their_channels(net: Network, a
 
 
 @law
-@given(networks(), seeds, st.sampled_from([1e-3, 1e-6, 1e-9]))
+@given(networks(nested=True), seeds, st.sampled_from([1e-3, 1e-6, 1e-9]))
 def test_weights_that_are_close_have_close_sketches(net: Network, seed: int, distance: float) -> None:
     weights, rng = net.weights(K, seed), np.random.default_rng(seed)
     near = dict(weights)

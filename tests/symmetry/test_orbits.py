@@ -40,7 +40,7 @@ def agree(table: Symmetry, shapes: Shapes, K: int) -> None:
 
 
 @pytest.mark.slow
-@given(net=networks())
+@given(net=networks(nested=True))
 @settings(max_examples=examples(150), deadline=None)
 def test_orbits_are_what_random_elements_move_onto_each_other(net: Network) -> None:
     agree(net.table, net.shapes, 40)

@@ -20,12 +20,13 @@ EVERY_KIND = Symmetry(
         Group("c", 4, Wreath("o", 2, 2), "positive"),
         Group("d", 4, Like("c"), "positive"),
         Group("e", 4, Wreath("o", 2, 2, "fixed"), "nonzero"),
+        Group("f", 6, Wreath("o", 2, 3), "none"),
     ),
     (
         AxisAction("w", 0, (Segment("d", 0, 1, 4),), 1, False, "gain"),
         AxisAction("x", 0, (Segment("a", 0, 1, 4), Segment("b", 4, 2, 4)), 1, True, "out"),
         AxisAction("v", 0, (Segment("c", 0, 1, 4),), 2, False, "variance", eps=1e-5),
-        AxisAction("s", 0, (Segment("e", 0, 1, 4),), 1, True, "out"),
+        AxisAction("s", 0, (Segment("e", 0, 1, 4), Segment("f", 4, 2, 6, within="e")), 1, True, "out"),
         AxisAction("u", 0, (Segment("c", 0, 1, 4), Segment("c", 4, 1, 4, -1)), 1, False, "bias"),
     ),
 )
@@ -151,6 +152,37 @@ def test_a_table_of_another_architecture_is_refused(tensor: Tensor, says: str) -
 def test_segments_with_an_exponent_of_their_own_that_are_refused(action: AxisAction, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         Symmetry((Group("c", 4, Sym(), "positive"),), (action,))
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (AxisAction("u", 0, (Segment("f", 0, 2, 6, within="z"),), 1, True, "out"), "unknown group 'z'"),
+        (AxisAction("u", 0, (Segment("f", 0, 2, 6, within=3),), 1, True, "out"), "the id of a group"),  # pyright: ignore
+        (AxisAction("u", 0, (Segment("f", 0, 2, 6, within="a"),), 1, True, "out"), "two groups of one block"),
+        (AxisAction("u", 0, (Segment("f", 0, 2, 6, within="p"),), 1, True, "out"), "two groups of one block"),
+        (AxisAction("u", 0, (Segment("f", 0, 2, 6, within="f"),), 1, True, "out"), "another group, and one without"),
+        (AxisAction("u", 0, (Segment("e", 0, 3, 4, within="f"),), 1, True, "out"), "another group, and one without"),
+        (AxisAction("u", 0, (Segment("f", 0, 3, 6, within="e"),), 1, True, "out"), "a multiple of the 2 channels"),
+        (AxisAction("u", 0, (Segment("f", 0, 2, 6, within="e"),), 2, False, "variance"), "none beside signs"),
+        (AxisAction("u", 0, (Segment("f", 0, 2, 6, within="e"),), 1, True, "out", absolute=True), "none beside signs"),
+        (AxisAction("u", 1, (Segment("f", 0, 2, 6, within="e"),), 1, True, "out", blocks=2), "none beside signs"),
+        (
+            AxisAction("u", 0, (Segment("f", 0, 2, 3, within="e"), Segment("f", 6, 2, 3)), 1, True, "out"),
+            "within 'e' for every channel of 'f'",
+        ),
+    ],
+)  # fmt: skip
+def test_segments_with_a_group_inside_that_are_refused(action: AxisAction, message: str) -> None:
+    groups = {
+        "e": Group("e", 4, Wreath("o", 2, 2, "fixed"), "nonzero"),
+        "f": Group("f", 6, Wreath("o", 2, 3), "none"),
+        "a": Group("a", 4, Sym(), "none"),
+        "p": Group("p", 4, Wreath("p", 2, 2), "none"),
+    }
+    names = sorted(name for name in action.groups if name in groups)
+    with pytest.raises(SpecError, match=message):
+        Symmetry(tuple(groups[name] for name in names), (action,))
 
 
 def test_an_action_in_parts_of_one_exponent() -> None:

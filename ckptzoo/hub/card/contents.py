@@ -17,6 +17,7 @@ from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture, Tensor
 from ckptzoo.schema.card import Card
 from ckptzoo.schema.documents import Document
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.text import counted, size
 
 MAX_TENSORS = 24
@@ -159,7 +160,7 @@ def _variant(zoo: Zoo, name: str) -> Sequence[str]:
     nbytes += "" if stored.weights else ", computed when read"
     return (
         code(name),
-        _rule(name, versions, tree.parts[0].facts),
+        _rule(name, versions, tree.parts[0].facts, zoo.symmetry),
         ", ".join(item if item.isdecimal() else code(item) for item in versions),
         f"{len(rows):,}",
         f"{int(flags(rows, 'gauged').sum()):,}",
@@ -169,15 +170,17 @@ def _variant(zoo: Zoo, name: str) -> Sequence[str]:
     )
 
 
-def _rule(name: str, versions: Sequence[str], facts: Document) -> str:
+def _rule(name: str, versions: Sequence[str], facts: Document, symmetry: Symmetry | None) -> str:
     """The gauge's rule, where this ckptzoo has the gauge in this version; of an aligned variant the reference."""
     if name.startswith(layout.ALIGNED):
         how = "by activations " if facts.get("method") == "activations" else ""
         moved = "permuted and rescaled" if facts.get("fitted") else "permuted"
         return f"{moved} {how}to be closest to {code(str(facts.get('source')))}"
-    from ckptzoo.symmetry.gauges import GAUGES  # a page without variants needs no gauges
+    from ckptzoo.symmetry.gauges import GAUGES, gauge_of  # a page without variants needs no gauges
 
     gauge = GAUGES.get(name)
+    if gauge is not None and symmetry is not None:
+        gauge = gauge_of(gauge.name, symmetry)
     return gauge.rule if gauge is not None and versions == [str(gauge.version)] else ""
 
 

@@ -23,6 +23,7 @@ from ckptzoo.hub.push import push
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.symmetry import GAUGES
+from ckptzoo.symmetry.gauges import gauge_of
 from ckptzoo.text import Progress
 
 
@@ -121,6 +122,8 @@ def _derive(zoo: Zoo, folder: Path, gauge: str, network: Any, progress: Progress
     """Derive the parts in a folder as the zoo's other parts are."""
     tree = zoo.contents.derived(gauge)
     version, ours = tree.parts[-1].facts.get("version"), GAUGES.get(gauge)
+    if ours is not None and zoo.symmetry is not None:
+        ours = gauge_of(ours.name, zoo.symmetry)
     if ours is None or ours.version != version:
         raise ZooError(f"the zoo has version {version} of this gauge. Derive the zoo in its folder, and push it.")
     shards = map(layout.SHARD_NAME.fullmatch, tree.outline["file"].unique().to_pylist())

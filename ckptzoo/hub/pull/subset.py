@@ -35,7 +35,7 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture, Tensor
 from ckptzoo.schema.documents import Document, Identity, digest_of, seal
-from ckptzoo.schema.metadata import KINDS, RETRACTED_COLUMNS
+from ckptzoo.schema.metadata import RETRACTED_COLUMNS, columns_of
 from ckptzoo.text import Progress
 
 BATCH_BYTES = 64 * 2**20
@@ -224,7 +224,9 @@ class SubsetWriter:
             stems[subset.variant] = subset.weights
         if subset.outputs:
             stems[layout.PREDICTIONS] = subset.outputs
-        schema = table.schema_of(KINDS[kind])
+        symmetry = self._contents.symmetry
+        columns = columns_of(kind, matrices=symmetry is not None and symmetry.has_matrices)
+        rows, schema = rows.select([column.name for column in columns]), table.schema_of(columns)
         writer = PartWriter(root / subset.tree, sets=stems, schema=schema, facts=facts, rows=len(subset.places))
         try:
             start, checkpoint_bytes = 0, subset.nbytes // len(subset.places)

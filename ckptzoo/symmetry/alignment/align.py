@@ -9,17 +9,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.errors import SymmetryError, UnknownNameError
+from ckptzoo.errors import Problem, SymmetryError, UnknownNameError
 from ckptzoo.schema.layout import GaugeName
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.alignment.activations import Products, in_gauge, match_activations
 from ckptzoo.symmetry.alignment.joint_groups import Arrays
 from ckptzoo.symmetry.alignment.matching import Matched, Matcher, products
+from ckptzoo.symmetry.alignment.matrix_matching import MatrixMatcher
 from ckptzoo.symmetry.alignment.scale_fitting import ScaleFitter, least_scales, not_below
-from ckptzoo.symmetry.arrays import Stacked, as_array, is_float, stack_of, to_numpy
+from ckptzoo.symmetry.arrays import Stacked, as_array, beside, is_float, stack_of, stored_dtype, to_numpy
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.gauges import canonicalize, gauge_named
+from ckptzoo.symmetry.matrices.action import unit_gains
+from ckptzoo.symmetry.matrices.blocks import balance_blocks
+from ckptzoo.symmetry.matrices.tables import mixes
 from ckptzoo.symmetry.tables import Arch, finite, fits, pieces, table_of, take_rows
 
 METHODS = ("weights", "activations")
@@ -41,14 +45,16 @@ class Aligned:
         tensor name to (K, *shape), at least float32, in their framework: ``apply(element, raw)``.
     element
         the K group elements that lead from the raw weights to these: permutations, after the scales of the gauge, and
-        with ``scales="fit"`` scales too.
+        with ``scales="fit"`` scales too; with matrices these, and signs. A block of matrices is NaN where it is
+        degenerate, as in ``Canonical``.
     reference
-        tensor name to (1 or K, *shape), the reference in the gauge: what the weights are close to.
+        tensor name to (1 or K, *shape), the reference in the gauge, with balanced blocks where the table has matrices:
+        what the weights are close to.
     value
         (K,) float64, ``<A, g B>`` over all floating tensors but running statistics.
     bound
         (K,) what the value is at most for any permutations; not reached by networks that are not copies, as a rule; NaN
-        where scales are fitted.
+        where scales are fitted. With matrices the sum of the products of the tensors' norms.
     distance
         (K,) ``||A - g B||`` over the same tensors.
     sweeps
@@ -101,6 +107,12 @@ def align(
     slices of the weights give. For a Gaussian architecture (``gaussian-<name>``) the distance is the 2-Wasserstein
     distance of the posteriors, which arXiv 2310.10171 aligns by.
 
+    Where the table has matrices, the blocks of both are balanced first, so that queries and keys, values and outputs
+    have equal Gram matrices on both sides. What is left of their matrices is orthogonal, and found by the Procrustes
+    solution for each pair of heads, inside an assignment of heads; the basis of a stream that RMSNorm or LayerNorm
+    reads likewise, complex numbers by their phases, and signs of channels that may change them
+    (ckptzoo/symmetry/alignment/matrix_matching.py).
+
     Parameters
     ----------
     weights
@@ -136,7 +148,8 @@ def align(
     UnknownNameError
         No such method, gauge, rule for scales or start.
     SymmetryError
-        Scales are to be fitted to activations.
+        Scales are to be fitted to activations, or the table has matrices and scales or activations are to be fitted;
+        gains are not 1 where a stream has orthogonal matrices.
         The weights, the reference or the activations do not fit the table, no table is known, or the reference is not
         finite or cannot be brought into the gauge.
     MissingExtraError
@@ -146,7 +159,8 @@ def align(
     -----
     Exact for one group alone, such as that of a network with one hidden layer, and where each block of wreath groups
     has at most one group with several channels, as in OptuNet; a local optimum else, and NP-hard. Each sweep costs one
-    product of matrices a tensor axis and one assignment, O(n^3), a group. A network's result does not depend on the
+    product of matrices a tensor axis and one assignment, O(n^3), a group; with matrices a singular value decomposition
+    for each pair of blocks. The distance never rises in a step. A network's result does not depend on the
     others. Tested in tests/symmetry/alignment and tests/laws/test_alignment.py.
 
     Examples
@@ -168,6 +182,11 @@ def align(
         raise SymmetryError(
             f"align: scales 'fit': expected method 'weights', got {method!r}. Activations say nothing about scales."
         )
+    table = table_of(arch)
+    if mixes(table) and (scales == "fit" or method == "activations"):
+        option = "scales 'fit'" if scales == "fit" else "method 'activations'"
+        step = "Align by weights at fixed scales, or by the permutations alone: ckptzoo.symmetry.monomial(table)."
+        raise SymmetryError(Problem("align", option, "a table without matrices", "one with matrices", step))
     if (method == "activations") != (activations is not None):
         got = "none" if activations is None else f"some for method {method!r}"
         raise SymmetryError(
@@ -176,7 +195,6 @@ def align(
         )
     if gauge is not None:
         gauge_named(gauge)
-    table = table_of(arch)
     arrays, K = stack_of(weights, table)
     fits(arrays, table, arch)
     target = _reference(reference, arrays, K, table)
@@ -189,8 +207,14 @@ def align(
         if not made.report.gauged.all():
             raise _refused("weights", f"those of a network that the gauge {gauge!r} can hold", "others")
         target, target_element = stack_of(made.weights, table)[0], made.element
+    if mixes(table):
+        arrays, balancing = _balanced(arrays, table, usable)
+        element = balancing.compose(element)
+        target, _ = _balanced(target, table, np.ones(len(next(iter(target.values()))), bool))
     compared = comparable(arrays, table)
-    ours, theirs = ({name: _matched_dtype(given[name]) for name in compared} for given in (arrays, target))
+    # matrices are orthogonal to the rounding of float64
+    matched_dtype = _double if mixes(table) else _matched_dtype
+    ours, theirs = ({name: matched_dtype(given[name]) for name in compared} for given in (arrays, target))
     if scales == "fit":
         matched, known = _fit(arrays, target, table, np.flatnonzero(usable), threads or os.cpu_count() or 1, start)
         usable &= known
@@ -204,7 +228,14 @@ def align(
     if scales == "fit":
         # the gauge's variances were rounded
         element = not_below(element, least_scales(stack_of(weights, table)[0], table))
-    placed = apply(element, weights, table, threads=threads)
+    if mixes(table):
+        # not from the raw weights: of blocks whose rank is short they are limits, that no element leads to
+        placed = apply(matched.element, arrays, table, threads=threads)
+        for name, array in placed.items():
+            array[~usable] = arrays[name][~usable]
+        placed = {name: beside(array, as_array(weights[name])) for name, array in placed.items()}
+    else:
+        placed = apply(element, weights, table, threads=threads)
     value, square = np.zeros(K), np.zeros(K)
     with np.errstate(all="ignore"):  # of networks that are not finite
         for name in compared:
@@ -231,13 +262,15 @@ def _match(ours: Arrays, theirs: Arrays, table: Symmetry, rows: NDArray[np.int64
     """Match some rows, in pieces; the others keep the identity."""
     K = len(next(iter(ours.values())))
     found = Matched(GroupElement.identity(table, K), np.zeros(K), np.zeros(K, np.int64), np.zeros(K, np.int64))
-    shared = Matcher(theirs, table) if len(next(iter(theirs.values()))) == 1 else None
+    make = MatrixMatcher if mixes(table) else Matcher
+    shared = make(theirs, table) if len(next(iter(theirs.values()))) == 1 else None
 
     def match(some: NDArray[np.int64]) -> None:
-        matcher = shared or Matcher(take_rows(theirs, some), table)
+        matcher = shared or make(take_rows(theirs, some), table)
         made = matcher.match(take_rows(ours, some), start=start)
-        for name, perm in made.element.perms.items():
-            found.element.perms[name][some] = perm
+        for kind in ("perms", "scales", "matrices"):
+            for name, value in getattr(made.element, kind).items():
+                getattr(found.element, kind)[name][some] = value
         found.bound[some], found.sweeps[some], found.ties[some] = made.bound, made.sweeps, made.ties
 
     with ThreadPoolExecutor(threads) as pool:
@@ -278,6 +311,29 @@ def _fit(
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(fit, pieces(rows, arrays, threads, _SMALL)))
     return found, known
+
+
+def _balanced(
+    arrays: Arrays, table: Symmetry, usable: NDArray[np.bool_]
+) -> tuple[dict[str, NDArray[Any]], GroupElement]:
+    """Networks with balanced blocks, at least float32, and the elements that lead there.
+
+    Raises
+    ------
+    SymmetryError
+        Gains are not 1 where a stream has orthogonal matrices.
+    """
+    made = {name: array.astype(stored_dtype(array.dtype), order="C") for name, array in arrays.items()}
+    rows, element = np.flatnonzero(usable), GroupElement.identity(table, len(usable))
+    if len(rows):
+        some = {name: array[rows] for name, array in made.items()}
+        unit_gains(some, table, set(element.matrices))
+        found = balance_blocks(some, table)
+        for name, array in some.items():
+            made[name][rows] = array
+        for name, matrix in found.matrices.items():
+            element.matrices[name][rows] = matrix
+    return made, element
 
 
 def _double(array: NDArray[Any]) -> NDArray[Any]:

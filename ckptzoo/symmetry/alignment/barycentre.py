@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.errors import SymmetryError
+from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.alignment.align import comparable
@@ -15,6 +15,7 @@ from ckptzoo.symmetry.alignment.joint_groups import Arrays
 from ckptzoo.symmetry.alignment.matching import Matcher, products
 from ckptzoo.symmetry.arrays import stack_of, stored_dtype
 from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.matrices.tables import mixes
 from ckptzoo.symmetry.tables import Arch, finite, fits, table_of
 
 BLOCKS = 64
@@ -71,7 +72,7 @@ def barycentre(batches: Batches, arch: Arch) -> Barycentre:
     Raises
     ------
     SymmetryError
-        There are fewer than two finite networks, they do not fit the table, or no table is known.
+        There are fewer than two finite networks, they do not fit the table, it has matrices, or no table is known.
 
     Notes
     -----
@@ -94,6 +95,9 @@ def barycentre(batches: Batches, arch: Arch) -> Barycentre:
     0.0
     """
     table = table_of(arch)
+    if mixes(table):
+        step = "Average by the permutations alone: ckptzoo.symmetry.monomial(table), or align all with one of them."
+        raise SymmetryError(Problem("barycentre", "symmetry table", "one without matrices", "one with matrices", step))
     state = _Sum(table)
     for arrays, usable in _read(batches, table, arch):
         state.begin(arrays, usable)

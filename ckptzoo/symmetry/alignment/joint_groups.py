@@ -11,7 +11,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Symmetry, Wreath
+from ckptzoo.errors import Problem, SymmetryError
+from ckptzoo.schema.symmetry import MATRICES, AxisAction, Fixed, Group, Symmetry, Wreath
 from ckptzoo.symmetry.action import transform
 from ckptzoo.symmetry.arrays import by_channel, positions
 from ckptzoo.symmetry.element import GroupElement
@@ -132,12 +133,24 @@ class JointGroups:
 
 
 def joint_groups_of(symmetry: Symmetry, tensors: Collection[str]) -> tuple[JointGroups, ...]:
-    """The joint groups of a table that permute some of these tensors, in its order."""
+    """The joint groups of a table that permute some of these tensors, in its order.
+
+    Raises
+    ------
+    SymmetryError
+        A group permutes positions inside the channels of another one.
+    """
+    for action in symmetry.actions:
+        for segment in action.segments:
+            if segment.within is not None:
+                expected = "groups that permute no positions inside the channels of another one"
+                step = "Leave the groups out of the table whose channels have others inside."
+                raise SymmetryError(Problem("alignment", f"group {segment.within!r}", expected, "one", step))
     together: dict[str, list[Group]] = {}
     for group in leaders(symmetry):
         if isinstance(group.perm, Wreath):
             together.setdefault(f"*{group.perm.outer}", []).append(group)
-        elif not isinstance(group.perm, Fixed) and group.n > 1:
+        elif group.scale in MATRICES or (not isinstance(group.perm, Fixed) and group.n > 1):
             together[group.id] = [group]
     found = (_joint(groups, symmetry, tensors) for groups in together.values())
     return tuple(joint for joint in found if joint.tensors)

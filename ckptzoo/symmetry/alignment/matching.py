@@ -208,7 +208,7 @@ class Matcher:
             if most is not gains and bounding[number]:
                 most[view.leader] += gain
             # sums along the last axis are taken in one order for all channels, so that equal slices have equal keys
-            keys[view.leader] += (ours * _weights_of(number, ours.shape[2])).sum(axis=2, dtype=np.float64)
+            keys[view.leader] += (ours * weights_of(number, ours.shape[2])).sum(axis=2, dtype=np.float64)
         found, bound, _ = assign_jointly(joint, gains, (), None)
         if most is not gains:
             _, bound, _ = assign_jointly(joint, most, (), None)
@@ -257,11 +257,11 @@ def count_ties(joint: JointGroups, keys: Mapping[str, NDArray[np.float64]]) -> N
         if name not in kept:
             ordered = np.sort(ordered, axis=2)
             ties = ties + (np.diff(ordered, axis=2) == 0).sum(axis=(1, 2))
-        blocks = blocks + (ordered * _weights_of(number, ordered.shape[2])).sum(axis=2)
+        blocks = blocks + (ordered * weights_of(number, ordered.shape[2])).sum(axis=2)
     return ties + (np.diff(np.sort(blocks, axis=1), axis=1) == 0).sum(axis=1)
 
 
-def _weights_of(number: int, count: int) -> NDArray[np.float64]:
+def weights_of(number: int, count: int) -> NDArray[np.float64]:
     """Random weights of features, always the same."""
     return np.random.default_rng(np.random.SeedSequence(0, spawn_key=(number,))).uniform(0.5, 1.5, count)
 

@@ -7,12 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.errors import SymmetryError
+from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.symmetry.alignment.align import comparable
 from ckptzoo.symmetry.alignment.blocks import greatest_jointly
 from ckptzoo.symmetry.alignment.joint_groups import Arrays, JointGroups, joint_groups_of
 from ckptzoo.symmetry.alignment.matching import products
 from ckptzoo.symmetry.arrays import Stacked, stack_of
+from ckptzoo.symmetry.matrices.tables import mixes
 from ckptzoo.symmetry.tables import Arch, finite, fits, table_of
 
 _TILE_BYTES = 8 * 2**20
@@ -44,7 +45,8 @@ def pair_distances(weights: Stacked, arch: Arch, *, threads: int | None = None) 
     Raises
     ------
     SymmetryError
-        Groups of channels meet in a tensor: align the pairs that matter with ``align``. Or the weights do not fit.
+        Groups of channels meet in a tensor, or the table has matrices: align the pairs that matter with ``align``. Or
+        the weights do not fit.
     MissingExtraError
         scipy is not installed, and a group has more than 5 channels.
 
@@ -63,6 +65,9 @@ def pair_distances(weights: Stacked, arch: Arch, *, threads: int | None = None) 
     ((3, 3), True)
     """
     table = table_of(arch)
+    if mixes(table):
+        step = "Align the pairs that matter, or compare by permutations: ckptzoo.symmetry.monomial(table)."
+        raise SymmetryError(Problem("pairs", "symmetry table", "one without matrices", "one with matrices", step))
     given, K = stack_of(weights, table)
     fits(given, table, arch)
     names = comparable(given, table)

@@ -125,7 +125,7 @@ class _Assembly:
         """The action that writes scaled channels and the one that reads them."""
         by_exponent: dict[int, list[AxisAction]] = {1: [], -1: [], 2: [], 0: []}
         for action in self._symmetry.actions_on(name):
-            if any(segment.group in self._numbers for segment in action.segments):
+            if action.listed_groups & self._numbers.keys():
                 for part in action.parts:  # two where one axis both writes and reads channels
                     by_exponent[part.exponent].append(part)
         both = any(len(action.parts) > 1 for action in self._symmetry.actions_on(name))

@@ -31,9 +31,12 @@ from ckptzoo.errors import Problem, SymmetryError, UnknownNameError
 from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Segment, Symmetry
 from ckptzoo.symmetry.arrays import is_float, positions, stored_dtype
 from ckptzoo.symmetry.mass.assembly import build_network
+from ckptzoo.symmetry.mass.blocks import find_blocks, taking_turns
 from ckptzoo.symmetry.mass.certificate import certify, total_masses
 from ckptzoo.symmetry.mass.network import Network
+from ckptzoo.symmetry.mass.packing import unpacked
 from ckptzoo.symmetry.mass.solver import Balanced, balance
+from ckptzoo.symmetry.matrices.tables import mixes
 from ckptzoo.symmetry.moments import Moments
 from ckptzoo.symmetry.scales import Scales, solve
 
@@ -82,7 +85,7 @@ class Formulation:
             No such formulation.
         SymmetryError
             ``volume``: other tensors than BatchNorms read what a filter writes. ``eval_chain``: a running variance has
-            several gains in its module.
+            several gains in its module. Another than ``pinned``: the table has matrices.
         """
         if name not in FORMULATIONS:
             raise UnknownNameError("ckptzoo.symmetry", "formulation", name, FORMULATIONS)
@@ -94,6 +97,9 @@ class Formulation:
             return cls(name, symmetry, unsigned)
         if name == PINNED:
             return cls(name, symmetry, _without_scales(unsigned, normalised))
+        if mixes(symmetry):
+            step = "Use the formulation 'pinned'."
+            raise SymmetryError(Problem(name, "symmetry table", "one without matrices", "one with matrices", step))
         if name == VOLUME:
             return cls(name, symmetry, unsigned, layers=_volume_layers(unsigned, variances, normalised))
         table, gains = _eval_chain(unsigned, variances, normalised, shapes)
@@ -196,8 +202,16 @@ def _eval_chain(
             gains[beside[0].tensor] = beside[0], variance
         else:
             without_gain |= {segment.group for segment in variance.segments} & normalised
+    # groups inside whose channels others act, and those, keep their blocks, which say where
+    nested = {
+        name for act in symmetry.actions for item in act.segments if item.within for name in (item.group, item.within)
+    }
     groups = tuple(
-        replace(group, perm=Fixed(), scale="none" if group.id in without_gain else group.scale)
+        replace(
+            group,
+            perm=group.perm if group.id in nested else Fixed(),
+            scale="none" if group.id in without_gain else group.scale,
+        )
         for group in symmetry.groups
     )
     kept = [action for action in symmetry.actions if action not in variances]
@@ -207,7 +221,7 @@ def _eval_chain(
         segments, spare = _full_axis(variance.segments, f"{name}:rest", shapes[name][0])
         chains.append(AxisAction(name, 1, segments, -1, True, "in", blocks=shapes[name][0]))
         rest += [Group(f"{name}:rest", spare, Fixed(), "none")] if spare else []
-    used = {segment.group for action in (*kept, *chains) for segment in action.segments}
+    used = {name for action in (*kept, *chains) for name in action.listed_groups}
     groups = (*(group for group in groups if group.id in used), *rest)
     return Symmetry(groups, (*kept, *chains)), tuple(gains)
 
@@ -269,7 +283,7 @@ def find_scales(arrays: dict[str, np.ndarray], formulation: Formulation, engine:
     Tested in tests/laws/test_mass.py.
     """
     table = formulation.table
-    network = build_network(Moments(arrays, table), formulation.least_log_scales(arrays))
+    network = build_network(Moments(*unpacked(arrays, table)), formulation.least_log_scales(arrays))
     K = len(network.source)
     balanced = engine(network, _precision(arrays, formulation))
     before = total_masses(network, np.zeros_like(balanced.log_scales))
@@ -306,7 +320,14 @@ def least_mass_scales(moments: Moments) -> Scales:
     Dropped channels count as dead.
     """
     shapes = {name: array.shape[1:] for name, array in moments.arrays.items()}
-    solution = find_scales(dict(moments.arrays), Formulation.of(PINNED, moments.symmetry, shapes))
+    problem = Formulation.of(PINNED, moments.symmetry, shapes)
+    if taking_turns(problem.table):
+        found = find_blocks(moments.arrays, problem.table, balance)
+        unit = {group.id: np.ones((moments.K, group.n)) for group in moments.symmetry.groups if group.scaled}
+        unsolved = ~(found.gap <= CERTIFIED) | found.unsigned
+        clamped = np.zeros(moments.K, np.int64)
+        return Scales({**unit, **found.element.scales}, found.dropped, clamped, found.unsigned, unsolved)
+    solution = find_scales(dict(moments.arrays), problem)
     unsolved = ~(solution.gap <= CERTIFIED) | solution.unsigned
     return Scales(solution.scales, solution.dropped, np.zeros(moments.K, np.int64), solution.unsigned, unsolved)
 

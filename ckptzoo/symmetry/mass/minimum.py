@@ -1,19 +1,22 @@
 """``min_mass``: the representative of least mass of every checkpoint's orbit under scalings."""
 
 import os
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from ckptzoo.errors import UnknownNameError
+from ckptzoo.errors import Problem, SymmetryError, UnknownNameError
 from ckptzoo.symmetry.action import apply
-from ckptzoo.symmetry.arrays import Stacked, as_array, stack_of
+from ckptzoo.symmetry.arrays import Stacked, as_array, beside, stack_of, stored_dtype
 from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.mass.blocks import find_blocks, taking_turns
 from ckptzoo.symmetry.mass.convex import balance_by_cvxpy
 from ckptzoo.symmetry.mass.formulations import PINNED, Engine, Formulation, LeastMassScales, find_scales
 from ckptzoo.symmetry.mass.solver import balance
+from ckptzoo.symmetry.matrices.tables import among
 from ckptzoo.symmetry.tables import Arch, finite, fits, pieces, table_of, take_rows
 
 ENGINES: dict[str, Engine] = {"newton": balance, "cvxpy": balance_by_cvxpy}
@@ -45,6 +48,9 @@ class MinMass:
         (K,) int64, of the engine; 0 where the solution is in closed form or the weights had it already.
     formulation
         which scales are free in front of BatchNorms.
+    matrices
+        group id to (K, blocks, k, k) or (K, n, 2) float64, for the groups of the table with invertible matrices or
+        complex numbers: part of the group element. NaN in blocks of lower rank, where the weights are a limit.
 
     Notes
     -----
@@ -61,6 +67,7 @@ class MinMass:
     degenerate: np.ndarray
     iterations: np.ndarray
     formulation: str
+    matrices: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def min_mass(
@@ -74,7 +81,9 @@ def min_mass(
     """Scale K stacked networks to the least sum of squared weights, without a change of their functions.
 
     ``min over u of sum of m_e exp(2 (u_head - u_tail))``, arXiv 2310.08287, section 3.3, with m the squared weights
-    between two channels and u the log-scales of hidden channels; biases are left out. How it is solved is in
+    between two channels and u the log-scales of hidden channels; biases are left out. Blocks of invertible matrices, of
+    least mass ``2 |A^T B|_*`` each, complex numbers, and scales whose inverse is another weight's, take turns with the
+    others (ckptzoo/symmetry/mass/blocks.py). How it is solved is in
     ckptzoo/symmetry/mass/solver.py, the bound in certificate.py, the scales in front of BatchNorms in formulations.py.
 
     Parameters
@@ -99,7 +108,7 @@ def min_mass(
         No such formulation or engine.
     SymmetryError
         The weights do not fit the table, it has no group, or no table is known; a tensor has two axes that write
-        channels, or two that read them; the formulation does not cover what is around a BatchNorm.
+        channels, or two that read them; the formulation does not cover what is around a BatchNorm, or blocks.
     MissingExtraError
         ``engine="cvxpy"`` without cvxpy.
 
@@ -116,6 +125,8 @@ def min_mass(
     fits(arrays, symmetry, arch)
     problem = Formulation.of(formulation, symmetry, {name: array.shape[1:] for name, array in arrays.items()})
     arrays_in_table = problem.to_table(arrays)
+    if taking_turns(problem.table):
+        return _in_turns(weights, arrays, arrays_in_table, problem, ENGINES[engine], threads)
     result = _blank(problem, K)
 
     def solve_rows(rows: np.ndarray) -> None:
@@ -139,6 +150,46 @@ def min_mass(
             scaled = _applied(result.scales, weights, problem, threads)
     figures = result.mass_before, result.mass_after, result.gap, result.imbalance, result.dropped, result.iterations
     return MinMass(scaled, result.scales, *figures, formulation)
+
+
+def _in_turns(
+    weights: Stacked,
+    arrays: Mapping[str, np.ndarray],
+    arrays_in_table: Mapping[str, np.ndarray],
+    problem: Formulation,
+    engine: Engine,
+    threads: int | None,
+) -> MinMass:
+    """The same where blocks and scales take turns."""
+    if problem.layers:
+        step = "Use the formulation 'pinned'."
+        raise SymmetryError(Problem(problem.name, "scales", "those of one network of flows", "two inverses", step))
+    K = len(next(iter(arrays.values())))
+    blank = _blank(problem, K)
+    made = {name: array.astype(stored_dtype(array.dtype)) for name, array in arrays_in_table.items()}
+    identity = GroupElement.identity(among(problem.symmetry, keep=("linear", "complex")), K)
+
+    def solve_rows(rows: np.ndarray) -> None:
+        with np.errstate(all="ignore"):
+            found = find_blocks(take_rows(arrays_in_table, rows), problem.table, engine)
+        usable = finite(found.weights, len(rows))
+        for name, array in found.weights.items():
+            made[name][rows[usable]] = array[usable]
+        for name, value in {**identity.scales, **identity.matrices}.items():
+            given = found.element.scales.get(name, found.element.matrices.get(name))
+            if given is not None:
+                value[rows[usable]] = given[usable]
+        for name in ("mass_before", "mass_after", "gap", "imbalance", "dropped", "iterations"):
+            getattr(blank, name)[rows[usable]] = getattr(found, name)[usable]
+
+    count = threads or os.cpu_count() or 1
+    rows = np.flatnonzero(finite(arrays, K))
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(solve_rows, pieces(rows, arrays, count)))
+    placed = {name: beside(array, as_array(weights[name])) for name, array in problem.from_table(made).items()}
+    figures = blank.mass_before, blank.mass_after, blank.gap, blank.imbalance, blank.dropped, blank.iterations
+    scales = {group.id: identity.scales[group.id] for group in problem.symmetry.groups if group.scaled}
+    return MinMass(placed, scales, *figures, problem.name, dict(identity.matrices))
 
 
 def _blank(problem: Formulation, K: int) -> LeastMassScales:

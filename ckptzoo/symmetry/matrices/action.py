@@ -58,43 +58,67 @@ def mixed_channels(actions: Sequence[AxisAction], symmetry: Symmetry) -> list[Mi
     for action in actions:
         parts: dict[tuple[str, bool], list[np.ndarray]] = {}
         for listing in listings(action, symmetry):
-            owner = matrices_of(symmetry, listing.group)
+            name, places = listing.group, listing.places
+            if listing.inside is not None:  # a group with matrices acts inside the channels of one without
+                name, channels = listing.inside
+                order = np.argsort(channels, axis=None, kind="stable")
+                places = places.ravel()[order].reshape(symmetry[name].n, -1)
+            owner = matrices_of(symmetry, name)
             if owner is None or action.role == "gain":
                 continue
-            inverted = (action.exponent == -1) != listing.inverted
+            inverted = (action.exponent == -1) != listing.inverse
             group = symmetry[owner]
             if group.scale == "complex":
                 if listing.part is None:
-                    pairs = listing.places.reshape(group.n, -1, 2).swapaxes(1, 2)
+                    pairs = places.reshape(group.n, -1, 2).swapaxes(1, 2)
                     found.append(MixedChannels(owner, action.axis, inverted, pairs))
                 else:
                     parts.setdefault((owner, inverted), [np.zeros((0, 0)), np.zeros((0, 0))])
                     sides = parts[owner, inverted]
                     side = sides[listing.part]
-                    sides[listing.part] = (
-                        np.concatenate([side, listing.places], axis=1) if side.size else listing.places
-                    )
+                    sides[listing.part] = np.concatenate([side, places], axis=1) if side.size else places
                 continue
             shape = group.matrix_shape
             assert shape is not None
-            found.append(MixedChannels(owner, action.axis, inverted, listing.places.reshape(*shape[:2], -1)))
+            found.append(MixedChannels(owner, action.axis, inverted, places.reshape(*shape[:2], -1)))
         for (owner, inverted), sides in parts.items():
             found.append(MixedChannels(owner, action.axis, inverted, np.stack(sides, axis=1)))
     return found
 
 
-def gains_at_one(symmetry: Symmetry) -> dict[str, list[tuple[str, np.ndarray]]]:
-    """The gains that must be 1, as orthogonal matrices mix what they multiply.
+@dataclass(frozen=True, eq=False)
+class Gain:
+    """The gains of a group's channels, one for each.
 
-    By tensor, for each group of channels its id and their positions (n,).
+    Parameters
+    ----------
+    group
+        the group's id.
+    tensor, axis
+        where they are; the tensor's other axes are of size 1.
+    places
+        positions (n,).
     """
-    found: dict[str, list[tuple[str, np.ndarray]]] = {}
-    for action in symmetry.actions:
-        if action.role == "gain":
-            for listing in listings(action, symmetry):
-                if matrices_of(symmetry, listing.group) is not None:
-                    found.setdefault(action.tensor, []).append((listing.group, listing.places[:, 0]))
-    return found
+
+    group: str
+    tensor: str
+    axis: int
+    places: np.ndarray
+
+    def of(self, weights: Mapping[str, Any]) -> np.ndarray:
+        """The gains of K checkpoints, a view (K, n, 1, ...)."""
+        return np.moveaxis(to_numpy(weights[self.tensor]), self.axis + 1, 1)[:, self.places]
+
+
+def gains_at_one(symmetry: Symmetry) -> list[Gain]:
+    """The gains that must be 1, as orthogonal matrices mix what they multiply."""
+    return [
+        Gain(listing.group, action.tensor, action.axis, listing.places[:, 0])
+        for action in symmetry.actions
+        if action.role == "gain"
+        for listing in listings(action, symmetry)
+        if matrices_of(symmetry, listing.group) is not None
+    ]
 
 
 def with_unit_gains(weights: Mapping[str, np.ndarray], symmetry: Symmetry) -> dict[str, np.ndarray]:
@@ -115,47 +139,44 @@ def with_unit_gains(weights: Mapping[str, np.ndarray], symmetry: Symmetry) -> di
     dict[str, np.ndarray]
         new arrays for what changes, rounded once from float64; the others as they are.
     """
-    gains: dict[str, np.ndarray] = {}
-    for tensor, listed in gains_at_one(symmetry).items():
-        for group, places in listed:
-            gains[group] = weights[tensor][:, places].astype(np.float64)
+    found = gains_at_one(symmetry)
+    gains = {gain.group: gain.of(weights).reshape(-1, len(gain.places)).astype(np.float64) for gain in found}
     usable = dict.fromkeys(gains, np.ones(len(next(iter(weights.values()))), bool))
-    factors: list[tuple[str, int, np.ndarray, str, int]] = []
+    factors: dict[str, list[tuple[int, np.ndarray, str, int]]] = {}
     for action in symmetry.actions:
         for listing in listings(action, symmetry):
             if listing.group in gains:
-                exponent = -action.exponent if listing.inverted else action.exponent
-                factors.append((action.tensor, action.axis, listing.places, listing.group, exponent))
+                exponent = -action.exponent if listing.inverse else action.exponent
+                if (gains[listing.group] != 1).any():
+                    factor = (action.axis, listing.places, listing.group, exponent)
+                    factors.setdefault(action.tensor, []).append(factor)
                 if exponent == 1 and action.role != "gain":
                     moved = np.moveaxis(weights[action.tensor], action.axis + 1, 1)[:, listing.places]
                     lost = (moved != 0).reshape(*moved.shape[:2], -1).any(axis=2) & (gains[listing.group] == 0)
                     usable[listing.group] = usable[listing.group] & ~lost.any(axis=1)
     made = dict(weights)
-    wide: dict[str, np.ndarray] = {}
-    for tensor, axis, places, group, exponent in factors:
-        if (gains[group] == 1).all():
+    for tensor, acting in factors.items():
+        if all((gains[group] == 1).all() for _, _, group, _ in acting):
             continue
-        if tensor not in wide:
-            wide[tensor] = made[tensor].astype(np.float64)
-        gain = np.where(
-            usable[group][:, None] & (gains[group] != 0) if exponent == 1 else usable[group][:, None], gains[group], 1
-        )
-        view = np.moveaxis(wide[tensor], axis + 1, 1)
-        factor = gain.reshape(*gain.shape, *[1] * (view.ndim - 1))
-        view[:, places] = view[:, places] / factor if exponent == 1 else view[:, places] * factor
-    for tensor, listed in gains_at_one(symmetry).items():
-        for group, places in listed:
-            if tensor in wide:
-                wide[tensor][np.ix_(usable[group], places)] = 1
-    return made | {name: value.astype(stored_dtype(weights[name].dtype)) for name, value in wide.items()}
+        wide = weights[tensor].astype(np.float64)
+        for axis, places, group, exponent in acting:
+            used = usable[group][:, None] & (gains[group] != 0) if exponent == 1 else usable[group][:, None]
+            factor = np.where(used, gains[group], 1)
+            view = np.moveaxis(wide, axis + 1, 1)
+            factor = factor.reshape(*factor.shape, *[1] * (view.ndim - 1))
+            view[:, places] = view[:, places] / factor if exponent == 1 else view[:, places] * factor
+        for gain in found:
+            if gain.tensor == tensor:
+                np.moveaxis(wide, gain.axis + 1, 1)[np.ix_(usable[gain.group], gain.places)] = 1
+        made[tensor] = wide.astype(stored_dtype(weights[tensor].dtype))
+    return made
 
 
 def have_unit_gains(weights: Mapping[str, np.ndarray], symmetry: Symmetry) -> np.ndarray:
     """Which checkpoints (K,) have gains of 1 wherever orthogonal matrices need it."""
     found = np.ones(len(next(iter(weights.values()))), bool)
-    for name, listed in gains_at_one(symmetry).items():
-        for _, places in listed:
-            found &= (weights[name][:, places] == 1).all(axis=1)
+    for gain in gains_at_one(symmetry):
+        found &= (gain.of(weights).reshape(len(found), -1) == 1).all(axis=1)
     return found
 
 
@@ -172,17 +193,16 @@ def unit_gains(weights: Mapping[str, Any], symmetry: Symmetry, acting: set[str])
     SymmetryError
         A gain is another number.
     """
-    for name, listed in gains_at_one(symmetry).items():
-        gains = to_numpy(weights[name])
-        precision = float(np.finfo(gains.dtype).eps) if gains.dtype.kind == "f" else 2.0**-7
-        for group, places in listed:
-            off = float(np.abs(gains[:, places].astype(np.float64) - 1).max(initial=0))
-            if matrices_of(symmetry, group) in acting and not off <= UNIT * precision:
-                raise SymmetryError(
-                    f"weights: tensor {name!r}: expected gains of 1, as orthogonal matrices mix the channels that it "
-                    f"multiplies, got one that differs by {off:.3g}. Bring the gains to 1 first: "
-                    "ckptzoo.symmetry.fold(weights, table)."
-                )
+    for gain in gains_at_one(symmetry):
+        values = gain.of(weights)
+        precision = float(np.finfo(values.dtype).eps) if values.dtype.kind == "f" else 2.0**-7
+        off = float(np.abs(values.astype(np.float64) - 1).max(initial=0))
+        if matrices_of(symmetry, gain.group) in acting and not off <= UNIT * precision:
+            raise SymmetryError(
+                f"weights: tensor {gain.tensor!r}: expected gains of 1, as orthogonal matrices mix the channels that "
+                f"it multiplies, got one that differs by {off:.3g}. Bring the gains to 1 first: "
+                "ckptzoo.symmetry.fold(weights, table)."
+            )
 
 
 def multiply(work: Any, channels: Sequence[MixedChannels], matrices: Mapping[str, Any]) -> None:

@@ -16,10 +16,10 @@ import numpy as np
 from ckptzoo.schema.symmetry import MATRICES, Fixed, Group, Symmetry
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.arrays import is_float
-from ckptzoo.symmetry.element import GroupElement, mean_basis
+from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.invariants import Invariants, describe_blocks
 from ckptzoo.symmetry.matrices.action import mixed_channels, multiply
-from ckptzoo.symmetry.matrices.gauge import joined
+from ckptzoo.symmetry.matrices.gauge import joined_rows
 from ckptzoo.symmetry.matrices.invariants import MatrixInvariants, matrix_invariants, tensor_sizes
 from ckptzoo.symmetry.matrices.procrustes import procrustes
 from ckptzoo.symmetry.ordering import leaders, shape_of
@@ -213,7 +213,9 @@ def _turned(first: Arrays, moved: dict[str, np.ndarray], sizes: Arrays, symmetry
 
 def _turn(first: Arrays, moved: dict[str, np.ndarray], group: Group, symmetry: Symmetry) -> None:
     """Turn the channels of one group to where they are closest to the first, all others as they are."""
-    sides = [[joined(arrays, group, symmetry, inverted=side) for side in (False, True)] for arrays in (first, moved)]
+    sides = [
+        [joined_rows(arrays, group, symmetry, inverted=side) for side in (False, True)] for arrays in (first, moved)
+    ]
     _multiply(moved, group, _closest(group, *sides), symmetry)
 
 
@@ -228,13 +230,8 @@ def _closest(group: Group, first: Sequence[np.ndarray], other: Sequence[np.ndarr
         phases = np.ones(sizes.shape, np.complex128)
         np.divide(products, sizes, out=phases, where=sizes > 0)
         return np.stack([phases.real, phases.imag], axis=-1)
-    if group.scale != "orthogonal_mean":
-        return procrustes(first[0], first[1], other[0], other[1])[0]
-    basis = mean_basis(group.n)
-    inner, _ = procrustes(*(basis[1:] @ side for side in (*first, *other)))
-    turn = np.broadcast_to(np.eye(len(basis)), (*inner.shape[:-2], len(basis), len(basis))).copy()
-    turn[..., 1:, 1:] = inner
-    return basis.T @ turn @ basis
+    products = sum(one @ two.swapaxes(-1, -2) for one, two in zip(first, other, strict=True))
+    return procrustes(np.asarray(products), mean=group.scale == "orthogonal_mean")
 
 
 def _multiply(moved: dict[str, np.ndarray], group: Group, turn: np.ndarray, symmetry: Symmetry) -> None:

@@ -31,7 +31,7 @@ from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.matrices.action import MixedChannels, mixed_channels, multiply
 from ckptzoo.symmetry.matrices.balance import Balance, balance, resolve_equal
 from ckptzoo.symmetry.matrices.complex_pairs import balance_complex
-from ckptzoo.symmetry.matrices.stream import settle_signs, stream_axes
+from ckptzoo.symmetry.matrices.stream import StreamAxes, settle_signs, stream_axes
 from ckptzoo.symmetry.matrices.tables import unmixed
 from ckptzoo.symmetry.moments import Moments
 from ckptzoo.symmetry.scales import solve
@@ -166,7 +166,7 @@ def _whitened(arrays: Arrays, groups: list[Group], symmetry: Symmetry) -> dict[s
     """The weights with orthonormal rows in what writes these groups."""
     made = dict(arrays)
     for group in groups:
-        written = joined(made, group, symmetry, inverted=False)
+        written = joined_rows(made, group, symmetry, inverted=False)
         gram = written @ written.swapaxes(-1, -2)
         values, vectors = np.linalg.eigh(gram)
         usable = values > values[..., -1:] * 1e-20
@@ -179,11 +179,11 @@ def _whitened(arrays: Arrays, groups: list[Group], symmetry: Symmetry) -> dict[s
 
 def _balance(arrays: dict[str, NDArray[Any]], group: Group, symmetry: Symmetry, found: Settled) -> Balance:
     precision = _precision(arrays, group, symmetry)
-    written, read = (joined(arrays, group, symmetry, inverted=side) for side in (False, True))
+    written, read = (joined_rows(arrays, group, symmetry, inverted=side) for side in (False, True))
     made = balance(written, read, precision)
     short = (made.degenerate > 0).any(axis=1)
     if short.any():  # biases may reach where the weights do not
-        wide = [joined(arrays, group, symmetry, inverted=side, biases=True)[short] for side in (False, True)]
+        wide = [joined_rows(arrays, group, symmetry, inverted=side, biases=True)[short] for side in (False, True)]
         again = balance(wide[0], wide[1], precision)
         for name in ("left", "right", "values", "rank", "margin", "degenerate", "unresolved"):
             getattr(made, name)[short] = getattr(again, name)
@@ -195,7 +195,7 @@ def _balance(arrays: dict[str, NDArray[Any]], group: Group, symmetry: Symmetry, 
 
 def _resolve(arrays: dict[str, NDArray[Any]], group: Group, made: Balance, symmetry: Symmetry, found: Settled) -> None:
     """Settle the rows of equal singular values, once streams have their basis."""
-    written, read = (joined(arrays, group, symmetry, inverted=side) for side in (False, True))
+    written, read = (joined_rows(arrays, group, symmetry, inverted=side) for side in (False, True))
     turns, unresolved = resolve_equal(written, read, made.values, _precision(arrays, group, symmetry))
     _note(found, made.margin, np.zeros(made.margin.shape, np.int64), unresolved)
     if (turns != np.eye(turns.shape[-1])).any():
@@ -205,7 +205,7 @@ def _resolve(arrays: dict[str, NDArray[Any]], group: Group, made: Balance, symme
 
 
 def _turn(arrays: dict[str, NDArray[Any]], group: Group, symmetry: Symmetry, found: Settled) -> None:
-    written, read = (joined(arrays, group, symmetry, inverted=side) for side in (False, True))
+    written, read = (joined_rows(arrays, group, symmetry, inverted=side) for side in (False, True))
     sides = [side[..., 0, :] + 1j * side[..., 1, :] for side in (written, read)]
     made = balance_complex(sides[0], sides[1], _precision(arrays, group, symmetry))
     _note(found, np.where(made.degenerate, np.inf, made.margin), made.degenerate.astype(np.int64), made.unresolved)
@@ -215,6 +215,20 @@ def _turn(arrays: dict[str, NDArray[Any]], group: Group, symmetry: Symmetry, fou
 
 
 def _rotate(arrays: dict[str, NDArray[Any]], group: Group, symmetry: Symmetry, found: Settled) -> None:
+    axes, lacking = basis_of_stream(arrays, group, symmetry)
+    _note(found, axes.margin, np.zeros(axes.margin.shape, np.int64), axes.unresolved | (lacking > 0))
+    found.left[group.id] = found.right[group.id] = axes.matrix
+    _multiply(arrays, group.id, axes.matrix, axes.matrix, symmetry)
+
+
+def basis_of_stream(arrays: Arrays, group: Group, symmetry: Symmetry) -> tuple[StreamAxes, NDArray[np.int64]]:
+    """The matrices (K, blocks, k, k) into the basis of a stream's variance, and how many signs are not settled.
+
+    Raises
+    ------
+    SymmetryError
+        No tensor writes the channels with a weight.
+    """
     mean, precision = group.scale == "orthogonal_mean", _precision(arrays, group, symmetry)
     writers = list(_writers(group, symmetry))
     if not any(symmetry.actions[at].in_mass for at, _ in writers):
@@ -225,7 +239,7 @@ def _rotate(arrays: dict[str, NDArray[Any]], group: Group, symmetry: Symmetry, f
     shape = group.matrix_shape
     assert shape is not None
     blocks, k = shape[:2]
-    total = np.zeros((len(found.margin), blocks, k, k))
+    total = np.zeros((len(next(iter(arrays.values()))), blocks, k, k))
     for at, mixed in writers:
         if symmetry.actions[at].in_mass:
             _add_gram(arrays[symmetry.actions[at].tensor], mixed, total)
@@ -238,9 +252,7 @@ def _rotate(arrays: dict[str, NDArray[Any]], group: Group, symmetry: Symmetry, f
             settled, left = settle_signs(matrix, _rows(arrays[tensor], mixed), precision, mean=mean)
             matrix = np.where((lacking > 0)[..., None, None], settled, matrix)
             lacking = np.minimum(lacking, left) if lacking.any() else lacking
-    _note(found, axes.margin, np.zeros(axes.margin.shape, np.int64), axes.unresolved | (lacking > 0))
-    found.left[group.id] = found.right[group.id] = matrix
-    _multiply(arrays, group.id, matrix, matrix, symmetry)
+    return replace(axes, matrix=matrix), lacking
 
 
 def _writers(group: Group, symmetry: Symmetry) -> Iterator[tuple[int, MixedChannels]]:
@@ -268,14 +280,20 @@ def _by_tensor(symmetry: Symmetry) -> Iterator[tuple[str, tuple[AxisAction, ...]
         yield name, symmetry.actions_on(name)
 
 
-def joined(
+def _acts(action: AxisAction, group: str, symmetry: Symmetry) -> bool:
+    """Whether a group's matrices may act on an axis; which channels they mix takes longer to say."""
+    names = action.listed_groups
+    return group in names or any(symmetry.leader(name).id == group for name in names)
+
+
+def joined_rows(
     arrays: Arrays, group: Group, symmetry: Symmetry, *, inverted: bool, biases: bool = False
 ) -> NDArray[np.float64]:
     """All that is written or read by a group's channels side by side, (K, blocks, k, m) float64."""
     parts: list[NDArray[np.float64]] = []
     for name, actions in _by_tensor(symmetry):
         for action in actions:
-            if biases or action.in_mass:
+            if (biases or action.in_mass) and _acts(action, group.id, symmetry):
                 parts += [
                     _rows(arrays[name], mixed)
                     for mixed in mixed_channels((action,), symmetry)
@@ -326,6 +344,8 @@ def _multiply(
 ) -> None:
     """Multiply what is written by one matrix and what is read by the other, in place or in new arrays."""
     for name, actions in _by_tensor(symmetry):
+        if not any(_acts(action, group, symmetry) for action in actions):
+            continue
         mixed = [item for item in mixed_channels(actions, symmetry) if item.group == group]
         if not mixed:
             continue

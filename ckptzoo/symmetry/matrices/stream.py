@@ -104,7 +104,7 @@ def stream_axes(
     if mean:
         whole = np.zeros((*M.shape[:-2], M.shape[-1] + 1, M.shape[-1] + 1))
         whole[..., 0, 0], whole[..., 1:, 1:] = 1, axes
-        axes = np.swapaxes(_reflected(np.swapaxes(_reflected(whole), -1, -2)), -1, -2)
+        axes = np.swapaxes(reflected(np.swapaxes(reflected(whole), -1, -2)), -1, -2)
     return StreamAxes(axes, values, margin, unresolved)
 
 
@@ -146,7 +146,7 @@ def settle_signs(
     checked("settle_signs", W=W)
     rows = Q @ W
     if mean:
-        rows = _reflected(rows)[..., 1:, :]
+        rows = reflected(rows)[..., 1:, :]
     largest = np.abs(rows).max(axis=-1, keepdims=True, initial=0)
     rows = rows / np.where(largest > 0, largest, 1)
     squares = rows * rows
@@ -158,13 +158,13 @@ def settle_signs(
     signs = np.where(settled & (sums < 0), -1.0, 1.0)
     if mean:
         signs = np.concatenate([np.ones((*signs.shape[:-1], 1)), signs], axis=-1)
-        Q = _reflected(signs[..., None] * _reflected(Q))
+        Q = reflected(signs[..., None] * reflected(Q))
     else:
         Q = signs[..., None] * Q
     return Q, (~settled).sum(axis=-1)
 
 
-def _reflected(X: NDArray[np.float64]) -> NDArray[np.float64]:
+def reflected(X: NDArray[np.float64]) -> NDArray[np.float64]:
     """R X for X (..., d, c), where the Householder reflection R takes the first unit vector to the ones over -sqrt(d).
 
     Its other columns are an orthonormal basis of the vectors orthogonal to the ones.
@@ -177,4 +177,4 @@ def _reflected(X: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _beside_ones(M: NDArray[np.float64]) -> NDArray[np.float64]:
     """The coordinates (..., d - 1, d - 1) of a symmetric matrix in the basis of the vectors orthogonal to the ones."""
-    return np.swapaxes(_reflected(np.swapaxes(_reflected(M), -1, -2)), -1, -2)[..., 1:, 1:]
+    return np.swapaxes(reflected(np.swapaxes(reflected(M), -1, -2)), -1, -2)[..., 1:, 1:]

@@ -1,17 +1,18 @@
 """Tables without matrices beside one that has them, and elements of these tables as elements of that one.
 
-The generalised permutation matrices, of one entry other than 0 in each row and column, are permutations with scales:
-``monomial`` is the table of that subgroup, which every study of permutations and scales takes. ``residual`` is the
-table of what is left where the matrices are settled up to signs.
+Generalised permutation matrices, of one entry other than 0 in each row and column, are permutations with scales:
+``among`` is the table of these, and ``monomial`` has those too that need no gains of 1, which every study of
+permutations and scales takes. ``residual`` is the table of what is left where matrices are settled up to signs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import numpy as np
 
-from ckptzoo.schema.symmetry import MATRICES, Fixed, Group, Segment, Sym, Symmetry, Wreath
+from ckptzoo.schema.symmetry import MATRICES, AxisAction, Fixed, Group, Segment, Sym, Symmetry, Wreath
 from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.matrices.action import gains_at_one
 
 
 def mixes(symmetry: Symmetry) -> bool:
@@ -20,12 +21,48 @@ def mixes(symmetry: Symmetry) -> bool:
 
 
 def monomial(symmetry: Symmetry) -> Symmetry:
-    """The table of the permutations and scales among a table's matrices; the table itself where it has none.
+    """The table of all permutations and scales that keep the function; the table itself where it has no matrices.
 
-    Blocks of invertible matrices have channels that are permuted and scaled by any number but 0; orthogonal matrices
-    are permuted, without signs; complex numbers are real.
+    Blocks of invertible matrices have channels that are permuted and scaled by any number but 0; channels of orthogonal
+    matrices are permuted, and those behind RMSNorm have signs, which the gains take; complex numbers are real. Gains
+    need not be 1: they have scales of their own.
+
+    Parameters
+    ----------
+    symmetry
+        the table.
     """
-    return _changed(symmetry, _monomial_group)
+    gains = {gain.group for gain in gains_at_one(symmetry)}
+    table = among(symmetry)
+    groups = tuple(
+        replace(group, scale="nonzero")
+        if group.id in gains
+        else replace(group, scale="sign" if symmetry[group.id].scale == "orthogonal" else group.scale)
+        for group in table.groups
+    )
+    actions: list[AxisAction] = []
+    for action in table.actions:
+        leaders = [symmetry.leader(segment.group) for segment in action.segments]
+        if action.role == "gain" and all(leader.scale == "orthogonal" for leader in leaders):
+            signs = zip(action.segments, leaders, strict=True)
+            action = replace(action, signs=tuple(replace(segment, group=leader.id) for segment, leader in signs))
+        actions.append(action)
+    return replace(table, groups=groups, actions=tuple(actions)) if gains else table
+
+
+def among(symmetry: Symmetry, *, keep: Collection[str] = ()) -> Symmetry:
+    """The table of the permutations and scales among a table's matrices, a subgroup; gains stay 1 where they must.
+
+    Parameters
+    ----------
+    symmetry
+        the table.
+    keep
+        kinds of matrices that stay as they are.
+    """
+    kinds = {"linear": "nonzero", "complex": "nonzero", "orthogonal": "none", "orthogonal_mean": "none"}
+    kinds = {kind: scale for kind, scale in kinds.items() if kind not in keep}
+    return _changed(symmetry, lambda group: replace(group, scale=kinds.get(group.scale, group.scale)))
 
 
 def residual(symmetry: Symmetry) -> Symmetry:
@@ -49,7 +86,7 @@ def unmixed(symmetry: Symmetry) -> Symmetry:
 
 
 def lifted(element: GroupElement, symmetry: Symmetry) -> GroupElement:
-    """An element of ``monomial`` or ``residual`` as an element of the table itself, with the same action.
+    """An element of ``among`` or ``residual`` as an element of the table itself, with the same action.
 
     Parameters
     ----------
@@ -86,11 +123,11 @@ def _changed(symmetry: Symmetry, change: Callable[[Group], Group]) -> Symmetry:
         return symmetry
     groups = tuple(change(group) for group in symmetry.groups)
     flipped = {group.id for group in groups if group.flips}
+    pairs = {group.id for group in groups if group.scale == "complex"}
     actions = (
         replace(
             action,
-            # all real parts before the imaginary ones: one listing of the channels ends before the other starts
-            segments=tuple(replace(item, part=None) for item in sorted(action.segments, key=_part)),
+            segments=action.segments if action.groups & pairs else _without_parts(action),
             signs=tuple(segment for segment in action.signs if segment.group in flipped),
         )
         for action in symmetry.actions
@@ -98,13 +135,10 @@ def _changed(symmetry: Symmetry, change: Callable[[Group], Group]) -> Symmetry:
     return replace(symmetry, groups=groups, actions=tuple(actions))
 
 
-def _part(segment: Segment) -> int:
-    return segment.part or 0
-
-
-def _monomial_group(group: Group) -> Group:
-    kinds = {"linear": "nonzero", "complex": "nonzero", "orthogonal": "none", "orthogonal_mean": "none"}
-    return replace(group, scale=kinds.get(group.scale, group.scale))
+def _without_parts(action: AxisAction) -> tuple[Segment, ...]:
+    """All real parts list the channels of a group once, and then all imaginary parts."""
+    ordered = sorted(action.segments, key=lambda segment: segment.part or 0)
+    return tuple(replace(segment, part=None) for segment in ordered)
 
 
 def _residual_group(group: Group) -> Group:

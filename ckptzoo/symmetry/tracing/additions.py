@@ -7,21 +7,18 @@ not see them (a softmax whose arguments all have the same number added), or make
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from ckptzoo.schema.folds import Part, Target
-from ckptzoo.symmetry.tracing.graph import Operations, is_cast, name_of, schema_of
-from ckptzoo.symmetry.tracing.rules import shape
-from ckptzoo.symmetry.tracing.rules.registry import RULES, is_check
+from ckptzoo.symmetry.tracing.exported import SAME, Module, argument, moved, moves, operation, positional, size_of
+from ckptzoo.symmetry.tracing.graph import is_cast, schema_of
+from ckptzoo.symmetry.tracing.rules.registry import is_check
 
-SAME = frozenset({"dropout", "feature_dropout", "alpha_dropout", "clone", "contiguous", "alias", "detach"})
-"""Operations that leave values as they are, in evaluation mode."""
-_MOVES = (shape.rearrange, shape.copy_or_cast, shape.concatenate)
 _MASKED = -1e4
 """Scores of this and less are no part of a softmax."""
 
@@ -62,110 +59,7 @@ class Addition:
         return Addition(ids, plain=False, sources=self.origins, gain=self.gain)
 
 
-@dataclass(frozen=True)
-class Layer:
-    """A product with a matrix of the state dict.
-
-    Parameters
-    ----------
-    value, weight, bias
-        the nodes; the bias may be missing.
-    axis
-        of the weight, which reads the value's last axis.
-    """
-
-    value: fx.Node
-    weight: fx.Node
-    bias: fx.Node | None
-    axis: int
-
-
-class Module:
-    """A module's operations with what they say of parameters.
-
-    Parameters
-    ----------
-    found
-        the operations.
-    names
-        for each name of a tensor in the state dict, its name in the architecture.
-    """
-
-    def __init__(self, found: Operations, names: Mapping[str, str]) -> None:
-        self.nodes = list(found.graph.nodes)
-        self.number = {node: number for number, node in enumerate(self.nodes)}
-        self.parameters: dict[fx.Node, str] = {}
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        self.stored: dict[fx.Node, torch.Tensor] = {}
-        uses: dict[str, int] = {}
-        for node in found.graph.find_nodes(op="placeholder"):
-            if node.name not in found.tensors:
-                continue
-            target, tensor = found.tensors[node.name]
-            if not isinstance(tensor, nn.Parameter):
-                self.stored[node] = tensor
-            elif target in names:
-                self.parameters[node] = names[target]
-                self.shapes[names[target]] = tuple(tensor.shape)
-                uses[names[target]] = uses.get(names[target], 0) + len(node.users)
-        self._uses = uses
-
-    def used_once(self, node: fx.Node | None) -> bool:
-        """Whether it is a parameter that one operation uses once."""
-        if node not in self.parameters or self._uses[self.parameters[node]] != 1:
-            return False
-        (user,) = node.users
-        return sum(item is node for item in _nodes_in((user.args, user.kwargs))) == 1
-
-    def whole(self, node: fx.Node, axis: int) -> Part:
-        """All of a parameter."""
-        name = self.parameters[node]
-        sizes = self.shapes[name]
-        return Part(name, axis % len(sizes), (0,) * len(sizes), sizes)
-
-    def layer(self, node: fx.Node) -> Layer | None:
-        """What the operation is as a product with a matrix; None for others."""
-        name = operation(node)
-        if name == "linear":
-            value, weight, bias = (argument(node, key) for key in ("input", "weight", "bias"))
-            axis = 1
-        elif name == "addmm" and (argument(node, "alpha"), argument(node, "beta")) == (1, 1):
-            bias, value, weight = (argument(node, key) for key in ("self", "mat1", "mat2"))
-            axis = 0
-        elif name in ("mm", "matmul"):
-            value, weight, bias = node.args[0], node.args[1], None
-            axis = 0
-        else:
-            return None
-        if weight not in self.parameters or len(self.shapes[self.parameters[weight]]) != 2:
-            return None
-        return Layer(value, weight, bias, axis)
-
-    def constant(self, node: Any) -> Any:
-        """The numbers of a node that depends on no parameter and no input; None for others."""
-        if not isinstance(node, fx.Node):
-            return node
-        if node in self.stored:
-            return self.stored[node]
-        if node.op != "call_function" or schema_of(node.target) is None:
-            return None
-        values = {item: self.constant(item) for item in node.all_input_nodes}
-        if any(value is None for value in values.values()):
-            return None
-        args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-        target: Any = node.target
-        return target(*args, **kwargs)
-
-
-def operation(node: fx.Node) -> str:
-    """The name of a node's operator, without the underscore of those in place."""
-    return name_of(node.target).removesuffix("_") if node.op == "call_function" else node.op
-
-
-def size_of(node: fx.Node) -> tuple[int, ...]:
-    """The shape of a node's value."""
-    value = node.meta.get("val")
-    return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
+_Handler = Callable[[fx.Node, fx.Node, Addition], Addition | None]
 
 
 @dataclass
@@ -207,6 +101,20 @@ class Walker:
     ) -> None:
         self._module, self._taking, self._kept, self._rows = module, taking, frozenset(kept), frozenset(rows)
         self._walk = Walk()
+        by_names: dict[str, _Handler] = {
+            "linear addmm mm matmul bmm": self._layer,
+            "scaled_dot_product_attention": self._attention,
+            "layer_norm": self._norm,
+            "softmax log_softmax": self._softmax,
+            "add sub": self._sum,
+            "mul div": self._multiple,
+            "mean": self._mean,
+            "index": self._index,
+            "embedding": self._embedding,
+            "conv1d conv2d conv3d": self._convolution,
+            "masked_fill where": self._masked,
+        }
+        self._handlers = {name: handler for names, handler in by_names.items() for name in names.split()}
 
     def follow(self, start: fx.Node, addition: Addition) -> Walk:
         """What becomes of numbers that are added to a node's value; it ends where all of them are seen."""
@@ -243,18 +151,18 @@ class Walker:
         """What an operation makes of one argument's numbers; None where they end there, seen or not."""
         name = operation(node)
         if name == "getitem":
-            return replace(addition, ids=addition.ids[node.args[1]])
+            return replace(addition, ids=addition.ids[positional(node)[1]])
         if is_check(name):
             return None
         schema = schema_of(node.target) if node.op == "call_function" else None
-        handler = _HANDLERS.get(name)
+        handler = self._handlers.get(name)
         if schema is None or schema.is_mutable or (handler is None and not moves(name)):
             return self._seen(addition)
         if name in SAME or is_cast(name):
             return addition
         if handler is None:
             return replace(addition, ids=moved(node, given, addition.ids))
-        return handler(self, node, given, addition)
+        return handler(node, given, addition)
 
     def _layer(self, node: fx.Node, given: fx.Node, addition: Addition) -> Addition | None:
         layer, ids, size = self._module.layer(node), addition.ids, size_of(node)
@@ -286,7 +194,7 @@ class Walker:
 
     def _product(self, node: fx.Node, given: fx.Node, addition: Addition) -> Addition | None:
         """A product of two values: attention weights with values, or queries with keys."""
-        left, right = node.args[:2]
+        left, right = positional(node)[:2]
         ids, size = addition.ids, size_of(node)
         if left is right or ids.ndim < 2 or not isinstance(left, fx.Node) or not isinstance(right, fx.Node):
             return self._seen(addition)
@@ -303,6 +211,8 @@ class Walker:
         ids, size = addition.ids, size_of(node)
         if given is query or [key, value, mask].count(given) != 1 or argument(node, "dropout_p"):
             return self._seen(addition)
+        if size_of(key)[-2] == 1:  # one token has the weight 1, whatever the scores are: others need not
+            return self._seen(addition)
         if given is mask:
             return self._not_seen(addition) if ids.ndim and same_along(ids, -1) else self._seen(addition)
         if argument(node, "enable_gqa"):
@@ -314,7 +224,7 @@ class Walker:
         return addition.changed(_lines(size, -1)) if same_along(ids, -1) else self._seen(addition)
 
     def _norm(self, node: fx.Node, given: fx.Node, addition: Addition) -> Addition | None:
-        value, shift = node.args[0], argument(node, "bias")
+        value, shift = positional(node)[0], argument(node, "bias")
         if given is shift and given is not value:
             return replace(addition, ids=addition.ids.expand(size_of(node)))
         ids, axes = addition.ids, len(argument(node, "normalized_shape"))
@@ -324,10 +234,12 @@ class Walker:
 
     def _softmax(self, node: fx.Node, given: fx.Node, addition: Addition) -> Addition | None:
         ids, axis = addition.ids, int(argument(node, "dim"))
+        if ids.shape[axis] == 1:  # as in an attention to one token
+            return self._seen(addition)
         return self._not_seen(addition) if same_along(ids, axis) else self._seen(addition)
 
     def _sum(self, node: fx.Node, given: fx.Node, addition: Addition) -> Addition | None:
-        left, right = node.args[:2]
+        left, right = positional(node)[:2]
         if left is right or (argument(node, "alpha") or 1) != 1:
             return self._seen(addition)
         other = right if given is left else left
@@ -342,7 +254,7 @@ class Walker:
         return replace(addition, ids=ids)
 
     def _multiple(self, node: fx.Node, given: fx.Node, addition: Addition) -> Addition | None:
-        left, right = node.args[:2]
+        left, right = positional(node)[:2]
         other = right if given is left else left
         if left is right or (operation(node) == "div" and given is right):
             return self._seen(addition)
@@ -370,15 +282,15 @@ class Walker:
 
     def _index(self, node: fx.Node, given: fx.Node, addition: Addition) -> Addition | None:
         indices = [self._module.constant(item) for item in argument(node, "indices")]
-        known = all(item is not None or given is None for item, given in zip(indices, node.args[1], strict=True))
-        if given is not node.args[0] or not known:
+        known = all(item is not None or given is None for item, given in zip(indices, positional(node)[1], strict=True))
+        if given is not positional(node)[0] or not known:
             return self._seen(addition)
         target: Any = node.target
         return replace(addition, ids=target(addition.ids, indices))
 
     def _embedding(self, node: fx.Node, given: fx.Node, addition: Addition) -> Addition | None:
         ids, size = addition.ids, size_of(node)
-        if given is not node.args[0]:
+        if given is not positional(node)[0]:
             return self._seen(addition)
         if same_along(ids, 0):
             return replace(addition, ids=ids[0].expand(size))
@@ -403,9 +315,9 @@ class Walker:
     def _masked(self, node: fx.Node, given: fx.Node, addition: Addition) -> Addition | None:
         """Scores with some of them replaced by large negative numbers, which a softmax makes 0."""
         if operation(node) == "masked_fill":
-            value, other = node.args[0], node.args[2]
+            value, other = positional(node)[0], positional(node)[2]
         else:
-            value, other = node.args[1:3]
+            value, other = positional(node)[1:3]
         number = self._module.constant(other)
         low = isinstance(number, (int, float, torch.Tensor)) and bool((torch.as_tensor(number) <= _MASKED).all())
         if given is not value or not low:
@@ -413,7 +325,7 @@ class Walker:
         return replace(addition, ids=addition.ids.expand(size_of(node)))
 
     def _can_take(self, node: fx.Node | None) -> bool:
-        return self._module.used_once(node) and self._module.parameters[node] not in self._kept  # pyright: ignore
+        return node is not None and self._module.used_once(node) and self._module.parameters[node] not in self._kept
 
     def _taken(self, node: fx.Node, ids: torch.Tensor) -> list[Target] | None:
         """What takes numbers up that are added to a node's value, where nothing else uses it; None where nothing can.
@@ -438,7 +350,7 @@ class Walker:
         name = operation(node)
         layer = self._module.layer(node)
         if layer is not None or name == "layer_norm":
-            bias = layer.bias if layer is not None else argument(node, "bias")
+            bias: Any = layer.bias if layer is not None else argument(node, "bias")
             line = _line(ids)
             return _in_part(self._module.whole(bias, 0), line) if self._can_take(bias) and line is not None else None
         if name in ("conv1d", "conv2d", "conv3d"):
@@ -446,12 +358,12 @@ class Walker:
             return _in_part(self._module.whole(bias, 0), line) if self._can_take(bias) and line is not None else None
         if name == "embedding":
             line = _line(ids)
-            if not self._can_take(node.args[0]) or line is None:  # pyright: ignore[reportArgumentType]
+            if not self._can_take(positional(node)[0]) or line is None:
                 return None
-            table = self._module.whole(node.args[0], 1)  # pyright: ignore[reportArgumentType]
+            table = self._module.whole(positional(node)[0], 1)
             return _in_part(table, line.expand(table.shape))
         if name == "add" and (argument(node, "alpha") or 1) == 1:
-            for item in node.args[:2]:
+            for item in positional(node)[:2]:
                 if isinstance(item, fx.Node) and (targets := self._taken(item, ids)) is not None:
                     return targets
             return None
@@ -482,56 +394,8 @@ class Walker:
         return targets
 
 
-_Handler = Callable[[Walker, fx.Node, fx.Node, Addition], Addition | None]
-_HANDLERS: dict[str, _Handler] = {
-    name: handler
-    for names, handler in {
-        "linear addmm mm matmul bmm": Walker._layer,
-        "scaled_dot_product_attention": Walker._attention,
-        "layer_norm": Walker._norm,
-        "softmax log_softmax": Walker._softmax,
-        "add sub": Walker._sum,
-        "mul div": Walker._multiple,
-        "mean": Walker._mean,
-        "index": Walker._index,
-        "embedding": Walker._embedding,
-        "conv1d conv2d conv3d": Walker._convolution,
-        "masked_fill where": Walker._masked,
-    }.items()
-    for name in names.split()
-}
-
-
-def moves(name: str) -> bool:
-    return name in SAME or is_cast(name) or RULES.get(name) in _MOVES
-
-
-def moved(node: fx.Node, given: fx.Node, ids: torch.Tensor) -> Any:
-    """What an operation that moves entries does with these numbers of one argument, -1 in the others."""
-    args, kwargs = fx.map_arg(
-        (node.args, node.kwargs),
-        lambda item: ids.contiguous() if item is given else torch.full(size_of(item), -1),
-    )
-    target: Any = torch.ops.aten.reshape.default if operation(node) == "view" else node.target
-    return target(*args, **kwargs)
-
-
-def argument(node: fx.Node, name: str) -> Any:
-    """An argument by its name in the operator's schema, or its default; None where the operator has no such one."""
-    for number, item in enumerate(schema_of(node.target).arguments):
-        if item.name == name:
-            default = item.default_value if item.has_default_value() else None
-            return node.args[number] if number < len(node.args) else node.kwargs.get(name, default)
-    return None
-
-
-def _nodes_in(arguments: Any) -> list[fx.Node]:
-    found: list[fx.Node] = []
-    fx.map_arg(arguments, found.append)
-    return found
-
-
 def same_along(ids: torch.Tensor, axis: int) -> bool:
+    """Whether the ids do not change along an axis."""
     return bool((ids == ids.narrow(axis, 0, 1)).all())
 
 

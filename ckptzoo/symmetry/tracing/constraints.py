@@ -34,6 +34,8 @@ class Labels:
         the entries are multiplied by their scales to this power.
     modulus
         whether they are multiplied by the moduli of their scales, as absolute values are.
+    experts
+        nodes of channels that stand for experts, of size 1 along all axes but one; None where there are none.
     """
 
     channel: NodeIds
@@ -41,6 +43,7 @@ class Labels:
     path: NodeIds
     power: float = 1.0
     modulus: bool = False
+    experts: NodeIds | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -53,13 +56,20 @@ class Labels:
         return tuple(axis for axis, size in enumerate(self.shape) if size > 1)
 
     @property
+    def expert_axes(self) -> tuple[int, ...]:
+        """The axis along which experts differ; empty where there are none."""
+        return () if self.experts is None else tuple(at for at, size in enumerate(self.experts.shape) if size > 1)
+
+    @property
     def invariant(self) -> bool:
         """Whether no symmetry changes any entry."""
         return bool((self.channel < 0).all() and (self.scale < 0).all())
 
     def map(self, change: Callable[[NodeIds], NodeIds]) -> "Labels":
-        """The labels with the same change made to all three arrays."""
-        return replace(self, channel=change(self.channel), scale=change(self.scale), path=change(self.path))
+        """The labels with the same change made to all arrays."""
+        experts = None if self.experts is None else change(self.experts)
+        channel, scale, path = (change(item) for item in (self.channel, self.scale, self.path))
+        return replace(self, channel=channel, scale=scale, path=path, experts=experts)
 
     def with_ndim(self, ndim: int) -> "Labels":
         """The labels with axes of size 1 in front, as in broadcasting."""
@@ -67,7 +77,8 @@ class Labels:
 
     def along_axis(self, axis: int, size: int) -> "Labels":
         """The labels along one axis, one-dimensional, where they vary along no other axis."""
-        return self.map(lambda item: np.broadcast_to(np.moveaxis(item, axis, -1).reshape(-1), size))
+        line = replace(self, experts=None)
+        return line.map(lambda item: np.broadcast_to(np.moveaxis(item, axis, -1).reshape(-1), size))
 
     def on_axis(self, axis: int, ndim: int) -> "Labels":
         """One-dimensional labels as labels of a tensor of ``ndim`` axes that vary along one of them."""

@@ -14,20 +14,8 @@ import torch
 from torch import fx
 
 from ckptzoo.schema.folds import Fold, Part, Target
-from ckptzoo.symmetry.tracing.additions import (
-    SAME,
-    Addition,
-    Layer,
-    Module,
-    Walk,
-    Walker,
-    argument,
-    moved,
-    moves,
-    operation,
-    same_along,
-    size_of,
-)
+from ckptzoo.symmetry.tracing.additions import Addition, Walk, Walker, same_along
+from ckptzoo.symmetry.tracing.exported import SAME, Layer, Module, argument, moved, moves, operation, size_of
 from ckptzoo.symmetry.tracing.graph import Operations
 
 _NORMS_OR_ATTENTION = frozenset({"layer_norm", "scaled_dot_product_attention", "softmax"})
@@ -238,7 +226,8 @@ def _centred_writers(module: Module, fixed: set[str]) -> Iterator[Fold]:
                 continue
             short = [1 if at == axis else many for at, many in enumerate(sizes)]
             ids = torch.arange(math.prod(short)).reshape(short).expand(sizes)
-            walks = [Walker(module).follow(node, Addition(ids)) for node in several]
+            addition = Addition(ids, plain=False, sources=frozenset((0,)))  # seen, or not: whichever line it is
+            walks = [Walker(module).follow(node, addition) for node in several]
             gains = set[str | None]().union(*(walk.gains for walk in walks))
             if any(walk.seen for walk in walks) or len(gains) != 1:
                 continue

@@ -194,7 +194,11 @@ class Float64Mode(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """The operation, in float64."""
-        result = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        # A softmax in float32, as in transformers, would have rows that sum to 1 but for its rounding.
+        if kwargs.get("dtype") in _NARROW and args and getattr(args[0], "dtype", None) == torch.float64:
+            kwargs = kwargs | {"dtype": torch.float64}
+        result = func(*args, **kwargs)
         if not isinstance(result, torch.Tensor) or result.dtype not in _NARROW:
             return result
         cast = getattr(func, "__name__", "") in _CASTS and args[0].dtype == torch.float64

@@ -149,6 +149,7 @@ class Verifier:
         self._rng = np.random.default_rng(0)
         self._elements = _ELEMENTS if arch.nbytes < _SMALL else 1
         self.notes: list[str] = []
+        self.shapes = {tensor.name: tensor.shape for tensor in arch.tensors}
         state = module.state_dict()
         self._module_weights: Weights = {
             tensor.name: state[tensor.name].detach().cpu().numpy() for tensor in arch.tensors
@@ -185,7 +186,7 @@ class Verifier:
             return largest
         for trial in tuple(self._trials):
             elements = [draw() for _ in range(self._elements)]
-            if gains := gains_at_one(symmetry):
+            if gains := {gain.tensor for gain in gains_at_one(symmetry)}:
                 ones = {name: np.ones_like(value) for name, value in trial.weights.items() if name in gains}
                 gap = self._max_gap(symmetry, elements, self._trial(trial.training, trial.weights | ones, trial.inputs))
                 largest = max(largest, gap)
@@ -357,14 +358,11 @@ def _with_matrices(verifier: Verifier, symmetry: Symmetry, mixable: Container[st
                 verifier.notes.append(
                     f"Group {name!r} has scales and no matrices: these change the outputs by {gap:.3g}."
                 )
-    for name in _streams(symmetry):
-        # every orthogonal matrix that keeps the vector of ones is orthogonal, so that this kind is tried second
+    for name in _streams(symmetry, verifier.shapes):
+        # what the first kind passes, the second may pass too, as it has more matrices
         tried = {kind: verifier.gap(_replaced(symmetry, {name: kind})) for kind in ("orthogonal_mean", "orthogonal")}
         if right := [kind for kind, gap in tried.items() if gap <= TOLERANCE]:
             kept[name] = right[-1]
-        else:
-            gap = min(tried.values())
-            verifier.notes.append(f"Group {name!r} has no orthogonal matrices: these change the outputs by {gap:.3g}.")
     table = _replaced(symmetry, kept)
     gap = verifier.gap(table) if kept else 0.0
     return (table, gap) if gap <= TOLERANCE else (symmetry, 0.0)
@@ -400,7 +398,7 @@ def _with_parts(action: AxisAction, symmetry: Symmetry, pairs: set[str]) -> Axis
     return replace(action, segments=tuple(segments))
 
 
-def _streams(symmetry: Symmetry) -> list[str]:
+def _streams(symmetry: Symmetry, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
     """The groups that orthogonal matrices may mix: normalisations read them, whose gains can be 1."""
     found: list[str] = []
     for leader in symmetry.groups:
@@ -421,6 +419,7 @@ def _streams(symmetry: Symmetry) -> list[str]:
         scaled = {group.id for group in symmetry.groups if group.id in likes and group.resizes}
         right = {action.role for action in own} <= {"out", "in", "bias"} and bool(gains) and gains <= scaled
         right &= {action.role for action in others} <= {"gain", "shift", "in", "bias"}
+        right &= all(math.prod(shapes[action.tensor]) == leader.n for action in others if action.role == "gain")
         if isinstance(leader.perm, Sym) and leader.n > 1 and not leader.resizes and plain and right:
             found.append(leader.id)
     return found
@@ -432,7 +431,7 @@ def _listed(action: AxisAction) -> set[str]:
 
 def _matrix_kind(symmetry: Symmetry, group: Group, mixable: Container[str]) -> str | None:
     """The kind of matrices that may take the place of a group's scales; None for none."""
-    if group.id not in mixable or not group.resizes or isinstance(group.perm, Like | Fixed) or group.n < 2:
+    if group.id not in mixable or not group.resizes or isinstance(group.perm, Like):
         return None
     if any(isinstance(other.perm, Like) and other.perm.group == group.id for other in symmetry.groups):
         return None
@@ -441,7 +440,9 @@ def _matrix_kind(symmetry: Symmetry, group: Group, mixable: Container[str]) -> s
         action.exponent in (1, -1) and action.blocks == 1 and not action.absolute and not action.signs
         for action in actions
     )
-    in_order = isinstance(group.perm, Wreath) and (group.perm.inner == "fixed" or group.perm.k == 1)
+    in_order = isinstance(group.perm, Fixed) or group.n == 1
+    if isinstance(group.perm, Wreath):
+        in_order = group.perm.inner == "fixed" or group.perm.k == 1
     if plain and in_order and all(_in_pairs(action, group) for action in actions):
         return "complex"
     return "linear" if plain and not in_order else None

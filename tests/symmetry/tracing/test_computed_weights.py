@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.symmetry import GroupElement, apply, canonicalize, count, trace
+from ckptzoo.symmetry import GroupElement, apply, canonicalize, count, fold, trace
+from ckptzoo.symmetry.matrices.tables import monomial
 from tests.symmetry.tracing.helpers import (
     Case,
     Net,
@@ -243,7 +244,7 @@ def test_lora_as_two_layers_in_a_row() -> None:
     assert [(group.id, group.n, group.scale) for group in table.groups] == [
         ("a", 6, "positive"),
         ("w", 6, "positive"),
-        ("A", 2, "nonzero"),
+        ("A", 2, "linear"),
     ]
 
 
@@ -328,8 +329,9 @@ def test_no_signed_permutation_is_missed(name: str) -> None:
     module = net(forward, **parts)
     traced = trace(module, example)
     check_outputs(module, traced.symmetry, example)
-    groups = {group for site in sites for tensor, axis in site for group in _groups(traced.symmetry, tensor, axis)}
-    signs = sum(group.n for group in traced.symmetry.groups if group.id in groups and group.flips)
+    table = monomial(traced.symmetry)
+    groups = {group for site in sites for tensor, axis in site for group in _groups(table, tensor, axis)}
+    signs = sum(group.n for group in table.groups if group.id in groups and group.flips)
     assert 2 * 2**signs == expected == signed_permutations_kept(module, sites, example)
 
 
@@ -342,7 +344,7 @@ def _groups(table: Any, tensor: str, axis: int) -> set[str]:
 @pytest.mark.parametrize("norm", [RMSNorm, nn.RMSNorm, lambda size: nn.RMSNorm(size, elementwise_affine=False)])
 def test_a_stream_has_signs_however_its_norms_are_computed(norm: Callable[[int], nn.Module]) -> None:
     parts = {"a": linear(5, 4), "n": part(norm, 4), "f": part(norm, 4), "u": linear(4, 3), "d": linear(3, 4)}
-    table = checked_trace(net(_stream, **parts, o=linear(4, 2)), rows(5)).symmetry
+    table = monomial(checked_trace(net(_stream, **parts, o=linear(4, 2)), rows(5)).symmetry)
     assert table["a"].scale == "sign"
     assert [table[name].scale for name in ("n", "f") if name in {group.id for group in table.groups}] == [
         "nonzero" for name in ("n", "f") if name in {group.id for group in table.groups}
@@ -380,7 +382,7 @@ def test_two_disguises_have_one_canonical_form(name: str) -> None:
         for key, value in module.state_dict().items()
     }
     first, second = (
-        canonicalize(apply(GroupElement.random(table, 1, rng, spread=0.5), stack, table), table).weights
+        canonicalize(apply(GroupElement.random(table, 1, rng, spread=0.5), fold(stack, table), table), table).weights
         for _ in range(2)
     )
     for tensor, value in first.items():
@@ -435,3 +437,71 @@ def test_experts_that_are_modules_have_units_of_their_own(name: str) -> None:
     check_outputs(module, traced.symmetry, rows(5))
     found = count(traced.symmetry)
     assert (found.permutations, found.scaling_eval) == (24**3 * 720, 3 * 4 + 6)
+
+
+STACKED = {
+    "gate": linear(5, 3),
+    "up": parameter(3, 5, 4),
+    "b": parameter(3, 4),
+    "down": parameter(3, 4, 6),
+    "c": parameter(3, 6),
+    "o": linear(6, 2),
+}
+
+
+def _by_einsum(m: Net, x: torch.Tensor) -> torch.Tensor:
+    units = F.relu(torch.einsum("bi, eih -> beh", x, m.up) + m.b)
+    return torch.einsum("beh, ehd -> bed", units, m.down) + m.c
+
+
+def _by_bmm(m: Net, x: torch.Tensor) -> torch.Tensor:
+    units = F.relu(torch.bmm(x.expand(3, -1, -1), m.up) + m.b[:, None])
+    return torch.bmm(units, m.down) + m.c[:, None]
+
+
+def _gated_units(m: Net, x: torch.Tensor) -> torch.Tensor:
+    gate, up = (torch.einsum("bi, eih -> beh", x, weight) for weight in (m.g, m.up))
+    return torch.einsum("beh, ehd -> bed", F.silu(gate) * up, m.down) + m.c
+
+
+WEIGHED = {
+    "by einsum": lambda m, x: torch.einsum("be, bed -> bd", m.gate(x).softmax(1), _by_einsum(m, x)),
+    "by a sum of products": lambda m, x: (_by_einsum(m, x) * m.gate(x).softmax(1)[..., None]).sum(1),
+    "by a product of matrices": lambda m, x: (m.gate(x).softmax(1)[:, None] @ _by_einsum(m, x))[:, 0],
+}
+
+
+@pytest.mark.parametrize("name", WEIGHED)
+def test_experts_that_are_stacked_are_exchanged(name: str) -> None:
+    module = net(lambda m, x: m.o(F.relu(WEIGHED[name](m, x))), **STACKED)
+    table = checked_trace(module, rows(5)).symmetry
+    found = count(table)
+    assert (found.permutations, found.scaling_eval) == (6 * 24**3 * 720, 3 * 4 + 6)
+    rng = np.random.default_rng(0)
+    stack = {key: value.double().numpy()[None] for key, value in module.state_dict().items()}
+    first, second = (
+        canonicalize(apply(GroupElement.random(table, 1, rng, spread=0.5), fold(stack, table), table), table).weights
+        for _ in range(2)
+    )
+    for tensor, value in first.items():
+        assert np.linalg.norm(value - second[tensor]) <= 1e-11 * np.linalg.norm(value)
+
+
+def test_experts_by_batches_of_matrices() -> None:
+    module = net(lambda m, x: m.o(F.relu((_by_bmm(m, x) * m.gate(x).softmax(1).T[..., None]).sum(0))), **STACKED)
+    assert count(checked_trace(module, rows(5)).symmetry).permutations == 6 * 24**3 * 720
+
+
+def test_experts_of_gated_units() -> None:
+    module = net(
+        lambda m, x: m.o(F.relu(torch.einsum("be, bed -> bd", m.gate(x).softmax(1), _gated_units(m, x)))),
+        **STACKED | {"g": parameter(3, 5, 4)},
+    )
+    found = count(checked_trace(module, rows(5)).symmetry)
+    assert (found.permutations, found.signs) == (6 * 24**3 * 720, 12)
+
+
+def test_experts_that_are_told_apart_stay_in_place() -> None:
+    traced = checked_trace(net(lambda m, x: m.o(F.relu(_by_einsum(m, x)[:, 0])), **STACKED), rows(5))
+    assert count(traced.symmetry).permutations == 24**3 * 720
+    assert any("'select' (test_computed_weights.py line" in note for note in traced.notes)

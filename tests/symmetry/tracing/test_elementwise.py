@@ -92,10 +92,9 @@ NONE = {
     "clamp at one": lambda x: x.clamp(min=1.0),
     "x ** 2": lambda x: x**2,
 }
-ANY = {
+LINEAR = {
     "Identity": nn.Identity(),
     "Dropout": nn.Dropout(),
-    "AlphaDropout": nn.AlphaDropout(),
     "F.dropout": lambda x: F.dropout(x, 0.5, False),
     "x": lambda x: x,
     "-x": lambda x: -x,
@@ -103,11 +102,11 @@ ANY = {
     "x / 3": lambda x: x / 3,
     "x - 0": lambda x: x - 0.0,
     "copies": lambda x: x.contiguous().clone().detach().float().to(torch.float32),
-    "x * x / x": lambda x: x * x / x,
 }
+ANY = {"AlphaDropout": nn.AlphaDropout(), "x * x / x": lambda x: x * x / x}
 ACTIVATIONS = [
     pytest.param(act, kind, id=name)
-    for kind, acts in (("positive", POSITIVE), ("sign", SIGN), ("none", NONE), ("positive", ANY))
+    for kind, acts in (("positive", POSITIVE), ("sign", SIGN), ("none", NONE), ("positive", ANY), ("linear", LINEAR))
     for name, act in acts.items()
 ]
 

@@ -152,7 +152,7 @@ CASES = {
         images(),
         """
         a 4 sym none
-        norm 4 like(a) positive
+        norm 4 like(a) nonzero
         down 3 sym none
         token 2 +1 bias a@0+4
         positions 2 +1 bias a@0+4

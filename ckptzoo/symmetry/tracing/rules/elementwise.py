@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from ckptzoo.symmetry.tracing.constraints import NONZERO, POSITIVE, SIGN, Constraints, Labels, constant_labels
+from ckptzoo.symmetry.tracing.rules import experts
 from ckptzoo.symmetry.tracing.rules.call import CONSTANT, DATA, PARAMETER, Call, Value, values_in
 from ckptzoo.symmetry.tracing.union_find import NodeIds
 
@@ -295,6 +296,11 @@ def _with_value(call: Call, left: Value, right: Value, operation: str) -> Labels
     ndim = call.result.ndim
     first, second = (call.labels_of(value).with_ndim(ndim) for value in (left, right))
     sizes = [(1,) * (ndim - value.tensor.ndim) + tuple(value.tensor.shape) for value in (left, right)]
+    for values, weights in ((first, second), (second, first)):
+        if operation == MUL and experts.weighed(call.constraints, values, weights):
+            return values
+    if first.experts is not None and second.experts is not None:
+        call.constraints.tie_channels(first.experts, second.experts, "joins experts with others that stay in place")
     for several, single, size in ((first, second, sizes[1]), (second, first, sizes[0])):
         if any(size[axis] == 1 for axis in several.varying_axes) and not single.invariant:
             return _with_single_channel(call, several, single, operation)
@@ -383,6 +389,8 @@ def _with_parameter(call: Call, value: Value, parameter: Value, operation: str, 
     """
     ndim = call.result.ndim
     labels = call.labels_of(value).with_ndim(ndim)
+    if operation == ADD and (sum_of_experts := experts.biased(call, labels, parameter)) is not None:
+        return sum_of_experts
     if len(labels.varying_axes) > 1 or parameter.entries is not None:
         result = _parameter_in_heads(call, labels, parameter, operation)
         return replace(result, power=-result.power) if operation == DIV and swapped else result

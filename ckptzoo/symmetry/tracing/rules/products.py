@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from ckptzoo.symmetry.tracing.constraints import NONZERO, Labels, constant_labels
+from ckptzoo.symmetry.tracing.rules import experts
 from ckptzoo.symmetry.tracing.rules.call import DATA, Call, Value, values_in
 from ckptzoo.symmetry.tracing.rules.elementwise import ADD, MUL, combined, combined_scales, tied_channels
 
@@ -92,11 +93,20 @@ def _contract(call: Call, left: Value, right: Value, first: list[int], second: l
     """
     constraints, ndim = call.constraints, call.result.ndim
     total = max(*first, *second, ndim - 1) + 1
+    for weight, axes, value, places in ((left, first, right, second), (right, second, left, first)):
+        if weight.unlabelled and weight.tensor.ndim == 3 and len(weight.long_axes) > 1 and value.origin == DATA:
+            made = experts.product(call, _aligned(call, value, places, total), weight, axes, ndim)
+            return made.map(lambda item: item[(..., *[0] * (total - ndim))])
     if any(value.unlabelled and len(value.long_axes) > 1 for value in (left, right)):
         raise call.unsupported("a product of two values", "one with a parameter of several axes")
     sides = [_aligned(call, value, axes, total) for value, axes in ((left, first), (right, second))]
     sizes = [_sizes(value, axes, total) for value, axes in ((left, first), (right, second))]
     summed = set(range(ndim, total))
+    for number, other in ((0, 1), (1, 0)):
+        if experts.weighed(constraints, sides[other], sides[number]):
+            sides[number] = constant_labels(total, constraints.paths.id_of("sum", len(constraints.sums)))
+            if set(sides[other].expert_axes) <= summed:
+                sides[other] = replace(sides[other], experts=None)
     for number, (labels, size) in enumerate(zip(sides, reversed(sizes), strict=True)):
         other = sides[1 - number]
         lone = [axis for axis in labels.varying_axes if size[axis] > 1 and axis not in other.varying_axes]
@@ -122,8 +132,10 @@ def _met(call: Call, one: Labels, two: Labels, over: tuple[int, ...]) -> Labels:
     """Channels that meet and are summed over: they move together, and their scales are inverses."""
     constraints = call.constraints
     for weights, values in ((one, two), (two, one)):
-        if set(weights.varying_axes) == set(over) < set(values.varying_axes):
+        inside = set(weights.varying_axes) == set(over) < set(values.varying_axes)
+        if inside and not constraints.can_scale(weights.scale).any():
             # As in a mixture of experts: values of several makers are added, each channel to those in line with it.
+            # What can be scaled are keys that several heads of queries share.
             constraints.fix(weights.channel, "weighs values that are added")
             constraints.forbid_scale(weights.scale, "weighs values that are added")
             return constraints.tie_along(values, over)

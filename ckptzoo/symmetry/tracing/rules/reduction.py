@@ -9,6 +9,7 @@ import numpy as np
 from ckptzoo.symmetry.tracing.constraints import POSITIVE, SIGN, Labels, constant_labels
 from ckptzoo.symmetry.tracing.rules.call import Call, Value
 from ckptzoo.symmetry.tracing.rules.elementwise import maximum_or_minimum, with_new_paths
+from ckptzoo.symmetry.tracing.union_find import NodeIds
 
 
 def sum_or_mean(call: Call) -> Labels:
@@ -68,6 +69,8 @@ def _reduced(call: Call, labels: Labels, dim: Any, keepdim: bool) -> Labels:
     dims = range(ndim) if dim is None or dim == () else [dim] if isinstance(dim, int) else dim
     axes = {int(axis) % ndim for axis in dims} if ndim else set[int]()
     over = tuple(axis for axis in labels.varying_axes if axis in axes)
+    if axes & set(labels.expert_axes):
+        labels = replace(labels, experts=None, path=_together(call, labels.path, axes - set(over)))
     if squares := over and labels.power % 2 == 0 and call.name in ("sum", "mean"):
         # As in a norm over the channels, of all or of each head: signs of channels do not matter.
         call.constraints.restrict_scale(labels.scale, SIGN, "sums squares over channels")
@@ -85,3 +88,12 @@ def _reduced(call: Call, labels: Labels, dim: Any, keepdim: bool) -> Labels:
     if keepdim:
         return labels
     return labels.map(lambda item: item.reshape([size for axis, size in enumerate(item.shape) if axis not in axes]))
+
+
+def _together(call: Call, path: NodeIds, axes: set[int]) -> NodeIds:
+    """The histories of sums over axes, whatever the order along them."""
+    for axis in axes:
+        if path.shape[axis] > 1:
+            lines = np.sort(np.moveaxis(path, axis, 0), axis=0)
+            path = np.expand_dims(call.constraints.paths.extend("sum", *lines), axis)
+    return path

@@ -178,6 +178,9 @@ def _tie_in_line(call: Call, values: Sequence[Value], axis: int) -> None:
 def _labels_from_entries(call: Call, values: Sequence[Value]) -> Any:
     """Labels of results whose entries are entries of the values."""
     sources = [call.labels_of(value) for value in values]
+    for labels in sources:
+        if labels.experts is not None:
+            call.constraints.fix(labels.experts, "moves values of experts to other places")
     index_of = frozenset[int]().union(*(value.index_of for value in values))
     if index_of and isinstance(call.result, torch.Tensor) and all(value.labels.invariant for value in values):
         path = call.constraints.paths.id_of(call.description, *(int(labels.path.ravel()[0]) for labels in sources))

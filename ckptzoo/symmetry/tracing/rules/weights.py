@@ -266,8 +266,10 @@ def _multiple(call: Call) -> Formula | None:
 
 
 def _spectral(call: Call, weight: Formula, norm: _MatrixVector) -> Formula | None:
-    same = isinstance(weight, _Stored) and weight.value.name == norm.matrix.name
-    return _Spectral(weight, norm) if same and norm.left is not None and call.name.startswith("div") else None
+    """A weight divided by its own spectral norm."""
+    if not isinstance(weight, _Stored) or weight.value.name != norm.matrix.name or norm.left is None:
+        return None
+    return _Spectral(weight, norm) if call.name in ("div", "divide", "true_divide") else None
 
 
 def _reordered(call: Call) -> Formula | None:

@@ -1,0 +1,451 @@
+"""Coordinate ascent over permutations, orthogonal matrices, phases and signs, for tables with matrices.
+
+On weights whose blocks are balanced (ckptzoo/symmetry/matrices/balance.py) what is left of an invertible matrix is an
+orthogonal one, and of a complex number its phase, so that ``<A, g B>`` is to be maximised over a compact group, as in
+matching.py. While all other groups stay, ``C[i, j] = sum <a_i, b_j>`` over the slices of all tensors that a group acts
+on gives its best element:
+
+- a block of matrices: the orthogonal Procrustes solution (matrices/procrustes.py), of value the nuclear norm of the
+  block of C; blocks are assigned by these values, summed over the groups that share the block permutation, such as
+  queries with keys and values with outputs;
+- a stream under RMSNorm or LayerNorm: the same of all its channels;
+- a complex number: the phase of ``sum a conj(b)``, of value its modulus;
+- channels that may change their signs: assignment on the moduli.
+
+The start is made of what none of the others changes: of a stream the tensors that no other group acts on, and where
+these leave directions open, the eigenvectors of what is written into it; of ordinary channels their sorted slices, with
+the norms of blocks along the axes that matrices act on.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptzoo.errors import Problem, SymmetryError
+from ckptzoo.schema.symmetry import MATRICES, AxisAction, Fixed, Group, Like, Sym, Symmetry, Wreath
+from ckptzoo.symmetry.action import transform
+from ckptzoo.symmetry.alignment.assignment import assign, by_block, gained
+from ckptzoo.symmetry.alignment.blocks import PairSlices, assign_jointly
+from ckptzoo.symmetry.alignment.joint_groups import Arrays, ChannelView, JointGroups, joint_groups_of, neighbours_of
+from ckptzoo.symmetry.alignment.matching import Matched, count_ties, products, weights_of
+from ckptzoo.symmetry.arrays import positions
+from ckptzoo.symmetry.element import GroupElement, block_move
+from ckptzoo.symmetry.matrices.action import mixed_channels, multiply
+from ckptzoo.symmetry.matrices.gauge import basis_of_stream
+from ckptzoo.symmetry.matrices.procrustes import greatest_products, procrustes
+from ckptzoo.symmetry.ordering import shape_of
+from ckptzoo.symmetry.tables import take_rows
+
+MAX_SWEEPS = 100
+"""Times that all groups are gone through, at most."""
+LEAST_FALL = 1e-6
+"""Of the squared distance: matrices that lower it by less are not taken."""
+_ROUNDING = 8.0 * float(np.finfo(np.float64).eps)
+"""Of the sum of absolute gains: by how much an element must be better to be taken."""
+_OPEN = 1e-6
+"""Of the norm of the products that determine a stream's matrix: what its eigenvectors count for beside these."""
+_STREAMS = ("orthogonal", "orthogonal_mean")
+_Gains = Mapping[str, NDArray[Any]]
+"""Group id to (K, n, n); of complex numbers complex, real and imaginary parts of the products of pairs."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """What one visit finds for joint groups: elements, their values, and the values of the elements so far."""
+
+    found: GroupElement
+    value: NDArray[np.float64]
+    before: NDArray[np.float64]
+
+
+class MatrixMatcher:
+    """Matches networks to references, as ``Matcher``, for a table with matrices.
+
+    Parameters
+    ----------
+    reference
+        A: tensor name to (1 or K, *shape), finite float64, with balanced blocks. Others do not count.
+    symmetry
+        the table.
+
+    Raises
+    ------
+    SymmetryError
+        Blocks of matrices move with those of a convolution in groups.
+    """
+
+    def __init__(self, reference: Arrays, symmetry: Symmetry) -> None:
+        self.symmetry = symmetry
+        self._reference = reference
+        # what depends on a start least comes first: heads, which one visit solves, and streams last
+        joints = joint_groups_of(symmetry, reference.keys())
+        self.joint_groups = tuple(sorted(joints, key=lambda joint: _turn(joint.groups)))
+        for joint in self.joint_groups:
+            if joint.pairs and _is_mixed(joint):
+                what, step = (
+                    f"group {joint.groups[0].id!r}",
+                    "Align by permutations alone: ckptzoo.symmetry.monomial(table).",
+                )
+                raise SymmetryError(Problem("align", what, "blocks of matrices alone", "a convolution in groups", step))
+        self._neighbours = neighbours_of(self.joint_groups)
+        self._signed = {name for joint in self.joint_groups for name in _signed(joint, symmetry)}
+
+    def match(self, arrays: Arrays, *, start: str = "signature") -> Matched:
+        """Match K networks (K, *shape) float64; a network's result does not depend on the others."""
+        K = len(next(iter(arrays.values())))
+        element, ties = GroupElement.identity(self.symmetry, K), np.zeros(K, np.int64)
+        for joint in self.joint_groups if start == "signature" else ():
+            if _is_stream(joint.groups):
+                element.matrices[joint.groups[0].id][:] = self._stream_start(joint, arrays)
+            elif not _is_mixed(joint):
+                perms, alike = self._by_signature(joint, arrays)
+                ties += alike
+                self._put(element, GroupElement(perms, {}), slice(None))
+        best = self._heads_start(arrays, element) if start == "signature" else []
+        sweeps = self._ascend(arrays, element, best)
+        norms = (np.sqrt(products(self._reference[name], self._reference[name])) for name in self._reference)
+        own = (np.sqrt(products(arrays[name], arrays[name])) for name in self._reference)
+        bound = sum((one * other for one, other in zip(norms, own, strict=True)), np.zeros(K))
+        return Matched(element, bound, sweeps, ties)
+
+    def _ascend(self, arrays: Arrays, element: GroupElement, best: list[int]) -> NDArray[np.int64]:
+        """Improve elements in place until no group has a better one; the sweeps of each network.
+
+        Parameters
+        ----------
+        best
+            places of joint groups that are the best already while all others stay.
+        """
+        K = len(next(iter(arrays.values())))
+        waiting, sweeps = np.ones((K, len(self.joint_groups)), bool), np.zeros(K, np.int64)
+        waiting[:, best] = False
+        squares = np.zeros(K)
+        for name, reference in self._reference.items():
+            squares += products(reference, reference) + products(arrays[name], arrays[name])
+        value = self._objective(self._reference, arrays, element, np.arange(K))
+        for _ in range(MAX_SWEEPS):
+            sweeps += waiting.any(axis=1)
+            for place, joint in enumerate(self.joint_groups):
+                rows = np.flatnonzero(waiting[:, place])
+                if not len(rows):
+                    continue
+                waiting[rows, place] = False
+                some, current = take_rows({name: arrays[name] for name in sorted(joint.tensors)}, rows), element[rows]
+                step = self._visit(joint, some, current, rows)
+                rise = step.value - step.before
+                better = rise > _ROUNDING * (np.abs(step.value) + np.abs(step.before))
+                if _is_mixed(joint):
+                    better &= rise > LEAST_FALL / 2 * (squares - 2 * value)[rows]
+                if joint.quadratic and better.any():
+                    after = _copied(current)
+                    self._put(after, step.found, slice(None))
+                    rise = self._objective(joint.tensors, some, after, rows)
+                    rise -= self._objective(joint.tensors, some, current, rows)
+                    better &= rise > 1e-12 * squares[rows]
+                risen = rows[better]
+                self._put(element, step.found[better], risen)
+                value[risen] += rise[better]
+                waiting[risen[:, None], self._neighbours[place]] = True
+                waiting[risen, place] = bool(joint.pairs or joint.quadratic)
+            if not waiting.any():
+                break
+        return sweeps
+
+    def _visit(self, joint: JointGroups, arrays: Arrays, current: GroupElement, rows: NDArray[np.int64]) -> _Step:
+        """The best elements of joint groups while all others stay."""
+        if self._signed & {member.id for member in _family(joint.groups[0], self.symmetry)}:
+            return self._visit_signed(joint, arrays, current, rows)
+        gains = {group.id: self._gains(group.id, joint, arrays, current, rows) for group in joint.groups}
+        if not _is_mixed(joint):
+            pairs: list[PairSlices] = []
+            for pair in joint.pairs:
+                tensor = pair.rows.action.tensor
+                array = self._placed(arrays[tensor], pair.rows.applied, current)
+                pairs.append(PairSlices.of(pair, joint.g, self._rows(tensor, rows), array))
+            before = {group.id: current.perms[group.id] for group in joint.groups}
+            perms, value, value_before = assign_jointly(joint, gains, pairs, before)
+            return _Step(GroupElement(perms, {}), value, value_before)
+        outer = assign(np.sum([_pair_values(group, gains[group.id], joint.g) for group in joint.groups], axis=0))
+        perms, matrices = dict[str, NDArray[np.int64]](), dict[str, NDArray[np.float64]]()
+        value, before = np.zeros((2, len(rows)))
+        for group in joint.groups:
+            perm, matrix = _chosen(group, gains[group.id], outer)
+            perms[group.id] = perm
+            if matrix is not None:
+                matrices[group.id] = matrix
+            value += _value(group, gains[group.id], perm, matrix)
+            before += _value(group, gains[group.id], current.perms[group.id], current.matrices.get(group.id))
+        return _Step(GroupElement(perms, {}, matrices), value, before)
+
+    def _visit_signed(
+        self, joint: JointGroups, arrays: Arrays, current: GroupElement, rows: NDArray[np.int64]
+    ) -> _Step:
+        """The same of a symmetric group, with the signs of those that are permuted with it."""
+        (group,) = joint.groups
+        members = _family(group, self.symmetry)
+        gains = {item.id: self._gains(group.id, joint, arrays, current, rows, {item.id}) for item in members}
+        moduli = [np.abs(gain) if name in self._signed else gain for name, gain in gains.items()]
+        perm = assign(np.sum(moduli, axis=0))
+        scales: dict[str, NDArray[np.float64]] = {}
+        value, before = np.zeros((2, len(rows)))
+        for name, gain in gains.items():
+            chosen = np.take_along_axis(gain, perm[:, :, None], 2)[:, :, 0]
+            held = np.take_along_axis(gain, current.perms[name][:, :, None], 2)[:, :, 0]
+            if name in self._signed:
+                scales[name] = np.where(chosen < 0, -1.0, 1.0)
+                chosen, held = np.abs(chosen), held * current.scales[name]
+            value, before = value + chosen.sum(axis=1), before + held.sum(axis=1)
+        return _Step(GroupElement({group.id: perm}, scales), value, before)
+
+    def _gains(
+        self,
+        leader: str,
+        joint: JointGroups,
+        arrays: Arrays,
+        current: GroupElement,
+        rows: NDArray[np.int64],
+        only: set[str] | None = None,
+    ) -> NDArray[Any]:
+        """C (rows, n, n) of a group and of those that are like it, or of some of these alone."""
+        group = self.symmetry[leader]
+        total: NDArray[Any] = np.zeros((len(rows), group.n, group.n))
+        for view in _views(joint, group, self.symmetry, only):
+            name = view.action.tensor
+            placed = self._placed(arrays[name], view.applied, current)
+            reference = view.slices(self._rows(name, rows))
+            total = total + reference @ view.slices(placed).swapaxes(1, 2)
+            if group.scale == "complex":
+                quarter = {leader: np.tile([0.0, 1.0], (len(rows), group.n, 1))}
+                turned = self._mixed(placed, (view.action,), quarter)
+                total = total + 1j * (reference @ view.slices(turned).swapaxes(1, 2))
+        return total
+
+    def _placed(
+        self, array: NDArray[np.floating], actions: Sequence[AxisAction], element: GroupElement
+    ) -> NDArray[np.floating]:
+        """A stacked tensor under the permutations, signs and matrices of some of its actions."""
+        names = sorted({name for action in actions for name in action.groups})
+        if not names:
+            return array
+        signs = {name: element.scales[name] for name in names if name in self._signed}
+        moving = GroupElement({name: element.perms[name] for name in names}, signs)
+        return self._mixed(transform(array, actions, moving, self.symmetry), actions, element.matrices)
+
+    def _mixed(
+        self,
+        array: NDArray[np.floating],
+        actions: Sequence[AxisAction],
+        matrices: Mapping[str, NDArray[np.float64]],
+    ) -> NDArray[np.floating]:
+        """A stacked tensor with mixed channels: orthogonal matrices are their own inverse transposes."""
+        mixed = [replace(item, inverted=False) for item in mixed_channels(actions, self.symmetry)]
+        mixed = [item for item in mixed if item.group in matrices]
+        if not mixed:
+            return array
+        work = np.array(array, np.float64, order="C")
+        multiply(work, mixed, matrices)
+        return work
+
+    def _objective(
+        self, tensors: Iterable[str], arrays: Arrays, element: GroupElement, rows: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """(rows,) ``<A, g B>`` over these tensors."""
+        total = np.zeros(len(rows))
+        for name in sorted(tensors):
+            total += products(
+                self._rows(name, rows), self._placed(arrays[name], self.symmetry.actions_on(name), element)
+            )
+        return total
+
+    def _rows(self, tensor: str, rows: NDArray[np.int64]) -> NDArray[np.floating]:
+        array = self._reference[tensor]
+        return array if len(array) == 1 else array[rows]
+
+    def _stream_start(self, joint: JointGroups, arrays: Arrays) -> NDArray[np.float64]:
+        """Matrices (K, 1, n, n) of a stream by what no other group changes."""
+        (group,) = joint.groups
+        K = len(next(iter(arrays.values())))
+        total = np.zeros((K, 1, group.n, group.n))
+        for view in _views(joint, group, self.symmetry):
+            if not any(self._acts(action) for action in view.others):
+                name = view.action.tensor
+                total[:, 0] += view.slices(self._reference[name]) @ view.slices(arrays[name]).swapaxes(1, 2)
+        ours, theirs = (basis_of_stream(given, group, self.symmetry)[0].matrix for given in (arrays, self._reference))
+        size = np.linalg.norm(total, axis=(-1, -2), keepdims=True)
+        total += np.where(size > 0, _OPEN * size, 1) * (theirs.swapaxes(-1, -2) @ ours)
+        return procrustes(total, mean=group.scale == "orthogonal_mean")
+
+    def _heads_start(self, arrays: Arrays, element: GroupElement) -> list[int]:
+        """Find blocks one after the other by the tensors in which only those meet that are known, in place.
+
+        Returns the places of those of which that is all.
+        """
+        best: list[int] = []
+        open_groups = {group.id for joint in self.joint_groups if not _turn(joint.groups) for group in joint.groups}
+        open_groups |= self._signed
+        rows = np.arange(len(element))
+        for place, joint in enumerate(self.joint_groups):
+            own = {group.id for group in joint.groups}
+            if _turn(joint.groups):
+                continue
+            known = {
+                name: tuple(view for view in views if not _groups(view.others, self.symmetry) & open_groups)
+                for name, views in joint.views.items()
+            }
+            if any(known.values()):
+                some = {name: arrays[name] for name in sorted(joint.tensors)}
+                self._put(element, self._visit(replace(joint, views=known), some, element, rows).found, slice(None))
+            if known == dict(joint.views) and not joint.quadratic:
+                best.append(place)
+            open_groups -= own
+        return best
+
+    def _acts(self, action: AxisAction) -> bool:
+        """Whether elements change anything on an axis."""
+        if self._signed & {segment.group for segment in action.segments}:
+            return True
+        found = [self.symmetry.leader(segment.group) for segment in action.segments]
+        return any(group.scale in MATRICES or not (isinstance(group.perm, Fixed) or group.n == 1) for group in found)
+
+    def _by_signature(
+        self, joint: JointGroups, arrays: Arrays
+    ) -> tuple[dict[str, NDArray[np.int64]], NDArray[np.int64]]:
+        """Permutations by sorted slices, which no other group changes; ties."""
+        K = len(next(iter(arrays.values())))
+        gains = {group.id: np.zeros((K, group.n, group.n)) for group in joint.groups}
+        keys = {group.id: np.zeros((K, group.n)) for group in joint.groups}
+        for number, view in enumerate(joint.all_views()):
+            name = view.action.tensor
+            ours, theirs = (self._invariant(given[name], view) for given in (arrays, self._reference))
+            gains[view.leader] += theirs @ ours.swapaxes(1, 2)
+            keys[view.leader] += (ours * weights_of(number, ours.shape[2])).sum(axis=2)
+        found, _, _ = assign_jointly(joint, gains, (), None)
+        return found, count_ties(joint, keys)
+
+    def _invariant(self, array: NDArray[np.floating], view: ChannelView) -> NDArray[np.floating]:
+        """Sorted slices (K, n, features) with norms in place of what matrices mix, and moduli where signs are open."""
+        made = np.array(array, np.float64)
+        for mixed in mixed_channels(view.others, self.symmetry):
+            moved = np.moveaxis(made, mixed.axis + 1, 1)
+            norms = np.linalg.norm(moved[:, mixed.places], axis=2)
+            moved[:, mixed.places] = 0
+            moved[:, mixed.places[:, 0]] = norms
+        names = {segment.group for action in (view.action, *view.others) for segment in action.segments}
+        if names & self._signed:
+            np.abs(made, out=made)
+        return view.sorted_slices(made, self.symmetry)
+
+    def _put(self, element: GroupElement, found: GroupElement, rows: NDArray[np.int64] | slice) -> None:
+        """Give some networks other elements of some groups, in place, and what is like them their permutations."""
+        for name, perm in found.perms.items():
+            for member in _family(self.symmetry[name], self.symmetry):
+                element.perms[member.id][rows] = perm
+        for own, new in ((element.scales, found.scales), (element.matrices, found.matrices)):
+            for name, value in new.items():
+                own[name][rows] = value
+
+
+def _turn(groups: Sequence[Group]) -> int:
+    """Heads and pairs first, streams last."""
+    return 2 if _is_stream(groups) else 0 if any(group.scale in MATRICES for group in groups) else 1
+
+
+def _is_stream(groups: Sequence[Group]) -> bool:
+    return groups[0].scale in _STREAMS and isinstance(groups[0].perm, Sym)
+
+
+def _is_mixed(joint: JointGroups) -> bool:
+    return any(group.scale in MATRICES for group in joint.groups)
+
+
+def _groups(actions: Sequence[AxisAction], symmetry: Symmetry) -> set[str]:
+    names = {segment.group for action in actions for segment in action.segments}
+    return names | {symmetry.leader(name).id for name in names}
+
+
+def _family(group: Group, symmetry: Symmetry) -> list[Group]:
+    """A group and those that are like it."""
+    return [other for other in symmetry.groups if other.id == group.id or other.perm == Like(group.id)]
+
+
+def _signed(joint: JointGroups, symmetry: Symmetry) -> list[str]:
+    """The groups that are permuted by a symmetric one and may change signs, which act by themselves alone."""
+    group = joint.groups[0]
+    if not isinstance(group.perm, Sym) or group.scale in MATRICES or joint.quadratic:
+        return []
+    found: list[str] = []
+    for member in _family(group, symmetry):
+        own = [action for action in symmetry.actions if member.id in action.groups]
+        if member.flips and all(act.exponent in (1, -1) and not (act.signs or act.absolute) for act in own):
+            found.append(member.id)
+    return found
+
+
+def _views(joint: JointGroups, group: Group, symmetry: Symmetry, only: set[str] | None = None) -> Iterator[ChannelView]:
+    """The views of a group, or of some of those that are like it; gains, which matrices do not act on, are left out."""
+    for view in joint.views[group.id]:
+        if group.scale in MATRICES and view.action.role == "gain":
+            continue
+        if only is None:
+            yield view
+        elif listed := tuple(places for name, places in positions(view.action, symmetry) if name in only):
+            yield replace(view, listings=listed)
+
+
+def _copied(element: GroupElement) -> GroupElement:
+    kinds = (element.perms, element.scales, element.matrices)
+    return GroupElement(*({name: value.copy() for name, value in kind.items()} for kind in kinds))
+
+
+def _pair_values(group: Group, gains: NDArray[Any], g: int) -> NDArray[np.float64]:
+    """(K, g, g) the greatest value of every pair of blocks."""
+    split: NDArray[Any] = by_block(gains, g)
+    if group.scale == "complex":
+        return np.abs(np.diagonal(split, axis1=-2, axis2=-1)).sum(axis=-1)
+    if group.scale in MATRICES:
+        return greatest_products(split, mean=group.scale == "orthogonal_mean")
+    if shape_of(group).inner == "fixed":
+        return np.trace(split, axis1=-2, axis2=-1)
+    return gained(split, assign(split))
+
+
+def _chosen(
+    group: Group, gains: NDArray[Any], outer: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
+    """The permutation (K, n) and the matrices of a group whose blocks come from those of ``outer`` (K, g)."""
+    K, g = outer.shape
+    k = group.n // g
+    whole = block_move(Wreath("", g, k), outer)
+    split = _of_blocks(gains, outer)
+    if group.scale == "complex":
+        number = np.diagonal(split, axis1=-2, axis2=-1).reshape(K, group.n)
+        size = np.abs(number)
+        phase = np.where(size > 0, number, 1) / np.where(size > 0, size, 1)
+        return whole, np.stack([phase.real, phase.imag], axis=-1)
+    if group.scale in MATRICES:
+        return whole, procrustes(split, mean=group.scale == "orthogonal_mean")
+    if shape_of(group).inner == "fixed":
+        return whole, None
+    return (outer[:, :, None] * k + assign(split)).reshape(K, group.n), None
+
+
+def _value(
+    group: Group, gains: NDArray[Any], perm: NDArray[np.int64], matrix: NDArray[np.float64] | None
+) -> NDArray[np.float64]:
+    """(K,) the sum of the products of a group's slices under an element."""
+    if matrix is None:
+        return gained(gains, perm)
+    if matrix.ndim == 3:
+        number: NDArray[np.complex128] = np.take_along_axis(gains, perm[:, :, None], 2)[:, :, 0]
+        return (number.real * matrix[..., 0] + number.imag * matrix[..., 1]).sum(axis=1)
+    k = matrix.shape[-1]
+    return (_of_blocks(gains, perm[:, ::k] // k) * matrix).sum(axis=(1, 2, 3))
+
+
+def _of_blocks(gains: NDArray[Any], outer: NDArray[np.int64]) -> NDArray[Any]:
+    """(K, g, k, k) of each block with the one that comes in its place."""
+    split = by_block(gains, outer.shape[1])
+    return np.ascontiguousarray(np.take_along_axis(split, outer[:, :, None, None, None], 2)[:, :, 0])

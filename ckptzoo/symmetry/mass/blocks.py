@@ -1,0 +1,378 @@
+r"""The least mass where channels are written and read apart: matrices of heads, and scales of queries and keys.
+
+The mass ``|g w|^2`` is convex along the one-parameter subgroups of scales and invertible matrices, so that a point
+which no group can improve is the least one (Kempf and Ness, 1979). Groups take turns: with all others fixed
+
+- a block of matrices, A what its channels write and B what reads them, has the least mass ``2 |A^T B|_*`` where
+  ``A A^T = B B^T`` (ckptzoo/symmetry/matrices/balance.py), a complex number, or a scale whose inverse another tensor is
+  written with, where both sides have equal norms;
+- all other scales form a flow network (network.py), in which the channels of these count as ground.
+
+**How far the mass is above the least one.** With ``g = exp(xi)`` a better point, xi the logarithms d of scales and
+symmetric matrices X, convexity gives ``|g w|^2 >= |w|^2 + 2 sum d_i (in_i - out_i) + 2 sum tr(X (A A^T - B B^T))``, so
+that the excess is at most ``2 sum |d_i| |in_i - out_i| + 2 sum |X| |A A^T - B B^T|_*``. As ``|g w|^2 <= P``, the mass
+at w, every part of g w is at most that: for a channel that a tensor writes with the squared norm m, and whose other
+axes have factors of at least ``exp(-b)``, ``d <= b + log(P / m) / 2``, and ``X <= b + log(P / lambda) / 2`` for the
+least eigenvalue of ``A A^T``; likewise from below. The bounds b of factors follow from each other, group by group, as
+those in certificate.py do.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ckptzoo.schema.symmetry import AxisAction, Group, Symmetry
+from ckptzoo.symmetry.action import transform
+from ckptzoo.symmetry.arrays import by_channel, is_float, listings, stored_dtype
+from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.mass.assembly import build_network
+from ckptzoo.symmetry.mass.certificate import FLOOR, total_masses
+from ckptzoo.symmetry.mass.network import Network
+from ckptzoo.symmetry.mass.packing import unpacked
+from ckptzoo.symmetry.mass.solver import Balanced
+from ckptzoo.symmetry.matrices.blocks import balance_blocks
+from ckptzoo.symmetry.matrices.gauge import joined_rows
+from ckptzoo.symmetry.matrices.tables import among
+from ckptzoo.symmetry.moments import Moments
+from ckptzoo.symmetry.scales import solve
+
+MAX_ROUNDS = 300
+"""Turns that blocks and the other scales take, at most."""
+CLOSE = 1e-12
+"""Gap at which they stop."""
+PATIENCE = 20
+"""Turns in which the gap has to halve; where a bias keeps a block from its limit it never does."""
+_BLOCKS = ("linear", "complex")
+Arrays = Mapping[str, np.ndarray]
+Engine = Callable[[Network, float], Balanced]
+
+
+@dataclass(frozen=True, eq=False)
+class LeastMassBlocks:
+    """K checkpoints at their least mass.
+
+    Parameters
+    ----------
+    weights
+        tensor name to (K, *shape), at least float32.
+    element
+        what leads there, of the table that was given; NaN in the matrices of blocks of lower rank.
+    mass_before, mass_after, gap, imbalance
+        (K,) float64, as in ``MinMass``.
+    dropped
+        (K,) int64, channels on no way from input to output.
+    iterations
+        (K,) int64, turns.
+    degenerate
+        (K,) int64, channels of blocks of lower rank, which are 0.
+    unsigned
+        (K,) bool, a sign or the scale of a dropped channel could not be determined.
+    """
+
+    weights: dict[str, np.ndarray]
+    element: GroupElement
+    mass_before: np.ndarray
+    mass_after: np.ndarray
+    gap: np.ndarray
+    imbalance: np.ndarray
+    dropped: np.ndarray
+    iterations: np.ndarray
+    degenerate: np.ndarray
+    unsigned: np.ndarray
+
+
+def taking_turns(table: Symmetry) -> list[str]:
+    """The groups that no flow network holds, in the table's order.
+
+    Those with matrices; and scales with whose inverse a weight is written which has other scales on another axis, so
+    that its mass has the inverses of two scales, as that of keys behind the gains of a normalisation.
+    """
+    inverse: set[str] = set()
+    for tensor in dict.fromkeys(action.tensor for action in table.actions):
+        parts = [
+            part
+            for action in table.actions_on(tensor)
+            for part in action.parts
+            if any(table[segment.group].resizes for segment in part.segments)
+        ]
+        axes = [part.axis for part in parts if part.exponent == -1]
+        if len(set(axes)) > 1 and any(part.in_mass for part in parts):
+            inverse |= {
+                segment.group
+                for part in parts
+                if part.exponent == -1 and part.role == "out"
+                for segment in part.segments
+                if table[segment.group].resizes
+            }
+    return [group.id for group in table.groups if group.scale in _BLOCKS or group.id in inverse]
+
+
+def find_blocks(arrays: Arrays, table: Symmetry, engine: Engine) -> LeastMassBlocks:
+    """Take turns until the mass is the least one.
+
+    Parameters
+    ----------
+    arrays
+        tensor name to (K, *shape), finite.
+    table
+        without signs of normalisations and without scales in front of them (``Formulation.table``).
+    engine
+        the solver for the other scales.
+
+    Raises
+    ------
+    SymmetryError
+        Scales or matrices of a group act on two axes of one tensor, or the flow network cannot hold the other scales.
+
+    Notes
+    -----
+    A checkpoint's turns do not depend on the others. In float64, memory for a copy of the weights. Tested in
+    tests/symmetry/test_mass_blocks.py.
+    """
+    work = {name: array.astype(np.float64) if is_float(array) else array for name, array in arrays.items()}
+    K, turns = len(next(iter(work.values()))), taking_turns(table)
+    outside = _without_scales(table, turns)
+    blocks_table, element = among(table, keep=_BLOCKS), GroupElement.identity(table, K)
+    network = build_network(Moments(*unpacked(work, outside)))
+    before = total_masses(network, np.zeros_like(network.source))
+    after, gap, imbalance = np.full((3, K), np.nan)
+    dropped, iterations, waiting = np.zeros(K, np.int64), np.zeros(K, np.int64), np.arange(K)
+    earlier = np.full(K, np.inf)
+    for turn in range(MAX_ROUNDS):
+        some = {name: array[waiting] for name, array in work.items()}
+        step = _scale(some, outside, engine, table)
+        step = _balance(some, blocks_table, turns, table).compose(step)
+        network = build_network(Moments(*unpacked(some, outside)))
+        after[waiting] = total_masses(network, np.zeros_like(network.source))
+        dropped[waiting] = (~network.kept).sum(axis=1)
+        iterations[waiting] += 1
+        gap[waiting], imbalance[waiting] = _certified(some, network, table, turns, after[waiting])
+        _compose(element, step, waiting)
+        for name, array in some.items():
+            work[name][waiting] = array
+        waiting = waiting[gap[waiting] > CLOSE]
+        if turn % PATIENCE == 0:
+            waiting, earlier = waiting[gap[waiting] <= earlier[waiting] / 2], np.minimum(gap, earlier)
+        if not len(waiting):
+            break
+    unsigned = _settle_rest(work, element, table, outside)
+    weights = {name: array.astype(stored_dtype(arrays[name].dtype), copy=False) for name, array in work.items()}
+    lost = np.zeros(K, np.int64)
+    for group in table.groups:
+        if group.scale == "linear":
+            sides = (joined_rows(work, group, table, inverted=inverted) for inverted in (False, True))
+            lost += np.logical_and.reduce([(side == 0).all(axis=-1) for side in sides]).sum(axis=(1, 2))
+    return LeastMassBlocks(weights, element, before, after, gap, imbalance, dropped, iterations, lost, unsigned)
+
+
+def _without_scales(table: Symmetry, names: list[str]) -> Symmetry:
+    """The table of permutations and scales in which some groups are not scaled."""
+    plain = among(table)
+    groups = (replace(group, scale="none") if group.id in names else group for group in plain.groups)
+    return Symmetry(tuple(groups), plain.actions)
+
+
+def _balance(work: dict[str, np.ndarray], blocks_table: Symmetry, turns: list[str], table: Symmetry) -> GroupElement:
+    """Balance the groups that take turns, in place, one after the other."""
+    K = len(next(iter(work.values())))
+    one = GroupElement.identity(table, K)
+    found = balance_blocks(work, blocks_table, rounds=1)
+    element = GroupElement(one.perms, one.scales, {**one.matrices, **found.matrices})
+    for name in turns:
+        if table[name].scale in _BLOCKS:
+            continue
+        into, out_of = _flows(work, table, table[name])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            scale = np.sqrt(np.sqrt(out_of / into))
+        scale = np.where((into > 0) & (out_of > 0), scale, 1.0)
+        element.scales[name][:] = scale
+        _act(work, table, {name: scale})
+    return element
+
+
+def _scale(work: dict[str, np.ndarray], outside: Symmetry, engine: Engine, table: Symmetry) -> GroupElement:
+    """Give the other scales their least mass, in place."""
+    network = build_network(Moments(*unpacked(work, outside)))
+    element = GroupElement.identity(table, len(network.source))
+    if not network.groups:
+        return element
+    logs = engine(network, FLOOR).log_scales
+    scales = {
+        group.id: np.where(network.kept[:, place], np.exp(logs[:, place]), 1.0)
+        for group, place in zip(network.groups, network.slices, strict=True)
+    }
+    for name, scale in scales.items():
+        element.scales[name][:] = scale
+    _act(work, table, scales)
+    return element
+
+
+def _act(work: dict[str, np.ndarray], table: Symmetry, scales: Mapping[str, np.ndarray]) -> None:
+    """Scale channels, in place."""
+    K = len(next(iter(work.values())))
+    plain = among(table)
+    perms = {group.id: np.tile(np.arange(group.n), (K, 1)) for group in plain.groups}
+    element = GroupElement(perms, scales)
+    for name in dict.fromkeys(action.tensor for action in plain.actions):
+        actions = plain.actions_on(name)
+        if is_float(work[name]) and any(action.groups & scales.keys() for action in actions):
+            work[name] = transform(work[name], actions, element, plain)
+
+
+def _compose(element: GroupElement, step: GroupElement, rows: np.ndarray) -> None:
+    """A step after elements of some rows, in place."""
+    made = step.compose(element[rows])
+    for kind in ("scales", "matrices"):
+        for name, value in getattr(element, kind).items():
+            value[rows] = getattr(made, kind)[name]
+
+
+def _settle_rest(work: dict[str, np.ndarray], element: GroupElement, table: Symmetry, outside: Symmetry) -> np.ndarray:
+    """Scale dropped channels to unit norm and choose signs, in place; (K,) where some are undetermined."""
+    plain = among(table)
+    network = build_network(Moments(*unpacked(work, outside)))
+    K = len(network.source)
+    settled = {group.id: np.ones((K, group.n)) for group in plain.groups if group.scaled}
+    for group, place in zip(network.groups, network.slices, strict=True):
+        settled[group.id] = np.where(network.kept[:, place], 1.0, np.nan)
+    for group in plain.groups:
+        if group.scale == "sign":
+            settled[group.id] = np.full((K, group.n), np.nan)
+    if not settled:
+        return np.zeros(K, bool)
+    others = solve(Moments(work, plain), settled=settled)
+    _act(work, table, others.scales)
+    for name, value in element.scales.items():
+        value *= others.scales[name]
+    for name, matrix in element.matrices.items():
+        if name in others.scales:
+            matrix *= others.scales[name].reshape(*matrix.shape[:-1], 1)
+    return others.unsigned | others.unsolved
+
+
+def _certified(
+    work: Arrays, network: Network, table: Symmetry, turns: list[str], mass: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The gaps (K,), and the largest imbalance of a channel or a block."""
+    cut, plain = unpacked(_masked(work, network, table), table)
+    groups = [group for group in table.groups if group.resizes or group.id in turns]
+    upper, lower = _bounds(cut, plain, groups, mass)
+    excess, imbalance = np.zeros(len(mass)), np.zeros(len(mass))
+    with np.errstate(invalid="ignore"):
+        for group in groups:
+            reach = np.maximum(upper[group.id], lower[group.id])
+            if group.scale == "linear":
+                written, read = (_gram(cut, plain, group, exponent) for exponent in (1, -1))
+                off = np.abs(np.linalg.eigvalsh(written - read)).sum(axis=(1, 2))
+                share = off / np.maximum(np.trace(written + read, axis1=2, axis2=3).sum(axis=1), 1e-300)
+            else:
+                into, out_of = _flows(cut, plain, group)
+                off = np.abs(into - out_of).sum(axis=1)
+                total = into + out_of
+                share = np.divide(np.abs(into - out_of), total, out=np.zeros_like(total), where=total > 0).max(axis=1)
+            excess += 2 * np.where(off > 0, off * reach, 0)
+            imbalance = np.maximum(imbalance, share)
+        gap = np.where(mass > 0, excess / mass, 0)
+    return np.where(np.isfinite(gap), np.clip(gap, FLOOR, 1), 1.0), imbalance
+
+
+def _masked(work: Arrays, network: Network, table: Symmetry) -> dict[str, np.ndarray]:
+    """The weights without those of dropped channels, which do not count in the mass."""
+    made = dict(work)
+    dropped = {group.id: ~network.kept[:, place] for group, place in zip(network.groups, network.slices, strict=True)}
+    for action in table.actions:
+        for listing in listings(action, table):
+            gone = dropped.get(listing.group)
+            if gone is not None and gone.any() and action.in_mass and action.blocks == 1:
+                factor = np.ones((len(gone), made[action.tensor].shape[action.axis + 1]))
+                factor[:, listing.places.ravel()] = np.repeat(~gone, listing.places.shape[1], axis=1)
+                ones = [1] * (made[action.tensor].ndim - action.axis - 2)
+                made[action.tensor] = made[action.tensor] * factor.reshape(len(gone), *[1] * action.axis, -1, *ones)
+    return made
+
+
+def _bounds(
+    work: Arrays, table: Symmetry, groups: list[Group], mass: np.ndarray
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """How far the logarithms of factors can rise and fall (K,), by group."""
+    K = len(mass)
+    upper, lower = ({group.id: np.full(K, np.inf) for group in groups} for _ in range(2))
+
+    def others(action: AxisAction) -> np.ndarray:
+        """By how much the factors along the other axes can be below 1."""
+        total = np.zeros(K)
+        for other in table.actions_on(action.tensor):
+            if other is action or other.exponent not in (1, -1):
+                continue
+            side = lower if other.exponent == 1 else upper
+            names = {segment.group for segment in other.segments} & side.keys()
+            total += np.maximum.reduce([np.zeros(K), *(side[name] for name in names)])
+        return total
+
+    sizes = {
+        (group.id, exponent): list(_sizes(work, table, group, exponent)) for group in groups for exponent in (1, -1)
+    }
+    for _ in range(2 * len(groups) + 1):
+        before = [value.copy() for side in (upper, lower) for value in side.values()]
+        for group in groups:
+            for exponent, side in ((1, upper), (-1, lower)):
+                listed = sizes[group.id, exponent]
+                if not listed:
+                    continue
+                if group.scale == "linear":
+                    reach = np.maximum.reduce([others(action) for action, _ in listed])
+                    found = reach + _half_log(mass, _least_eigenvalue(_gram(work, table, group, exponent)))
+                else:
+                    each = [others(action)[:, None] + _half_log(mass[:, None], size) for action, size in listed]
+                    nearest = np.minimum.reduce(each)
+                    # a channel without any mass moves none
+                    alive = np.maximum.reduce([size for _, size in listed]) > 0
+                    found = np.where(alive, nearest, -np.inf).max(axis=1)
+                side[group.id] = np.minimum(side[group.id], np.maximum(found, 0))
+        after = [value for side in (upper, lower) for value in side.values()]
+        if all(np.array_equal(one, two) for one, two in zip(before, after, strict=True)):
+            break
+    return upper, lower
+
+
+def _half_log(mass: np.ndarray, size: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(size > 0, np.log(mass / size) / 2, np.inf)
+
+
+def _flows(work: Arrays, table: Symmetry, group: Group) -> tuple[np.ndarray, np.ndarray]:
+    """The squared norms (K, n) of all that a group's channels write and read."""
+    K = len(next(iter(work.values())))
+    into, out_of = (
+        sum((size for _, size in _sizes(work, table, group, exponent)), np.zeros((K, group.n))) for exponent in (1, -1)
+    )
+    return into, out_of
+
+
+def _sizes(work: Arrays, table: Symmetry, group: Group, exponent: int) -> Iterator[tuple[AxisAction, np.ndarray]]:
+    """The squared norms (K, n) of each tensor with such an exponent of a group's channels, biases left out."""
+    for whole in table.actions:
+        if not any(action.in_mass for action in table.actions_on(whole.tensor)):
+            continue
+        for action in whole.parts:
+            own = [item for item in listings(action, table) if item.group == group.id]
+            if action.exponent != exponent or not own:
+                continue
+            channels = by_channel(work[action.tensor], action)
+            squares = np.square(channels.reshape(len(channels), channels.shape[1] * channels.shape[2], -1)).sum(axis=2)
+            yield whole, sum((squares[:, item.places].sum(axis=2) for item in own), np.zeros((1, group.n)))
+
+
+def _gram(work: Arrays, table: Symmetry, group: Group, exponent: int) -> np.ndarray:
+    """(K, blocks, k, k) of all that the channels of a group write, or read."""
+    rows = joined_rows(work, group, table, inverted=exponent == -1)
+    return rows @ rows.swapaxes(-1, -2)
+
+
+def _least_eigenvalue(gram: np.ndarray) -> np.ndarray:
+    """(K,) the least one of all blocks, rows of zeros left out, which no matrix changes."""
+    zero = np.diagonal(gram, axis1=-2, axis2=-1) == 0
+    largest = np.maximum(np.trace(gram, axis1=-2, axis2=-1), 1e-300)[..., None]
+    filled = gram + np.eye(gram.shape[-1]) * np.where(zero, largest, 0)[..., None]
+    return np.linalg.eigvalsh(filled)[..., 0].min(axis=1)

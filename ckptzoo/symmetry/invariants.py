@@ -6,14 +6,14 @@ one network; ``comparison.py`` decides, weight by weight.
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Symmetry, Wreath
-from ckptzoo.symmetry.arrays import is_float, listings, to_numpy
+from ckptzoo.symmetry.arrays import Listing, is_float, listings, to_numpy
 from ckptzoo.symmetry.ordering import leaders, shape_of
 
 FEATURES = 8
@@ -143,6 +143,15 @@ def _norm(flat: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, eq=False)
+class Inside:
+    """The channels of a group inside those of another: whose features, to whose sums, and which at each position."""
+
+    reads: str
+    adds: str
+    channels: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
 class ListedChannels:
     """The channels of a group along an axis.
 
@@ -157,7 +166,7 @@ class ListedChannels:
     salt
         (1, F) signs of this listing.
     inside
-        the group that acts inside the channels, with its channel at each of the positions (n, positions a channel).
+        the group that acts inside the channels; or None.
     """
 
     reads: str
@@ -165,10 +174,10 @@ class ListedChannels:
     places: np.ndarray
     signs: np.ndarray
     salt: np.ndarray
-    inside: tuple[str, np.ndarray] | None = None
+    inside: Inside | None = None
 
 
-Listing = Callable[[str, AxisAction, Symmetry], list[ListedChannels]]
+Lister = Callable[[str, AxisAction, Symmetry], list[ListedChannels]]
 """From a name for an axis, its action, and the table."""
 
 
@@ -176,26 +185,29 @@ def permuted(name: str, action: AxisAction, symmetry: Symmetry) -> list[ListedCh
     """The channels on an axis that permutations move, by the group that leads each permutation."""
     found: list[ListedChannels] = []
     for number, item in enumerate(listings(action, symmetry)):
-        leader = symmetry.leader(item.group)
-        if isinstance(leader.perm, Fixed):
-            continue
-        made = listed_channels(f"{name} {number}", leader, leader.id, item.places)
-        if item.inside is not None:  # positions of another group's channels are alike
-            each = int((item.inside[1][0] == item.inside[1][0, 0]).sum())
-            signs = random_signs(f"{name} {number} places", item.places.shape[1])[:each]
-            made = replace(made, signs=np.tile(signs, (item.places.shape[1] // each, 1)), inside=item.inside)
-        found.append(made)
+        leader, inside = symmetry.leader(item.group), None
+        if not isinstance(leader.perm, Fixed):
+            if item.inside is not None:
+                inside = Inside(item.inside[0], item.inside[0], item.inside[1])
+            found.append(listed_channels(f"{name} {number}", leader, leader.id, item, inside))
     return found
 
 
-def listed_channels(name: str, leader: Group, key: str, places: np.ndarray, features: int = FEATURES) -> ListedChannels:
+def listed_channels(
+    name: str, leader: Group, key: str, listing: Listing, inside: Inside | None = None, features: int = FEATURES
+) -> ListedChannels:
     """Channels that take the permutation of a leader, which read from the key and add to it."""
+    places = listing.places
     signs = random_signs(f"{name} places", places.shape[1], features)
-    if (shape := shape_of(leader)).inner == "fixed":  # channels of a block differ as positions do
+    if listing.inside is not None:  # positions of another group's channels are alike
+        first = listing.inside[1][0]
+        each = int((first == first[0]).sum())
+        signs = np.tile(signs[:each], (places.shape[1] // each, 1))
+    elif (shape := shape_of(leader)).inner == "fixed":  # channels of a block differ as positions do
         count = shape.k * places.shape[1]
         each = random_signs(f"{name} in blocks", count, features).reshape(shape.k, -1, features)
         signs = np.tile(each, (shape.g, 1, 1))
-    return ListedChannels(key, key, places, signs, random_signs(name, 1, features))
+    return ListedChannels(key, key, places, signs, random_signs(name, 1, features), inside)
 
 
 class Axis:
@@ -213,7 +225,7 @@ class Axis:
         for listed in self.listings:
             features[:, listed.places] = colours[listed.reads][:, :, None] * listed.signs
             if listed.inside is not None:
-                features[:, listed.places] *= colours[listed.inside[0]][:, listed.inside[1]]
+                features[:, listed.places] *= colours[listed.inside.reads][:, listed.inside.channels]
         return features
 
     def add(self, sums: Mapping[str, np.ndarray], values: np.ndarray, colours: Mapping[str, np.ndarray]) -> None:
@@ -221,16 +233,14 @@ class Axis:
         for listed in self.listings:
             found = values[:, listed.places] * listed.signs
             whole = listed.salt * np.sqrt(len(listed.places))
-            if listed.inside is None:
+            if (inside := listed.inside) is None:
                 sums[listed.adds][...] += found.sum(axis=2) * whole
                 continue
-            name, channels = listed.inside
-            sums[listed.adds][...] += (found * colours[name][:, channels]).sum(axis=2) * whole
+            sums[listed.adds][...] += (found * colours[inside.reads][:, inside.channels]).sum(axis=2) * whole
             found = (found * colours[listed.reads][:, :, None]).reshape(len(values), -1, found.shape[-1])
-            order = np.argsort(channels, axis=None, kind="stable")
-            n = sums[name].shape[1]
-            inside = found[:, order].reshape(len(values), n, -1, found.shape[-1]).sum(axis=2)
-            sums[name][...] += inside * (listed.salt * np.sqrt(n))
+            order, taken = np.argsort(inside.channels, axis=None, kind="stable"), np.unique(inside.channels)
+            inner = found[:, order].reshape(len(values), len(taken), -1, found.shape[-1]).sum(axis=2)
+            sums[inside.adds][:, taken] += inner * (listed.salt * np.sqrt(sums[inside.adds].shape[1]))
 
 
 class TensorSums:
@@ -249,7 +259,7 @@ class TensorSums:
     """
 
     def __init__(
-        self, name: str, shape: tuple[int, ...], symmetry: Symmetry, listing: Listing, features: int = FEATURES
+        self, name: str, shape: tuple[int, ...], symmetry: Symmetry, listing: Lister, features: int = FEATURES
     ) -> None:
         self.name, self.shape = name, shape
         actions = {action.axis: action for action in symmetry.actions_on(name)}

@@ -16,16 +16,17 @@ Every number is smooth in the weights, as no order is: the singular values and e
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from ckptzoo.schema.symmetry import MATRICES, AxisAction, Fixed, Symmetry
-from ckptzoo.symmetry.arrays import is_float, listings, to_numpy
+from ckptzoo.schema.symmetry import MATRICES, AxisAction, Fixed, Group, Symmetry
+from ckptzoo.symmetry.arrays import Listing, is_float, listings, to_numpy
 from ckptzoo.symmetry.invariants import (
     INVARIANT_BYTES,
+    Inside,
     Invariants,
     ListedChannels,
     TensorSums,
@@ -206,23 +207,50 @@ def _mixing() -> np.ndarray:
 def _listed(name: str, action: AxisAction, symmetry: Symmetry) -> list[ListedChannels]:
     """The channels on an axis with their features: signs and matrices act where the table scales the axis by them."""
     found: list[ListedChannels] = []
-    for number, mixed in enumerate(mixed_channels((action,), symmetry)):
-        group = symmetry[mixed.group]
+    whole = replace(action, segments=tuple(segment for segment in action.segments if segment.within is None))
+    for number, mixed in enumerate(mixed_channels((whole,), symmetry)):
         blocks, k, count = mixed.places.shape
-        sides = ("-", "+") if mixed.inverted else ("+", "-")
-        reads, adds = (f"{group.id}{sides[1]}", f"{group.id}{sides[0]}") if group.scale == "linear" else (group.id,) * 2
         salt = random_signs(f"{name} {number} mixed", 1, FEATURES)
         signs = random_signs(f"{name} {number} mixed places", count, FEATURES)
-        found.append(ListedChannels(reads, adds, mixed.places.reshape(blocks * k, count), signs, salt))
+        keys = _keys(symmetry[mixed.group], mixed.inverted)
+        found.append(ListedChannels(*keys, mixed.places.reshape(blocks * k, count), signs, salt))
     for number, listing in enumerate(listings(action, symmetry)):
         if matrices_of(symmetry, listing.group) is not None:
             continue  # mixed, or gains, which are 1
         group, leader = symmetry[listing.group], symmetry.leader(listing.group)
-        turned = group.flips and action.exponent in (1, -1) and not action.absolute
-        if turned or not isinstance(leader.perm, Fixed):
+        turned = _turned(group, action)
+        inside = _inside(listing, action, symmetry)
+        if turned or inside is not None or not isinstance(leader.perm, Fixed):
             key = group.id if turned else f"{leader.id}*"
-            found.append(listed_channels(f"{name} {number}", leader, key, listing.places, FEATURES))
+            made = listed_channels(f"{name} {number}", leader, key, listing, inside, FEATURES)
+            # real and imaginary parts that take turns have one sign
+            found.append(made if inside is None else replace(made, signs=made.signs[..., :1, :]))
     return found
+
+
+def _turned(group: Group, action: AxisAction) -> bool:
+    return group.flips and action.exponent in (1, -1) and not action.absolute
+
+
+def _keys(group: Group, inverted: bool) -> tuple[str, str]:
+    """Whose features are where matrices act, and to whose sums it adds: of invertible ones those of the other side."""
+    if group.scale != "linear":
+        return group.id, group.id
+    return (f"{group.id}+", f"{group.id}-") if inverted else (f"{group.id}-", f"{group.id}+")
+
+
+def _inside(listing: Listing, action: AxisAction, symmetry: Symmetry) -> Inside | None:
+    """The group that acts inside the channels, as where several heads of queries share their keys."""
+    if listing.inside is None:
+        return None
+    name, channels = listing.inside
+    if (owner := matrices_of(symmetry, name)) is None:
+        key = name if _turned(symmetry[name], action) else f"{symmetry.leader(name).id}*"
+        return Inside(key, key, channels)
+    if symmetry[owner].scale == "complex":
+        turns = np.arange(channels.shape[1]) % 2
+        channels = 2 * channels + (turns if listing.part is None else listing.part)
+    return Inside(*_keys(symmetry[owner], (action.exponent == -1) != listing.inverse), channels)
 
 
 def _rounds(tensors: list[TensorSums], symmetry: Symmetry) -> int:
@@ -236,8 +264,13 @@ def _rounds(tensors: list[TensorSums], symmetry: Symmetry) -> int:
             if tensor.name in weighted:
                 for axis in tensor.axes:
                     others = [listed for other in tensor.axes if other is not axis for listed in other.listings]
-                    if all(listed.reads in known for listed in others):
-                        reached |= {listed.adds for listed in axis.listings}
+                    inside = [listed.inside.reads for listed in others if listed.inside is not None]
+                    if known.issuperset([*inside, *(listed.reads for listed in others)]):
+                        for listed in axis.listings:
+                            if listed.inside is None or listed.inside.reads in known:
+                                reached.add(listed.adds)
+                            if listed.inside is not None and listed.reads in known:
+                                reached.add(listed.inside.adds)
         rounds += 1
         if reached <= known:
             return rounds

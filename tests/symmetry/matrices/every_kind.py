@@ -60,6 +60,31 @@ def table(stream: str = "orthogonal", *, packed: bool = False) -> Symmetry:
     return Symmetry(groups, tuple(others + attention + output + units + biases))
 
 
+def grouped_queries() -> Symmetry:
+    """Four heads of queries, two for each pair of keys and values, whose matrices act within the heads."""
+    groups = (
+        Group("x", D, Sym(), "orthogonal"),
+        Group("heads", 4, Wreath("kv", 2, 2), "none"),
+        Group("qk", 4, Wreath("kv", 2, 2, "fixed"), "complex"),
+        Group("vo", 6, Wreath("kv", 2, 3), "linear"),
+    )
+    pairs = tuple(Segment("qk", 4 * head + 2 * part, 1, 2, part=part) for head in range(2) for part in (0, 1))
+    # queries have their real and imaginary parts in turns
+    listed = {
+        "q": ((Segment("heads", 0, 4, 4, within="qk"),), 1),
+        "k": (pairs, -1),
+        "v": ((Segment("vo", 0, 1, 6),), 1),
+    }
+    actions = [AxisAction("embed", 1, (Segment("x", 0, 1, D),), 1, True, "out")]
+    actions += [AxisAction("head", 1, (Segment("x", 0, 1, D),), -1, True, "in")]
+    for name, (segments, exponent) in listed.items():
+        actions.append(AxisAction(name, 0, segments, exponent, True, "out"))
+        actions.append(AxisAction(name, 1, (Segment("x", 0, 1, D),), -1, True, "in"))
+    actions.append(AxisAction("o", 0, (Segment("x", 0, 1, D),), 1, True, "out"))
+    actions.append(AxisAction("o", 1, (Segment("heads", 0, 3, 4, within="vo"),), -1, True, "in"))
+    return Symmetry(groups, tuple(actions))
+
+
 def weights_of(symmetry: Symmetry, K: int, rng: np.random.Generator) -> Weights:
     """Random networks; those behind a norm with a mean have no part along the ones, and gains are 1."""
     sizes = {
@@ -71,7 +96,8 @@ def weights_of(symmetry: Symmetry, K: int, rng: np.random.Generator) -> Weights:
         if name not in shapes:
             shapes[name] = tuple(sizes[name, axis] for axis in (0, 1) if (name, axis) in sizes)
     made = {name: rng.standard_normal((K, *shape)) for name, shape in shapes.items()}
-    made["gain"][...] = 1
+    if "gain" in made:
+        made["gain"][...] = 1
     return made
 
 

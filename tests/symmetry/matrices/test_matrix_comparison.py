@@ -9,7 +9,7 @@ import pytest
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply, canonicalize
 from ckptzoo.symmetry.matrices.comparison import matrix_distances, matrix_tolerance, near_bound
-from tests.symmetry.matrices.every_kind import Weights, changed, table, weights_of
+from tests.symmetry.matrices.every_kind import Weights, changed, grouped_queries, table, weights_of
 
 K = 4
 TABLES = {
@@ -17,6 +17,7 @@ TABLES = {
     "LayerNorm": table("orthogonal_mean"),
     "packed": table(packed=True),
     "heads alone": table("none"),
+    "grouped queries": grouped_queries(),
 }
 tables = pytest.mark.parametrize("symmetry", TABLES.values(), ids=TABLES.keys())
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ckptzoo
-from ckptzoo.derive import derive
+from ckptzoo.derive import dedupe, derive
 from ckptzoo.image_sets.digits import DIGITS_TEST, read_digits
 from ckptzoo.image_sets.lookup import load
 from ckptzoo.symmetry import GroupElement, apply, fold, trace
@@ -102,6 +102,9 @@ def test_a_transformer_from_training_to_the_loader(
     assert max(apart(one, other) for other in others) < 1e-4
     assert apart(*({name: value[row] for name, value in stored.items()} for row in (0, 2))) > 0.5
     assert apart(one, {name: value[1] for name, value in held.items()}) > 0.5
+    assert [sorted(ids) for ids in dedupe(zoo).groups] == [
+        [f"disguise-0-{seed}", f"disguise-1-{seed}", f"vit-{seed}"] for seed in range(2)
+    ]
     # by the loader, one checkpoint
     checkpoint = zoo.checkpoint("disguise-1-0", variant="canonical")
     assert all(np.array_equal(checkpoint[name], held[name][4]) for name in names)

@@ -282,6 +282,8 @@ def _of_group(group: Group) -> Iterator[Problem]:
             yield _problem(f"{what}: inner", " or ".join(INNERS), repr(group.perm.inner))
     if group.scale in MATRICES and isinstance(group.perm, Like):
         yield _problem(f"{what}: scale", "scales, as the group is like another", repr(group.scale))
+    if group.scale == "complex" and isinstance(group.perm, Wreath) and group.perm.inner == "free":
+        yield _problem(f"{what}: inner", "fixed, for complex numbers in blocks", "free")
     if group.scale in ("linear", "orthogonal", "orthogonal_mean") and isinstance(group.perm, Fixed):
         yield _problem(f"{what}: perm", f"sym or wreath, for {group.scale} matrices", "fixed")
 

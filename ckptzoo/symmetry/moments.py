@@ -97,6 +97,17 @@ class Moments:
         squares, exponent = self._slices(2, action, group, scales, silent)
         return _sizes(squares.sum(axis=2), exponent, self.precision(action))
 
+    def sizes_of_sums(self, action: AxisAction, group: str, scales: PerGroup, silent: PerGroup) -> np.ndarray:
+        """Sizes (K, n) that ``sums`` have where their terms are like the slice's in size and of random signs.
+
+        The norm of a slice; of cubes of m weights its third power over the root of m.
+        """
+        norms = self.norms(action, group, scales, silent).values
+        if not self.cubes:
+            return norms
+        squares, _ = self._slices(2, action, group, scales, silent)
+        return norms**3 / np.sqrt(squares.shape[2] * self._still(action.tensor))
+
     def deviations(self, action: AxisAction, group: str, scales: PerGroup, silent: PerGroup) -> Sizes:
         """Standard deviations of the channels' slices; the modulus where a slice is one number.
 

@@ -292,7 +292,7 @@ def _signs(
         # the sign of a gain counts once that of what it normalises is known
         if not sign.all() and all(segment.group in scales for segment in action.signs):
             sums = moments.sums(action, group.id, scales, silent)
-            sizes = moments.norms(action, group.id, scales, silent).values
+            sizes = moments.sizes_of_sums(action, group.id, scales, silent)
             rounding = max(ROUNDING * moments.precision(action), SCALE_ROUNDING)
             sums[np.abs(sums) <= rounding * sizes] = 0
             sign = np.where(sign == 0, np.sign(sums), sign)

@@ -30,6 +30,8 @@ from ckptzoo.symmetry import canonicalize, trace
 
 TINY, MEMBERS, SINGLE = "timm ViT", 1000, 50
 """One by one ``SINGLE`` networks are timed, of which the time for all is computed."""
+REPEATS = 3
+"""Of large networks; the least seconds are printed."""
 SECONDS, READS, MEMORY, SPEEDUP = 8.0, 8.0, 500.0, 10.0
 """The aims: seconds, times a warm read, MB beside input and output, times as fast as one by one."""
 Stacked = dict[str, NDArray[Any]]
@@ -100,17 +102,22 @@ def large(symmetry: Symmetry, arch: Architecture, folder: Path, threads: int) ->
                 file.readinto(buffer[: array.nbytes])
                 _ = buffer[: array.nbytes].copy()
         reads.append(time.perf_counter() - started)
-    before, started, worked = _peak(), time.perf_counter(), time.process_time()
-    made = canonicalize(weights, symmetry, threads=threads)
-    seconds, worked = time.perf_counter() - started, time.process_time() - worked
+    before, timed = _peak(), list[tuple[float, float]]()
+    for _ in range(REPEATS):
+        started, worked = time.perf_counter(), time.process_time()
+        made = canonicalize(weights, symmetry, threads=threads)
+        timed.append((time.perf_counter() - started, time.process_time() - worked))
+        found = made.report
+        del made
+    seconds, worked = min(timed)
     return {
         "megabytes": nbytes / 2**20,
         "read": min(reads),
         "seconds": seconds,
         "cpu": worked,
         "memory": _peak() - before - nbytes / 2**20,
-        "degenerate": float(made.report.degenerate[0]),
-        "unresolved": float(made.report.unresolved[0]),
+        "degenerate": float(found.degenerate[0]),
+        "unresolved": float(found.unresolved[0]),
     }
 
 

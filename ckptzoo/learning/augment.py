@@ -12,14 +12,18 @@ from numpy.typing import NDArray
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.permutation import derive_key
 from ckptzoo.schema import layout
-from ckptzoo.schema.symmetry import Fixed, Group, Like, Symmetry, Wreath
+from ckptzoo.schema.symmetry import MATRICES, Fixed, Group, Like, Symmetry, Wreath
 from ckptzoo.symmetry import GAUGES, GroupElement
 from ckptzoo.symmetry.arrays import by_channel, positions
+from ckptzoo.symmetry.element import mean_basis, uniform_orthogonal
+from ckptzoo.symmetry.gauges import gauge_of
+from ckptzoo.symmetry.matrices.tables import among, lifted, mixes
 
 _DOMAIN = 20
 """Keeps the keys of group elements apart from those that order rows."""
 _GOLDEN = 0x9E3779B97F4A7C15
 """2**64 over the golden ratio, an odd number."""
+INVERTIBLE, ORTHOGONAL = ("linear", "complex"), ("orthogonal", "orthogonal_mean")
 Words = NDArray[np.uint64]
 
 
@@ -37,11 +41,19 @@ class Augment:
         below which there is no variance that keeps the function. 0 for none.
     signs
         whether signs are drawn, by a fair coin, for the groups whose scales have signs.
+    matrices
+        the largest logarithm of a singular value of the invertible matrices of heads and low-rank updates, ``U S V``
+        with uniform orthogonal U and V and log-uniform S in ``[exp(-matrices), exp(matrices)]``, and of the modulus of
+        complex numbers, whose phase is uniform; from 0 on. None for none: the channels of their blocks are permuted,
+        scaled and change signs as others do.
+    rotations
+        whether uniform orthogonal matrices turn the streams that RMSNorm or LayerNorm reads; of weights whose gains are
+        1 alone, and others are refused where they are streamed. Else their channels are permuted.
 
     Raises
     ------
     ZooError
-        ``scales`` is negative, not finite, or so large (above 80) that float32 overflows.
+        ``scales`` or ``matrices`` is negative, not finite, or so large (above 80) that float32 overflows.
 
     Notes
     -----
@@ -61,11 +73,30 @@ class Augment:
     permutations: bool = True
     scales: float = 0.0
     signs: bool = False
+    matrices: float | None = None
+    rotations: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.scales <= 80:
-            problem = Problem("Augment", "scales", "a logarithm from 0 to 80", str(self.scales), "Choose about 0.3.")
-            raise ZooError(problem)
+        for name, value in (("scales", self.scales), ("matrices", 0 if self.matrices is None else self.matrices)):
+            if not 0 <= value <= 80:
+                problem = Problem("Augment", name, "a logarithm from 0 to 80", str(value), "Choose about 0.3.")
+                raise ZooError(problem)
+
+    def table(self, symmetry: Symmetry) -> Symmetry:
+        """The table of the symmetries that are drawn: matrices that are not drawn leave permutations and scales.
+
+        Parameters
+        ----------
+        symmetry
+            the network's table.
+
+        Returns
+        -------
+        Symmetry
+            that one, or one of a subgroup.
+        """
+        kept = () if self.matrices is None else INVERTIBLE
+        return among(symmetry, keep=(*kept, *(ORTHOGONAL if self.rotations else ())))
 
     def element(self, symmetry: Symmetry, ids: Iterable[str], *, seed: int, epoch: int, view: int = 0) -> GroupElement:
         """The group elements that a stream applies to these checkpoints, before running variances bound scales.
@@ -82,14 +113,18 @@ class Augment:
         Returns
         -------
         GroupElement
-            GroupElement of K elements: ``new[i] = scale[i] * old[perm[i]]``.
+            GroupElement of K elements: ``new[i] = scale[i] * old[perm[i]]``, and ``matrix[b] @ old[perm[block b]]``.
         """
         keys = element_keys(id_hashes(ids), seed, epoch, view)
-        perms, scales = Draw.of(symmetry, self)(keys)
-        whole = GroupElement.identity(symmetry, len(keys))
+        drawn = self.table(symmetry)
+        draw = Draw.of(drawn, self)
+        (perms, scales), matrices = draw(keys), draw.matrices(keys)
+        whole = GroupElement.identity(drawn, len(keys))
         moved = {**whole.perms, **perms}
         scaled = {name: np.take_along_axis(scale, moved[name], axis=1) for name, scale in scales.items()}
-        return GroupElement(moved, {**whole.scales, **scaled})
+        turned = {name: in_new_order(matrix, moved[name]) for name, matrix in matrices.items()}
+        element = GroupElement(moved, {**whole.scales, **scaled}, {**whole.matrices, **turned})
+        return element if drawn is symmetry else lifted(element, symmetry)
 
     def require(self, symmetry: Symmetry | None, variant: str, *, location: str) -> Symmetry:
         """The table, where the elements may be applied to a variant's weights.
@@ -106,7 +141,8 @@ class Augment:
         Raises
         ------
         ZooError
-            There is no table, or the variant is one from which these symmetries were removed.
+            There is no table, or the variant is one from which these symmetries were removed; or matrices are asked for
+            and the table has none.
         """
         if symmetry is None:
             step = "Declare one, ckptzoo.derive.declare(zoo, table), or leave out augment=."
@@ -115,8 +151,22 @@ class Augment:
         if variant.startswith(layout.ALIGNED):
             collapsed = "scales and permutations"
         wanted = {"permutations": self.permutations, "scales": self.scales > 0 or self.signs}
+        removed = {name: name in collapsed for name in wanted}
+        if mixes(symmetry):
+            wanted |= {"matrices": self.matrices is not None, "rotations": self.rotations}
+            if variant in GAUGES:
+                collapsed = " and ".join(gauge_of(GAUGES[variant].name, symmetry).collapses)
+            elif variant.startswith(layout.ALIGNED):
+                collapsed = "scales, permutations and matrices"
+            every = collapsed.replace("invertible matrices", "")
+            # channels of a block are permuted and scaled by matrices too
+            removed = {name: name in collapsed or "matrices" in collapsed for name in removed}
+            removed |= {"matrices": "matrices" in collapsed or "scales" in collapsed, "rotations": "matrices" in every}
+        elif self.matrices is not None or self.rotations:
+            step = "Leave out matrices and rotations in Augment."
+            raise ZooError(Problem(location, "augment with matrices", "a table that has some", "another", step))
         for name, asked in wanted.items():
-            if asked and name in collapsed:
+            if asked and removed[name]:
                 step = f"Stream variant='raw', or leave out {name} in Augment."
                 got = f"variant {variant!r}, which removed {collapsed}"
                 raise ZooError(Problem(location, f"augment with {name}", "weights that still have them", got, step))
@@ -139,6 +189,8 @@ class Draw:
         length n to the first of its columns and the (name, m) that take ``m * n`` of them each.
     scales
         the group and its first column.
+    mixing
+        the groups with matrices that are drawn, and the constants of the words for each.
     """
 
     augment: Augment
@@ -146,6 +198,7 @@ class Draw:
     constants: Words
     sorts: Mapping[int, tuple[int, tuple[tuple[str, int], ...]]]
     scales: tuple[tuple[Group, int], ...]
+    mixing: tuple[tuple[Group, Words], ...] = ()
 
     @classmethod
     def of(cls, table: Symmetry, augment: Augment) -> "Draw":
@@ -155,9 +208,9 @@ class Draw:
         for group in table.groups if augment.permutations else ():
             if isinstance(group.perm, Wreath):
                 outers[group.perm.outer] = group.perm.g
-                if group.perm.k > 1 and group.perm.inner == "free":
+                if _moves_inside(group):
                     lengths.setdefault(group.perm.k, []).append((f"inner:{group.id}", group.perm.g))
-            elif not isinstance(group.perm, Fixed | Like) and group.n > 1:
+            elif not isinstance(group.perm, Fixed | Like) and group.n > 1 and group.scale not in MATRICES:
                 lengths.setdefault(group.n, []).append((f"perm:{group.id}", 1))
         for outer, g in outers.items():
             lengths.setdefault(g, []).append((f"outer:{outer}", 1))
@@ -175,7 +228,8 @@ class Draw:
                 constants.append(_constants(f"scale:{group.id}", group.n))
                 start += group.n
         joined = np.concatenate(constants) if constants else np.zeros(0, np.uint64)
-        return cls(augment, table, joined, sorts, tuple(scales))
+        mixing = tuple((group, _constants(f"matrix:{group.id}", _words_of(group))) for group in _mixing(table))
+        return cls(augment, table, joined, sorts, tuple(scales), mixing)
 
     def __call__(self, keys: Words) -> tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.float64]]]:
         """Permutations, group to (K, n), and the scales of the channels in their old order, group to (K, n).
@@ -197,8 +251,7 @@ class Draw:
             if isinstance(group.perm, Wreath):
                 g, k = group.perm.g, group.perm.k
                 outer = drawn[f"outer:{group.perm.outer}"][:, 0]
-                free = k > 1 and group.perm.inner == "free"
-                inner = drawn[f"inner:{group.id}"] if free else np.broadcast_to(np.arange(k), (K, g, k))
+                inner = drawn[f"inner:{group.id}"] if _moves_inside(group) else np.broadcast_to(np.arange(k), (K, g, k))
                 perms[group.id] = (outer[:, :, None] * k + inner).reshape(K, group.n)
             elif isinstance(group.perm, Like):
                 if group.perm.group in perms:
@@ -217,6 +270,76 @@ class Draw:
                 scale = np.where(found & np.uint64(1), -scale, scale)
             scales[group.id] = scale
         return perms, scales
+
+    def matrices(self, keys: Words) -> dict[str, NDArray[np.float64]]:
+        """Matrices of the blocks in their old order, group to (K, blocks, k, k) or (K, n, 2)."""
+        size = self.augment.matrices or 0.0
+        found: dict[str, NDArray[np.float64]] = {}
+        for group, constants in self.mixing:
+            # one checkpoint at a time: the words of a wide stream are as many as a layer's weights
+            made = [_matrices_of(group, mixed(key + constants), size) for key in keys]
+            shape = group.matrix_shape
+            assert shape is not None
+            found[group.id] = np.stack(made) if made else np.zeros((0, *shape))
+        return found
+
+
+def in_new_order(matrices: NDArray[np.float64], perm: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The matrices of every block where the permutation (K, n) of the channels brings it."""
+    blocks = matrices.shape[1]
+    order = perm[:, :: perm.shape[1] // blocks] // (perm.shape[1] // blocks)
+    return np.take_along_axis(matrices, order.reshape(*order.shape, *[1] * (matrices.ndim - 2)), axis=1)
+
+
+def _moves_inside(group: Group) -> bool:
+    perm = group.perm
+    return isinstance(perm, Wreath) and perm.k > 1 and perm.inner == "free" and group.scale not in MATRICES
+
+
+def _mixing(table: Symmetry) -> list[Group]:
+    return [group for group in table.groups if group.scale in MATRICES]
+
+
+def _words_of(group: Group) -> int:
+    """How many words make the matrices of one element: two for each pair of normal numbers."""
+    shape = group.matrix_shape
+    assert shape is not None
+    if group.scale == "complex":
+        return 2 * group.n
+    blocks, k, _ = shape
+    even = blocks * k * k + blocks * k * k % 2
+    return 2 * even + blocks * k if group.scale == "linear" else even
+
+
+def _matrices_of(group: Group, words: Words, size: float) -> NDArray[np.float64]:
+    """Matrices (blocks, k, k), or complex numbers (n, 2), from words of their own."""
+    shape = group.matrix_shape
+    assert shape is not None
+    uniform: NDArray[np.float64] = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    if group.scale == "complex":
+        moduli, phases = np.exp((2 * uniform[: group.n] - 1) * size), 2 * np.pi * uniform[group.n :]
+        return np.stack([moduli * np.cos(phases), moduli * np.sin(phases)], axis=-1)
+    blocks, k, _ = shape
+    count = blocks * k * k
+    even = count + count % 2
+    first = _normal(uniform[:even])[:count].reshape(shape)
+    if group.scale == "linear":
+        second = _normal(uniform[even : 2 * even])[:count].reshape(shape)
+        values = np.exp((2 * uniform[2 * even :] - 1) * size).reshape(blocks, 1, k)
+        return (uniform_orthogonal(first) * values) @ uniform_orthogonal(second)
+    if group.scale == "orthogonal":
+        return uniform_orthogonal(first)
+    basis = mean_basis(k)
+    turned = np.broadcast_to(np.eye(k), shape).copy()
+    turned[..., 1:, 1:] = uniform_orthogonal(first[..., 1:, 1:])
+    return basis.T @ turned @ basis
+
+
+def _normal(uniform: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Independent normal numbers from as many uniform ones in [0, 1) (Box and Muller 1958)."""
+    half = len(uniform) // 2
+    radius, angle = np.sqrt(-2 * np.log1p(-uniform[:half])), 2 * np.pi * uniform[half:]
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
 
 
 def bounded(

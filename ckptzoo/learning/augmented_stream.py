@@ -1,6 +1,6 @@
 """Streams of augmented weights and their targets, for networks that learn from weights."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
@@ -20,6 +20,7 @@ from ckptzoo.loader.checkpoint import import_torch
 from ckptzoo.loader.stream import ReaderShard, Remainder, Shuffle, Source, State
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
+from ckptzoo.symmetry.matrix_action import unit_gains
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +104,8 @@ class Preparation:
         standardize: Statistics | None,
     ) -> None:
         self._source, self._y, self._views, self._form = source, y, views, form
-        self._table = None if augment is None else augment.require(zoo.symmetry, variant, location=zoo.name)
+        table = None if augment is None else augment.require(zoo.symmetry, variant, location=zoo.name)
+        self._table = None if augment is None or table is None else augment.table(table)
         self._draw = None if augment is None or self._table is None else Draw.of(self._table, augment)
         shapes = {tensor.name: tensor.shape for tensor in zoo.arch.tensors}
         self._mover = Mover(shapes, self._table, standardize)
@@ -114,17 +116,35 @@ class Preparation:
         # at the end of an epoch the state is the start of the next one
         epoch = state["epoch"] - (state["position"] == 0)
         readers, places = self._source.readers, self._source.rows[rows]
-        draws = [self._drawn(rows, state["seed"], epoch, view) for view in range(self._views)]
-        views = self._mover.views(readers, places, draws, buffers)
+        keys = [self._keys(rows, state["seed"], epoch, view) for view in range(self._views)]
+        draws = [self._drawn(key, places) for key in keys]
+        matrices = [] if self._draw is None else [self._draw.matrices(key) for key in keys]
+        self._require_gains(places, matrices)
+        views = self._mover.views(readers, places, draws, buffers, matrices)
         ids = tuple(self._source.ids.take(pa.array(rows)).to_pylist())
         return UnencodedBatch(tuple(views), None if self._y is None else self._y[rows], ids, state, self._form)
 
-    def _drawn(self, rows: NDArray[np.int64], seed: int, epoch: int, view: int) -> Drawn:
+    def _keys(self, rows: NDArray[np.int64], seed: int, epoch: int, view: int) -> NDArray[np.uint64]:
+        return element_keys(self._hashes[rows], seed, epoch, view) if self._draw is not None else self._hashes
+
+    def _drawn(self, keys: NDArray[np.uint64], places: NDArray[np.int64]) -> Drawn:
         if self._draw is None or self._table is None:
             return {}, {}
-        perms, scales = self._draw(element_keys(self._hashes[rows], seed, epoch, view))
-        places = self._source.rows[rows]
+        perms, scales = self._draw(keys)
         return perms, bounded(scales, lambda name: self._source.readers[name].gather(places), self._table)
+
+    def _require_gains(self, places: NDArray[np.int64], matrices: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse gains other than 1 where orthogonal matrices act.
+
+        Raises
+        ------
+        SymmetryError
+            A gain is another number.
+        """
+        if self._table is None or not (acting := {name for drawn in matrices for name in drawn}):
+            return
+        gains = {action.tensor for action in self._table.actions if action.role == "gain"}
+        unit_gains({name: self._source.readers[name].gather(places) for name in gains}, self._table, acting)
 
 
 class _Views:
@@ -221,8 +241,8 @@ def stream(
     """Batches of weights under random group elements, each another network with the same function.
 
     The element of a checkpoint follows from seed, epoch, its id and the number of the view alone: the bits are the
-    same for any batch size, number of workers and of ranks, and after any resume. First scales act, then weights are
-    standardised, then channels are permuted. Halves come as float32.
+    same for any batch size, number of workers and of ranks, and after any resume. First matrices and scales act, then
+    weights are standardised, then channels are permuted. Halves come as float32.
 
     Parameters
     ----------
@@ -258,6 +278,8 @@ def stream(
     ZooError
         The zoo has no table of symmetries, or the variant none of those that ``augment`` asks for; targets are
         missing; or ``views`` is no number from 1 on.
+    SymmetryError
+        While it is iterated: ``rotations`` are drawn for weights whose gains are not 1.
 
     Notes
     -----

@@ -1,4 +1,4 @@
-"""Random group elements acting on batches: scales, then standardisation, then permutations, while rows are in cache."""
+"""Random group elements acting on batches: scales and matrices, then standardisation, then permutations, in cache."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +13,7 @@ from ckptzoo.learning.standardization import Statistics
 from ckptzoo.loader.readers import MmapReader, TensorReader
 from ckptzoo.schema.symmetry import AxisAction, Symmetry
 from ckptzoo.symmetry.arrays import is_float
+from ckptzoo.symmetry.matrix_action import mixed_channels, multiply
 from ckptzoo.symmetry.moves import Move, sources
 from ckptzoo.symmetry.scales import scaled_variance
 
@@ -83,9 +84,9 @@ class Mover:
 
     Notes
     -----
-    Permutations move bits. Scales act in float64 on variances and in the tensor's own precision elsewhere, at least
-    float32: a weight that is scaled on two axes is rounded four times. No bit depends on the other checkpoints of a
-    batch. Beside the result a few MiB.
+    Permutations move bits. Matrices act in float64. Scales act in float64 on variances and in the tensor's own
+    precision elsewhere, at least float32: a weight that is scaled on two axes is rounded four times. No bit depends on
+    the other checkpoints of a batch. Beside the result a few MiB, and a tensor of the batch where matrices act.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class Mover:
     ) -> None:
         self._statistics = statistics
         actions = {name: () if table is None else table.actions_on(name) for name in shapes}
+        self._mixed = {name: [] if table is None else mixed_channels(found, table) for name, found in actions.items()}
         self._moves = {
             name: None if table is None or not actions[name] else Move.of(shape, actions[name], table)
             for name, shape in shapes.items()
@@ -104,6 +106,7 @@ class Mover:
         rows: NDArray[np.int64],
         draws: Sequence[Drawn],
         empty: Callable[..., NDArray[Any]] = np.empty,
+        matrices: Sequence[Mapping[str, NDArray[np.float64]]] = (),
     ) -> list[Tensors]:
         """A view of a batch for each of the draws.
 
@@ -115,6 +118,8 @@ class Mover:
             (B,) rows of the tree.
         empty
             makes the arrays, from shape and dtype.
+        matrices
+            for each draw, matrices (B, blocks, k, k) or (B, n, 2) of the blocks in their old order, by group.
         """
         views: list[Tensors] = [{} for _ in draws]
         # where standardisation is the same for all positions that a permutation exchanges, rows are moved first, so
@@ -122,7 +127,13 @@ class Mover:
         first = self._statistics is None or self._statistics.commutes
         moved = [(perms, _moved(scales, perms) if first else scales) for perms, scales in draws]
         for name, move in self._moves.items():
-            found = self._views_of(name, move, readers[name], rows, moved, first, empty)
+            if move is not None and any(item.group in matrix for matrix in matrices for item in self._mixed[name]):
+                found = [
+                    self._mixed_view(name, move, readers[name], rows, draw, matrix, empty)
+                    for draw, matrix in zip(draws, matrices, strict=True)
+                ]
+            else:
+                found = self._views_of(name, move, readers[name], rows, moved, first, empty)
             for made, array in zip(views, found, strict=True):
                 made[name] = array
         return views
@@ -166,6 +177,33 @@ class Mover:
                     _standardize(work, standard)
                     _move(work, np.arange(len(work)), one, move, into)
         return targets
+
+    def _mixed_view(
+        self,
+        name: str,
+        move: Move,
+        reader: TensorReader,
+        rows: NDArray[np.int64],
+        draw: Drawn,
+        matrices: Mapping[str, NDArray[np.float64]],
+        empty: Callable[..., NDArray[Any]],
+    ) -> NDArray[Any]:
+        """One view of a tensor whose channels matrices mix, in float64, before scales and standardisation."""
+        dtype = np.dtype(np.float32) if reader.dtype in _HALVES else reader.dtype
+        acting = _acting(move, *draw, dtype)
+        standard = self._statistics.near(name, np.empty((0, *reader.shape), dtype)) if self._statistics else None
+        target = empty((len(rows), *reader.shape), dtype)
+        mixed = [item for item in self._mixed[name] if item.group in matrices]
+        held = reader.gather(rows)
+        for run in _runs(len(rows), reader.row_bytes):
+            work = np.array(held[run], np.float64, order="C")
+            multiply(work, mixed, {item.group: matrices[item.group][run] for item in mixed})
+            work = work.astype(dtype)
+            one = acting[run]
+            _scale(work, one.factors)
+            _standardize(work, standard)
+            _move(work, np.arange(len(work)), one, move, target[run])
+        return target
 
 
 def _changes(acting: _Acting) -> bool:

@@ -13,7 +13,7 @@ from ckptzoo.schema.symmetry import AxisAction, Symmetry
 from ckptzoo.symmetry.arrays import Facts, Stacked, fitting, in_memory, is_array, is_float, to_numpy
 from ckptzoo.symmetry.backends import Stack, act, run
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.matrices.action import MixedChannels, mixed_channels, multiply, unit_gains
+from ckptzoo.symmetry.matrix_action import MixedChannels, mixed_channels, multiply, unit_gains
 from ckptzoo.symmetry.moves import Move
 
 MIX = 2**23

@@ -12,8 +12,8 @@ from ckptzoo import archs
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.folds import dimensions
 from ckptzoo.schema.symmetry import MATRICES, Group, Sym, Symmetry, Wreath
-from ckptzoo.symmetry.matrices.action import gains_at_one
 from ckptzoo.symmetry.matrices.tables import monomial
+from ckptzoo.symmetry.matrix_action import gains_at_one
 from ckptzoo.symmetry.moves import Move, sources
 from ckptzoo.symmetry.tables import Arch, last_layer, table_of
 from ckptzoo.symmetry.tracing.result import Traced

@@ -275,10 +275,14 @@ def mean_basis(k: int) -> np.ndarray:
 
 
 def _orthogonal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Uniform orthogonal matrices: Q of a Gaussian matrix, with the signs of R's diagonal (Stewart 1980)."""
-    if not shape[-1]:
-        return np.zeros(shape)
-    q, r = np.linalg.qr(rng.standard_normal(shape))
+    return uniform_orthogonal(rng.standard_normal(shape))
+
+
+def uniform_orthogonal(normal: np.ndarray) -> np.ndarray:
+    """Uniform orthogonal matrices from Gaussian ones (..., k, k): Q, with the signs of R's diagonal (Stewart 1980)."""
+    if not normal.shape[-1]:
+        return normal
+    q, r = np.linalg.qr(normal)
     return q * np.sign(np.diagonal(r, axis1=-2, axis2=-1))[..., None, :]
 
 

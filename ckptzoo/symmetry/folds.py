@@ -11,7 +11,7 @@ from ckptzoo.errors import SymmetryError
 from ckptzoo.schema.folds import Fold, Part, Target, part_fits
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import Stacked, beside, fitting, is_float, stored_dtype, to_numpy
-from ckptzoo.symmetry.matrices.action import gains_at_one, with_unit_gains
+from ckptzoo.symmetry.matrix_action import gains_at_one, with_unit_gains
 
 _Arrays = MutableMapping[str, NDArray[Any]]
 _CHUNK = 2**25

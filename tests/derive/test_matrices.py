@@ -201,7 +201,7 @@ def test_aligned_disguises_meet_their_reference(tmp_path: Path) -> None:
     assert done.certified[0].random < 2e-6 and ckptzoo.verify(path) == []
     zoo = ckptzoo.open(path)
     held = read(zoo, "aligned-first")
-    for name, value in held.items():
+    for value in held.values():
         np.testing.assert_allclose(value[2], value[0], atol=1e-5)
     for name, value in apply(element_of(zoo, "aligned-first"), read(zoo), TABLE).items():
         np.testing.assert_allclose(value, held[name], rtol=1e-6, atol=1e-6)

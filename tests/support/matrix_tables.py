@@ -17,19 +17,30 @@ def _acts(tensor: str, axis: int, group: str, n: int, exponent: int, role: str, 
 
 
 def decoder(
-    d: int = 8, heads: int = 3, k: int = 4, hidden: int = 7, words: int = 11, stream: str = "orthogonal"
+    d: int = 8,
+    heads: int = 3,
+    k: int = 4,
+    hidden: int = 7,
+    words: int = 11,
+    stream: str = "orthogonal",
+    *,
+    normed: bool = False,
 ) -> tuple[Symmetry, Shapes]:
     """A layer with rotary embeddings and gated units between norms of unit gains.
 
     Queries and keys are complex numbers with their halves apart, values and outputs invertible matrices, the stream
-    is turned by orthogonal ones, heads move with a bias of their own, and values of gated units change signs.
+    is turned by orthogonal ones, heads move with a bias of their own, and values of gated units change signs. With
+    norms of queries and keys these change signs alone.
     """
     half, n = k // 2, heads * k
     pairs = tuple(Segment("qk", h * k + part * half, 1, half, part=part) for h in range(heads) for part in (0, 1))
+    qk = Group("qk", heads * half, Wreath("heads", heads, half, "fixed"), "complex")
+    if normed:
+        qk, pairs = Group("qk", n, Wreath("heads", heads, k, "fixed"), "sign"), (Segment("qk", 0, 1, n),)
     groups = (
         Group("x", d, Sym(), stream),
         Group("norm", d, Like("x"), "none"),
-        Group("qk", heads * half, Wreath("heads", heads, half, "fixed"), "complex"),
+        qk,
         Group("vo", n, Wreath("heads", heads, k), "linear"),
         Group("bias", heads, Wreath("heads", heads, 1), "none"),
         Group("gate", hidden, Sym(), "none"),

@@ -169,6 +169,33 @@ def test_blocks_of_lower_rank_have_their_limit() -> None:
     np.testing.assert_allclose(found.mass_after, counted(made.weights, table), rtol=1e-12)
 
 
+def test_heads_of_queries_that_share_keys_and_values() -> None:
+    """One block for the two heads of queries of each head of keys: twice the nuclear norm of all of them."""
+    table = Symmetry(
+        (
+            Group("qk", 8, Wreath("kv", 2, 4), "linear"),
+            Group("vo", 8, Wreath("kv", 2, 4), "linear"),
+            Group("q", 4, Wreath("kv", 2, 2), "none"),
+        ),
+        (
+            AxisAction("q", 0, (Segment("q", 0, 4, 4, None, "qk"),), 1, True, "out"),
+            AxisAction("k", 0, (Segment("qk", 0, 1, 8),), -1, True, "out"),
+            AxisAction("v", 0, (Segment("vo", 0, 1, 8),), 1, True, "out"),
+            AxisAction("o", 1, (Segment("q", 0, 4, 4, None, "vo"),), -1, True, "in"),
+        ),
+    )
+    weights = weights_of({"q": (16, 5), "k": (8, 5), "v": (8, 5), "o": (5, 16)}, 1, 1)
+    found = min_mass(weights, table)
+    expected = 0.0
+    for head in range(2):
+        q, k = weights["q"][0, 8 * head : 8 * head + 8].reshape(2, 4, 5), weights["k"][0, 4 * head : 4 * head + 4]
+        v, o = weights["v"][0, 4 * head : 4 * head + 4], weights["o"][0, :, 8 * head : 8 * head + 8]
+        expected += 2 * np.linalg.norm(o.reshape(10, 4) @ v, "nuc")
+        expected += 2 * np.linalg.norm(np.moveaxis(q, 1, 2).reshape(10, 4) @ k, "nuc")
+    np.testing.assert_allclose(found.mass_after, expected, rtol=1e-12)
+    assert (found.gap < 1e-12).all()
+
+
 def test_packed_scales_are_parts_of_their_own() -> None:
     """Queries and keys in one tensor, scaled by s and 1 / s: 2 |q| |k| for each channel, in closed form."""
     rows = (Segment("qk", 1, 1, 3), Segment("qk", 5, 1, 3, exponent=-1))

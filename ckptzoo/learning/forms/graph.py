@@ -19,6 +19,7 @@ from ckptzoo.learning.forms.stacked_tensors import (
 )
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.symmetry import Symmetry
+from ckptzoo.symmetry import monomial
 
 
 class Graph(NamedTuple):
@@ -149,7 +150,7 @@ class GraphForm:
                 "got none. Trace the module with ckptzoo.symmetry.trace and declare its table, or use another form."
             )
         self._architecture = architecture
-        layout = GraphLayout.of(architecture, symmetry)
+        layout = GraphLayout.of(architecture, monomial(symmetry))  # nodes are exchanged, and not mixed
         self.groups, self.features = layout.groups, layout.features
         self.edge_tensors = tuple(one.tensor.name for one in layout.edge_tensors)
         self._node_tensors, self._edge_tensors = layout.node_tensors, layout.edge_tensors

@@ -21,9 +21,9 @@ from ckptzoo.symmetry.alignment.scale_fitting import ScaleFitter, least_scales, 
 from ckptzoo.symmetry.arrays import Stacked, as_array, beside, is_float, stack_of, stored_dtype, to_numpy
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.gauges import canonicalize, gauge_named
-from ckptzoo.symmetry.matrices.action import unit_gains
 from ckptzoo.symmetry.matrices.blocks import balance_blocks
 from ckptzoo.symmetry.matrices.tables import mixes
+from ckptzoo.symmetry.matrix_action import unit_gains
 from ckptzoo.symmetry.tables import Arch, finite, fits, pieces, table_of, take_rows
 
 METHODS = ("weights", "activations")

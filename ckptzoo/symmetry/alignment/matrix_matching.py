@@ -33,9 +33,9 @@ from ckptzoo.symmetry.alignment.joint_groups import Arrays, ChannelView, JointGr
 from ckptzoo.symmetry.alignment.matching import Matched, count_ties, products, weights_of
 from ckptzoo.symmetry.arrays import positions
 from ckptzoo.symmetry.element import GroupElement, block_move
-from ckptzoo.symmetry.matrices.action import mixed_channels, multiply
 from ckptzoo.symmetry.matrices.gauge import basis_of_stream
 from ckptzoo.symmetry.matrices.procrustes import greatest_products, procrustes
+from ckptzoo.symmetry.matrix_action import mixed_channels, multiply
 from ckptzoo.symmetry.ordering import shape_of
 from ckptzoo.symmetry.tables import take_rows
 
@@ -156,7 +156,7 @@ class MatrixMatcher:
 
     def _visit(self, joint: JointGroups, arrays: Arrays, current: GroupElement, rows: NDArray[np.int64]) -> _Step:
         """The best elements of joint groups while all others stay."""
-        if self._signed & {member.id for member in _family(joint.groups[0], self.symmetry)}:
+        if not _is_mixed(joint) and self._signed & {item.id for item in _family(joint.groups[0], self.symmetry)}:
             return self._visit_signed(joint, arrays, current, rows)
         gains = {group.id: self._gains(group.id, joint, arrays, current, rows) for group in joint.groups}
         if not _is_mixed(joint):
@@ -168,17 +168,28 @@ class MatrixMatcher:
             before = {group.id: current.perms[group.id] for group in joint.groups}
             perms, value, value_before = assign_jointly(joint, gains, pairs, before)
             return _Step(GroupElement(perms, {}), value, value_before)
-        outer = assign(np.sum([_pair_values(group, gains[group.id], joint.g) for group in joint.groups], axis=0))
-        perms, matrices = dict[str, NDArray[np.int64]](), dict[str, NDArray[np.float64]]()
+        # of channels that may change signs the moduli count
+        greatest = {name: np.abs(gain) if name in self._signed else gain for name, gain in gains.items()}
+        outer = assign(np.sum([_pair_values(group, greatest[group.id], joint.g) for group in joint.groups], axis=0))
+        perms, scales = dict[str, NDArray[np.int64]](), dict[str, NDArray[np.float64]]()
+        matrices = dict[str, NDArray[np.float64]]()
         value, before = np.zeros((2, len(rows)))
         for group in joint.groups:
-            perm, matrix = _chosen(group, gains[group.id], outer)
-            perms[group.id] = perm
+            name = group.id
+            perms[name], matrix = _chosen(group, greatest[name], outer)
+            value += _value(group, greatest[name], perms[name], matrix)
             if matrix is not None:
-                matrices[group.id] = matrix
-            value += _value(group, gains[group.id], perm, matrix)
-            before += _value(group, gains[group.id], current.perms[group.id], current.matrices.get(group.id))
-        return _Step(GroupElement(perms, {}, matrices), value, before)
+                matrices[name] = matrix
+            if name in self._signed:
+                chosen, held = (
+                    np.take_along_axis(gains[name], perm[:, :, None], 2)[:, :, 0]
+                    for perm in (perms[name], current.perms[name])
+                )
+                scales[name] = np.where(chosen < 0, -1.0, 1.0)
+                before += (held * current.scales[name]).sum(axis=1)
+            else:
+                before += _value(group, gains[name], current.perms[name], current.matrices.get(name))
+        return _Step(GroupElement(perms, scales, matrices), value, before)
 
     def _visit_signed(
         self, joint: JointGroups, arrays: Arrays, current: GroupElement, rows: NDArray[np.int64]
@@ -372,12 +383,15 @@ def _family(group: Group, symmetry: Symmetry) -> list[Group]:
 
 
 def _signed(joint: JointGroups, symmetry: Symmetry) -> list[str]:
-    """The groups that are permuted by a symmetric one and may change signs, which act by themselves alone."""
-    group = joint.groups[0]
-    if not isinstance(group.perm, Sym) or group.scale in MATRICES or joint.quadratic:
+    """The groups that may change signs, which act by themselves alone: beside blocks, or with a symmetric group."""
+    if joint.quadratic:
         return []
+    if _is_mixed(joint):
+        members = [group for group in joint.groups if len(_family(group, symmetry)) == 1]
+    else:
+        members = _family(joint.groups[0], symmetry) if isinstance(joint.groups[0].perm, Sym) else []
     found: list[str] = []
-    for member in _family(group, symmetry):
+    for member in members:
         own = [action for action in symmetry.actions if member.id in action.groups]
         if member.flips and all(act.exponent in (1, -1) and not (act.signs or act.absolute) for act in own):
             found.append(member.id)

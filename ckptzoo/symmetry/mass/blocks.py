@@ -24,7 +24,7 @@ import numpy as np
 
 from ckptzoo.schema.symmetry import AxisAction, Group, Symmetry
 from ckptzoo.symmetry.action import transform
-from ckptzoo.symmetry.arrays import by_channel, is_float, listings, stored_dtype
+from ckptzoo.symmetry.arrays import by_channel, is_float, positions, stored_dtype
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.mass.assembly import build_network
 from ckptzoo.symmetry.mass.certificate import FLOOR, total_masses
@@ -94,16 +94,16 @@ def taking_turns(table: Symmetry) -> list[str]:
             part
             for action in table.actions_on(tensor)
             for part in action.parts
-            if any(table[segment.group].resizes for segment in part.segments)
+            if any(table[name].resizes for name in part.listed_groups)
         ]
         axes = [part.axis for part in parts if part.exponent == -1]
         if len(set(axes)) > 1 and any(part.in_mass for part in parts):
             inverse |= {
-                segment.group
+                name
                 for part in parts
                 if part.exponent == -1 and part.role == "out"
-                for segment in part.segments
-                if table[segment.group].resizes
+                for name in part.listed_groups
+                if table[name].resizes
             }
     return [group.id for group in table.groups if group.scale in _BLOCKS or group.id in inverse]
 
@@ -282,11 +282,11 @@ def _masked(work: Arrays, network: Network, table: Symmetry) -> dict[str, np.nda
     made = dict(work)
     dropped = {group.id: ~network.kept[:, place] for group, place in zip(network.groups, network.slices, strict=True)}
     for action in table.actions:
-        for listing in listings(action, table):
-            gone = dropped.get(listing.group)
+        for name, places in positions(action, table):
+            gone = dropped.get(name)
             if gone is not None and gone.any() and action.in_mass and action.blocks == 1:
                 factor = np.ones((len(gone), made[action.tensor].shape[action.axis + 1]))
-                factor[:, listing.places.ravel()] = np.repeat(~gone, listing.places.shape[1], axis=1)
+                factor[:, places.ravel()] = np.repeat(~gone, places.shape[1], axis=1)
                 ones = [1] * (made[action.tensor].ndim - action.axis - 2)
                 made[action.tensor] = made[action.tensor] * factor.reshape(len(gone), *[1] * action.axis, -1, *ones)
     return made
@@ -306,7 +306,7 @@ def _bounds(
             if other is action or other.exponent not in (1, -1):
                 continue
             side = lower if other.exponent == 1 else upper
-            names = {segment.group for segment in other.segments} & side.keys()
+            names = other.listed_groups & side.keys()
             total += np.maximum.reduce([np.zeros(K), *(side[name] for name in names)])
         return total
 
@@ -356,12 +356,12 @@ def _sizes(work: Arrays, table: Symmetry, group: Group, exponent: int) -> Iterat
         if not any(action.in_mass for action in table.actions_on(whole.tensor)):
             continue
         for action in whole.parts:
-            own = [item for item in listings(action, table) if item.group == group.id]
+            own = [places for name, places in positions(action, table) if name == group.id]
             if action.exponent != exponent or not own:
                 continue
             channels = by_channel(work[action.tensor], action)
             squares = np.square(channels.reshape(len(channels), channels.shape[1] * channels.shape[2], -1)).sum(axis=2)
-            yield whole, sum((squares[:, item.places].sum(axis=2) for item in own), np.zeros((1, group.n)))
+            yield whole, sum((squares[:, places].sum(axis=2) for places in own), np.zeros((1, group.n)))
 
 
 def _gram(work: Arrays, table: Symmetry, group: Group, exponent: int) -> np.ndarray:

@@ -20,7 +20,7 @@ def unpacked(arrays: Mapping[str, np.ndarray], symmetry: Symmetry) -> tuple[dict
 
     Returns
     -------
-    tuple
+    tuple[dict[str, np.ndarray], Symmetry]
         arrays, views of the given ones where the parts are slices, under the tensor's name with ``:written`` and
         ``:read`` behind it; and a table of the same groups. Both are the given ones where nothing is packed.
     """

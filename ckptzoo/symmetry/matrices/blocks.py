@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.matrices.action import mixed_channels
 from ckptzoo.symmetry.matrices.gauge import settle
+from ckptzoo.symmetry.matrix_action import mixed_channels
 
 MAX_ROUNDS = 200
 """Times that blocks which meet in a tensor are balanced in turn, at most."""

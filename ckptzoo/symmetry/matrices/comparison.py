@@ -18,10 +18,10 @@ from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.arrays import is_float
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.invariants import Invariants, describe_blocks
-from ckptzoo.symmetry.matrices.action import mixed_channels, multiply
 from ckptzoo.symmetry.matrices.gauge import joined_rows
 from ckptzoo.symmetry.matrices.invariants import MatrixInvariants, matrix_invariants, tensor_sizes
 from ckptzoo.symmetry.matrices.procrustes import procrustes
+from ckptzoo.symmetry.matrix_action import mixed_channels, multiply
 from ckptzoo.symmetry.ordering import leaders, shape_of
 
 Arrays = Mapping[str, np.ndarray]
@@ -230,8 +230,8 @@ def _closest(group: Group, first: Sequence[np.ndarray], other: Sequence[np.ndarr
         phases = np.ones(sizes.shape, np.complex128)
         np.divide(products, sizes, out=phases, where=sizes > 0)
         return np.stack([phases.real, phases.imag], axis=-1)
-    products = sum(one @ two.swapaxes(-1, -2) for one, two in zip(first, other, strict=True))
-    return procrustes(np.asarray(products), mean=group.scale == "orthogonal_mean")
+    crossed = sum(one @ two.swapaxes(-1, -2) for one, two in zip(first, other, strict=True))
+    return procrustes(np.asarray(crossed), mean=group.scale == "orthogonal_mean")
 
 
 def _multiply(moved: dict[str, np.ndarray], group: Group, turn: np.ndarray, symmetry: Symmetry) -> None:

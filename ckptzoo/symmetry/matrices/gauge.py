@@ -28,11 +28,11 @@ from ckptzoo.schema.symmetry import AxisAction, Group, Symmetry
 from ckptzoo.symmetry.action import transform
 from ckptzoo.symmetry.arrays import is_float
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.matrices.action import MixedChannels, mixed_channels, multiply
 from ckptzoo.symmetry.matrices.balance import Balance, balance, resolve_equal
 from ckptzoo.symmetry.matrices.complex_pairs import balance_complex
 from ckptzoo.symmetry.matrices.stream import StreamAxes, settle_signs, stream_axes
 from ckptzoo.symmetry.matrices.tables import unmixed
+from ckptzoo.symmetry.matrix_action import MixedChannels, mixed_channels, multiply
 from ckptzoo.symmetry.moments import Moments
 from ckptzoo.symmetry.scales import solve
 

@@ -35,7 +35,7 @@ from ckptzoo.symmetry.invariants import (
     random_signs,
     waves,
 )
-from ckptzoo.symmetry.matrices.action import matrices_of, mixed_channels
+from ckptzoo.symmetry.matrix_action import matrices_of, mixed_channels
 from ckptzoo.symmetry.ordering import leaders
 
 FEATURES = 16

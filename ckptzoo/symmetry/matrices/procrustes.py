@@ -29,7 +29,7 @@ def procrustes(X: NDArray[np.float64], *, mean: bool = False) -> NDArray[np.floa
 
     Returns
     -------
-    ndarray
+    NDArray[np.float64]
         (..., k, k) float64; determined where X has full rank.
 
     Raises
@@ -63,7 +63,7 @@ def greatest_products(X: NDArray[np.float64], *, mean: bool = False) -> NDArray[
 
     Returns
     -------
-    ndarray
+    NDArray[np.float64]
         (...) float64: what an assignment between balanced pairs adds up and makes greatest.
 
     Raises

@@ -12,7 +12,7 @@ import numpy as np
 
 from ckptzoo.schema.symmetry import MATRICES, AxisAction, Fixed, Group, Segment, Sym, Symmetry, Wreath
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.matrices.action import gains_at_one
+from ckptzoo.symmetry.matrix_action import gains_at_one
 
 
 def mixes(symmetry: Symmetry) -> bool:
@@ -88,6 +88,8 @@ def unmixed(symmetry: Symmetry) -> Symmetry:
 def lifted(element: GroupElement, symmetry: Symmetry) -> GroupElement:
     """An element of ``among`` or ``residual`` as an element of the table itself, with the same action.
 
+    Matrices that it has stay.
+
     Parameters
     ----------
     element
@@ -100,6 +102,9 @@ def lifted(element: GroupElement, symmetry: Symmetry) -> GroupElement:
     scales = {group.id: element.scales.get(group.id, ones[group.id]) for group in symmetry.groups if group.scaled}
     for group in symmetry.groups:
         if (shape := group.matrix_shape) is None:
+            continue
+        if group.id in element.matrices:
+            matrices[group.id] = element.matrices[group.id]
             continue
         perm = perms[group.id]
         K, n = perm.shape

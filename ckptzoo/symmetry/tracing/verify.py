@@ -24,7 +24,7 @@ from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.folds import fold
-from ckptzoo.symmetry.matrices.action import gains_at_one
+from ckptzoo.symmetry.matrix_action import gains_at_one
 from ckptzoo.symmetry.tracing.example import Draw, Example
 from ckptzoo.symmetry.tracing.graph import DECLARE_BY_HAND, Float64Mode
 

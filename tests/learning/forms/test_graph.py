@@ -10,7 +10,7 @@ from ckptzoo.errors import SymmetryError
 from ckptzoo.learning.forms import GraphForm
 from ckptzoo.schema.architecture import Architecture, Tensor
 from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Sym, Symmetry
-from ckptzoo.symmetry import GroupElement, apply, trace
+from ckptzoo.symmetry import GroupElement, apply, monomial, trace
 
 
 class Mixed(nn.Module):
@@ -102,7 +102,7 @@ def random_weights(arch, B):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_graph_of_a_permuted_network_is_the_relabelled_graph(name):
     arch, table = NETWORKS[name]()
-    form, B = GraphForm(arch, table), 3
+    form, table, B = GraphForm(arch, table), monomial(table), 3
     weights = random_weights(arch, B)
     drawn = GroupElement.random(table, B, np.random.default_rng(1))
     element = GroupElement(drawn.perms, GroupElement.identity(table, B).scales)

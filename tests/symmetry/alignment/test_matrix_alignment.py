@@ -16,6 +16,7 @@ from tests.support.matrix_tables import Weights, decoder, disguise, low_rank, pa
 TABLES = {
     "rotary, RMSNorm": decoder(),
     "rotary, LayerNorm": decoder(stream="orthogonal_mean"),
+    "norms of queries and keys": decoder(normed=True),
     "few words": decoder(words=2),
     "packed": packed(d=12, heads=2, k=2, hidden=20),
     "low rank": low_rank(),

@@ -188,7 +188,7 @@ def test_large_tensors_are_mixed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> N
     rng = np.random.default_rng(6)
     weights, element = weights_of(3, rng), GroupElement.random(TABLE, 3, rng)
     whole = apply(element, weights, TABLE)
-    monkeypatch.setattr("ckptzoo.symmetry.matrices.action.PIECE", 10)
+    monkeypatch.setattr("ckptzoo.symmetry.matrix_action.PIECE", 10)
     monkeypatch.setattr("ckptzoo.symmetry.action.MIX", 10)
     for name, value in apply(element, weights, TABLE).items():
         np.testing.assert_allclose(value, whole[name], rtol=1e-13, atol=1e-13)

@@ -14,7 +14,7 @@ from benchmarks.architectures import SMALL, library
 from ckptzoo.schema.folds import Fold, dimensions
 from ckptzoo.symmetry import Traced, apply, count, fold, trace
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.matrices.action import with_unit_gains
+from ckptzoo.symmetry.matrix_action import with_unit_gains
 from ckptzoo.symmetry.tracing import trace as tracing
 from ckptzoo.symmetry.tracing.graph import Float64Mode
 from tests.symmetry.tracing.helpers import Net, linear, net, part, rows

@@ -163,6 +163,10 @@ def with_unit_gains(weights: Mapping[str, np.ndarray], symmetry: Symmetry) -> di
             used = usable[group][:, None] & (gains[group] != 0) if exponent == 1 else usable[group][:, None]
             factor = np.where(used, gains[group], 1)
             view = np.moveaxis(wide, axis + 1, 1)
+            if places.shape[1] == 1 and _in_order(places, view.shape[1]):
+                act = np.divide if exponent == 1 else np.multiply
+                act(view, factor.reshape(*factor.shape, *[1] * (view.ndim - 2)), out=view)
+                continue
             factor = factor.reshape(*factor.shape, *[1] * (view.ndim - 1))
             view[:, places] = view[:, places] / factor if exponent == 1 else view[:, places] * factor
         for gain in found:
@@ -225,14 +229,22 @@ def multiply(work: Any, channels: Sequence[MixedChannels], matrices: Mapping[str
         blocks, k, count = mixed.places.shape
         rows, size, columns = _sides(tuple(work.shape[1:]), mixed.axis)
         view = work.reshape(len(work), rows, size, columns)
-        index = _constant(mixed.places.ravel(), work)
+        index = None if _in_order(mixed.places, size) else _constant(mixed.places.ravel(), work)
         for some in _pieces(len(work), rows, size, columns):
-            taken = view[some][:, :, index]
+            taken = view[some] if index is None else view[some][:, :, index]
             shape = taken.shape
             joined = xp.permute_dims(taken.reshape(*shape[:2], blocks, k, count, -1), (0, 2, 3, 1, 4, 5))
             made = xp.matmul(matrix[some[0]], joined.reshape(shape[0], blocks, k, -1))
             made = xp.permute_dims(made.reshape(joined.shape), (0, 3, 1, 2, 4, 5))
-            view[some][:, :, index] = made.reshape(shape)
+            if index is None:
+                view[some] = made.reshape(shape)
+            else:
+                view[some][:, :, index] = made.reshape(shape)
+
+
+def _in_order(places: np.ndarray, size: int) -> bool:
+    """Whether places are all positions of an axis, one after the other."""
+    return places.size == size and bool((places.ravel() == np.arange(size)).all())
 
 
 def _pieces(K: int, rows: int, size: int, columns: int) -> Iterator[tuple[slice, slice, slice, slice]]:

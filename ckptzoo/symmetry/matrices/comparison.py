@@ -230,8 +230,8 @@ def _closest(group: Group, first: Sequence[np.ndarray], other: Sequence[np.ndarr
         phases = np.ones(sizes.shape, np.complex128)
         np.divide(products, sizes, out=phases, where=sizes > 0)
         return np.stack([phases.real, phases.imag], axis=-1)
-    products = sum(one @ two.swapaxes(-1, -2) for one, two in zip(first, other, strict=True))
-    return procrustes(np.asarray(products), mean=group.scale == "orthogonal_mean")
+    crossed = sum(one @ two.swapaxes(-1, -2) for one, two in zip(first, other, strict=True))
+    return procrustes(np.asarray(crossed), mean=group.scale == "orthogonal_mean")
 
 
 def _multiply(moved: dict[str, np.ndarray], group: Group, turn: np.ndarray, symmetry: Symmetry) -> None:

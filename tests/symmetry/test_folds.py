@@ -72,7 +72,7 @@ def test_tables_without_folds_have_no_field_for_them() -> None:
 def test_sums_of_rows_and_of_columns_have_one_in_common() -> None:
     assert dimensions(FOLDS) == (4, 6, 2, 4, 3 - 1, 4 - 1)
     assert count(TABLE).folds == (("centre", 6 + 2 + 3), ("match", 4), ("shift", 4), ("zero", 2))
-    assert str(count(TABLE)).endswith("\nfolds            21")
+    assert str(count(TABLE)).endswith("\ndimensions       21 in evaluation mode (21 folds)")
 
 
 def test_dimensions_are_the_rank_of_what_is_fixed() -> None:

@@ -47,6 +47,7 @@ class _Stored:
     value: Value
 
     def write(self, call: Call, sides: tuple[int, int], read: Labels, groups: int) -> Labels:
+        """The labels that the tensor writes."""
         return stored_weight(call, self.value, sides, read, groups)
 
 
@@ -57,6 +58,7 @@ class _Sum:
     terms: tuple[Formula, ...]
 
     def write(self, call: Call, sides: tuple[int, int], read: Labels, groups: int) -> Labels:
+        """The labels that all terms write, tied."""
         written, *others = (term.write(call, sides, read, groups) for term in self.terms)
         for other in others:
             written = _tied(call.constraints, written, other)
@@ -71,6 +73,7 @@ class _Product:
     right: Formula
 
     def write(self, call: Call, sides: tuple[int, int], read: Labels, groups: int) -> Labels:
+        """The labels that the last factor writes, which reads what the others do."""
         first, second = (self.right, self.left) if sides == (1, 0) else (self.left, self.right)
         between = first.write(call, sides, read, 1)
         call.constraints.restrict_scale(between.scale, NONZERO, "multiplies matrices")
@@ -85,6 +88,7 @@ class _Reordered:
     order: tuple[int, ...]
 
     def write(self, call: Call, sides: tuple[int, int], read: Labels, groups: int) -> Labels:
+        """The labels of the weight with its axes as they were."""
         reads, writes = (self.order[side] for side in sides)
         return self.weight.write(call, (reads, writes), read, groups)
 
@@ -98,6 +102,7 @@ class _Normed:
     axis: int | None
 
     def write(self, call: Call, sides: tuple[int, int], read: Labels, groups: int) -> Labels:
+        """The labels of the normed rows, and of the numbers that multiply them."""
         constraints, (reads, writes) = call.constraints, sides
         why = "divides by a norm of the weight"
         if self.axis is None:
@@ -128,6 +133,7 @@ class _Standardized:
     gain: Value | None
 
     def write(self, call: Call, sides: tuple[int, int], read: Labels, groups: int) -> Labels:
+        """The labels of the standardised rows, which have signs alone."""
         constraints = call.constraints
         if sides[1] != 0:
             raise call.unsupported("a standardised weight that writes along its first axis", "another one")
@@ -146,6 +152,7 @@ class _MatrixVector:
     left: Value | None = None
 
     def write(self, call: Call, sides: tuple[int, int], read: Labels, groups: int) -> Labels:
+        """The labels that the matrix writes."""
         raise call.unsupported("a matrix as weight", "a product of one with a vector")
 
 
@@ -157,6 +164,7 @@ class _Spectral:
     norm: _MatrixVector
 
     def write(self, call: Call, sides: tuple[int, int], read: Labels, groups: int) -> Labels:
+        """The labels of the weight, which the vectors that estimate its norm share."""
         constraints, why = call.constraints, "divides by the spectral norm, which keeps signs alone in training mode"
         constraints.restrict_scale(read.scale, SIGN, why)
         if groups > 1:

@@ -149,6 +149,7 @@ class Verifier:
         self._rng = np.random.default_rng(0)
         self._elements = _ELEMENTS if arch.nbytes < _SMALL else 1
         self.notes: list[str] = []
+        self._unit: dict[_Trial, tuple[set[str], _Trial]] = {}
         self.shapes = {tensor.name: tensor.shape for tensor in arch.tensors}
         state = module.state_dict()
         self._module_weights: Weights = {
@@ -187,9 +188,7 @@ class Verifier:
         for trial in tuple(self._trials):
             elements = [draw() for _ in range(self._elements)]
             if gains := {gain.tensor for gain in gains_at_one(symmetry)}:
-                ones = {name: np.ones_like(value) for name, value in trial.weights.items() if name in gains}
-                gap = self._max_gap(symmetry, elements, self._trial(trial.training, trial.weights | ones, trial.inputs))
-                largest = max(largest, gap)
+                largest = max(largest, self._max_gap(symmetry, elements, self._with_unit_gains(trial, gains)))
                 continue
             gap = self._max_gap(symmetry, elements, trial)
             # The comparison is negated so that NaN counts as a difference.
@@ -201,6 +200,14 @@ class Verifier:
                 gap = self._max_gap(symmetry, elements, other)
             largest = max(largest, gap)
         return largest
+
+    def _with_unit_gains(self, trial: _Trial, gains: set[str]) -> _Trial:
+        """The trial with gains of 1 in these tensors; the last ones are kept, as tables of one module agree in them."""
+        if trial not in self._unit or self._unit[trial][0] != gains:
+            ones = {name: np.ones_like(value) for name, value in trial.weights.items() if name in gains}
+            made = self._trial(trial.training, trial.weights | ones, trial.inputs)
+            self._unit[trial] = gains, made
+        return self._unit[trial][1]
 
     def gap(self, symmetry: Symmetry) -> float:
         """``max_difference`` for random elements of a table."""
@@ -346,26 +353,27 @@ def _with_matrices(verifier: Verifier, symmetry: Symmetry, mixable: Container[st
     All are tried together, and one by one where that fails. Returns the largest difference that they make, too.
     """
     kinds = {group.id: kind for group in symmetry.groups if (kind := _matrix_kind(symmetry, group, mixable))}
-    kept: dict[str, str] = {}
-    if kinds and verifier.gap(_replaced(symmetry, kinds)) <= TOLERANCE:
-        kept = kinds
-    else:
-        for name, kind in kinds.items():
+    streams = dict.fromkeys(_streams(symmetry, verifier.shapes), "orthogonal_mean")
+    kept = kinds | streams
+    gap = verifier.gap(_replaced(symmetry, kept)) if kept else 0.0
+    if not gap <= TOLERANCE:
+        kept = {}
+        for name, kind in (kinds | streams).items():
             gap = verifier.gap(_replaced(symmetry, {name: kind}))
             if gap <= TOLERANCE:
                 kept[name] = kind
-            else:
+            elif name in kinds:
                 verifier.notes.append(
                     f"Group {name!r} has scales and no matrices: these change the outputs by {gap:.3g}."
                 )
-    for name in _streams(symmetry, verifier.shapes):
-        # what the first kind passes, the second may pass too, as it has more matrices
-        tried = {kind: verifier.gap(_replaced(symmetry, {name: kind})) for kind in ("orthogonal_mean", "orthogonal")}
-        if right := [kind for kind, gap in tried.items() if gap <= TOLERANCE]:
-            kept[name] = right[-1]
-    table = _replaced(symmetry, kept)
-    gap = verifier.gap(table) if kept else 0.0
-    return (table, gap) if gap <= TOLERANCE else (symmetry, 0.0)
+        gap = verifier.gap(_replaced(symmetry, kept)) if kept else 0.0
+        if not gap <= TOLERANCE:
+            return symmetry, 0.0
+    for name in [name for name in streams if name in kept]:
+        wider = {**kept, name: "orthogonal"}
+        if (other := verifier.gap(_replaced(symmetry, wider))) <= TOLERANCE:
+            kept, gap = wider, max(gap, other)
+    return _replaced(symmetry, kept), gap
 
 
 def _replaced(symmetry: Symmetry, kinds: Mapping[str, str]) -> Symmetry:

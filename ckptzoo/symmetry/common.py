@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Perm, Segment, Sym, Symmetry, Wreath
+from ckptzoo.symmetry.matrices.tables import monomial
 
 _Key = tuple[int, str]
 """A group of one of the tables: the table's number and the group's id."""
@@ -27,7 +28,8 @@ def common(tables: Iterable[Symmetry]) -> Symmetry:
     Returns
     -------
     Symmetry
-        groups have the ids of the first table. Of one table, that table.
+        groups have the ids of the first table. Of one table, that table; of several with matrices the permutations and
+        scales among them.
 
     Raises
     ------
@@ -50,6 +52,8 @@ def common(tables: Iterable[Symmetry]) -> Symmetry:
     listed = tuple(tables)
     if not listed:
         raise SymmetryError(Problem("common", "tables", "one or more", "none", "Give the tables of the networks."))
+    if len(listed) > 1:
+        listed = tuple(monomial(table) for table in listed)
     if len(listed) > 1 and any(item.within for table in listed for act in table.actions for item in act.segments):
         expected, step = "no group inside the channels of another", "Compare the networks of each table apart."
         raise SymmetryError(Problem("common", "segments of several tables", expected, "one", step))

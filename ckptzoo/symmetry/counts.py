@@ -108,7 +108,7 @@ class Counts:
     softmax: int | None
     groups: tuple[GroupCounts, ...] = field(default=(), repr=False, compare=False)
     folds: tuple[tuple[str, int], ...] = ()
-    continuous: tuple[tuple[str, int], ...] = ()
+    continuous: tuple[tuple[str, int], ...] = field(default=(), compare=False)
 
     @property
     def dimensions(self) -> int:

@@ -175,12 +175,12 @@ def test_groups_add_up_to_the_whole_network(name: str) -> None:
 
 def test_a_block_permutation_counts_in_the_first_group_that_names_it() -> None:
     first, second = counts_by_group(archs.symmetry("optunet"))
-    assert first.shown == ("conv1", "2", "wreath", "2", "2", "2", "0")
-    assert second.shown == ("conv2", "10", "wreath", "14,400", "10", "10", "0")
+    assert first.shown == ("conv1", "2", "wreath", "2", "2", "2", "0", "0")
+    assert second.shown == ("conv2", "10", "wreath", "14,400", "10", "10", "0", "0")
 
 
 def test_groups_of_any_size_are_counted_at_once() -> None:
     n = 2**20
     action = AxisAction("a.weight", 0, (Segment("a", 0, 1, n),), 1, True, "out")
     (group,) = counts_by_group(Symmetry((Group("a", n, Sym(), "positive"),), (action,)))
-    assert group.shown == ("a", "1,048,576", "sym", "10^5857669.21", "1,048,576", "1,048,576", "0")
+    assert group.shown == ("a", "1,048,576", "sym", "10^5857669.21", "1,048,576", "1,048,576", "0", "0")

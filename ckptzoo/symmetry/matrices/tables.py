@@ -79,6 +79,14 @@ def residual(symmetry: Symmetry) -> Symmetry:
     return _changed(symmetry, change)
 
 
+def without_matrices(symmetry: Symmetry) -> Symmetry:
+    """The table of what is left where the matrices are known: whole blocks are permuted, other groups are as before."""
+    return _changed(
+        symmetry,
+        lambda group: replace(_residual_group(group), scale="none") if group.scale in MATRICES else group,
+    )
+
+
 def unmixed(symmetry: Symmetry) -> Symmetry:
     """The table without matrices and signs: permutations, and positive scales of the other groups."""
     scales = {"nonzero": "positive", "positive": "positive"}

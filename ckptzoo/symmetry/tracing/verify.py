@@ -24,6 +24,7 @@ from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.folds import fold
+from ckptzoo.symmetry.matrices.tables import without_matrices
 from ckptzoo.symmetry.matrix_action import gains_at_one
 from ckptzoo.symmetry.tracing.example import Draw, Example
 from ckptzoo.symmetry.tracing.graph import DECLARE_BY_HAND, Float64Mode
@@ -227,7 +228,7 @@ class Verifier:
 
     def random_element(self, symmetry: Symmetry) -> GroupElement:
         """A random element that is not the identity on any group, and makes no running variance negative."""
-        drawn = GroupElement.random(symmetry, _CHOICES, self._rng, spread=_SPREAD)
+        drawn = GroupElement.random(without_matrices(symmetry), _CHOICES, self._rng, spread=_SPREAD)
         perms: dict[str, NDArray[Any]] = {}
         for together in _moving_together(symmetry):
             identity = [(drawn.perms[name] == np.arange(drawn.perms[name].shape[1])).all(axis=1) for name in together]
@@ -241,7 +242,7 @@ class Verifier:
             chosen = scale[[row]]
             size = np.abs(chosen)
             scales[name] = np.sign(chosen) * np.maximum(size, 1 / size) if name in normalised else chosen
-        matrices = {name: matrix[:1] for name, matrix in drawn.matrices.items()}
+        matrices = GroupElement.random(symmetry, 1, self._rng, spread=_SPREAD).matrices
         return GroupElement({**GroupElement.identity(symmetry, 1).perms, **perms}, scales, matrices)
 
     def _generic(self) -> Weights:

@@ -1,6 +1,8 @@
 """Which groups of a traced table have matrices, by module; what fails, with a note; and the dimensions of the whole."""
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,10 +56,12 @@ class Block(nn.Module):
 class Llama(nn.Module):
     """Sizes, groups and nullities are those of a Llama: 5,200 parameters of which 328 are free, tied 4,560 and 192."""
 
-    def __init__(self, tied: bool) -> None:
+    def __init__(self, tied: bool, words: int = 40, width: int = 16, *block: int, layers: int = 2) -> None:
         super().__init__()
-        self.embed, self.blocks = nn.Embedding(40, 16), nn.ModuleList(Block(16, 4, 2, 4, 24) for _ in range(2))
-        self.norm, self.head = nn.RMSNorm(16), nn.Linear(16, 40, bias=False)
+        sizes = block or (4, 2, 4, 24)
+        self.embed = nn.Embedding(words, width)
+        self.blocks = nn.ModuleList(Block(width, *sizes) for _ in range(layers))
+        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, words, bias=False)
         if tied:
             self.head.weight = self.embed.weight
 
@@ -263,3 +267,54 @@ def test_disguises_in_float32() -> None:
         for seed in (1, 2)
     ]
     assert apart(forms[0].weights, forms[1].weights) <= 1e-5
+
+
+SAMPLE = (
+    Path(os.environ.get("CKPTZOO_DATA", "../shared/data")).parent / "checkpoints/transformer-samples/stories260K.bin"
+)
+
+
+def stories() -> tuple[Llama, dict[str, np.ndarray]]:
+    """A Llama of 260,000 parameters that was trained on short stories, its head untied."""
+    numbers = np.fromfile(SAMPLE, "<f4", offset=28)
+    width, hidden, layers, queries, keys, words, _ = np.fromfile(SAMPLE, "<i4", count=7).tolist()
+    k = width // queries
+    shapes = {
+        "embed": (abs(words), width),
+        "n": (layers, width),
+        "q": (layers, queries * k, width),
+        "k": (layers, keys * k, width),
+        "v": (layers, keys * k, width),
+        "o": (layers, width, width),
+        "m": (layers, width),
+        "gate": (layers, hidden, width),
+        "down": (layers, width, hidden),
+        "up": (layers, hidden, width),
+        "norm": (width,),
+    }
+    ends = np.cumsum([int(np.prod(shape)) for shape in shapes.values()])
+    parts = np.split(numbers[: ends[-1]], ends[:-1])
+    held = {name: piece.reshape(shape) for (name, shape), piece in zip(shapes.items(), parts, strict=True)}
+    for name in "qk":  # pairs of neighbours become halves
+        rows = held[name].reshape(layers, -1, k // 2, 2, width)
+        held[name] = rows.swapaxes(2, 3).reshape(held[name].shape)
+    state = {"embed.weight": held.pop("embed"), "norm.weight": held.pop("norm")}
+    state["head.weight"] = state["embed.weight"]
+    for name, piece in held.items():
+        state |= {f"blocks.{number}.{name}.weight": layer for number, layer in enumerate(piece)}
+    return Llama(False, abs(words), width, queries, keys, k, hidden, layers=layers), state
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SAMPLE.is_file(), reason="no sample")
+@pytest.mark.parametrize(("dtype", "bound"), [(np.float64, 1e-11), (np.float32, 1e-5)])
+def test_disguises_of_a_trained_llama(dtype: type, bound: float) -> None:
+    module, state = stories()
+    module.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()})
+    table = trace(module, WORDS).symmetry
+    weights = fold({name: value[None].astype(np.float64) for name, value in state.items()}, table)
+    drawn = [GroupElement.random(table, 1, np.random.default_rng(seed), spread=0.5) for seed in (1, 2)]
+    disguises = [{name: value.astype(dtype) for name, value in apply(item, weights, table).items()} for item in drawn]
+    forms = [canonicalize(disguise, table) for disguise in disguises]
+    assert not forms[0].report.unresolved.any() and not forms[0].report.degenerate.any()
+    assert apart(forms[0].weights, forms[1].weights) <= bound

@@ -63,7 +63,7 @@ class Scales:
     scales
         group id to (K, n) float64, for the groups that scale; permutations do not enter.
     dead
-        (K,) int64, channels that nothing writes.
+        (K,) int64, channels that nothing writes, of groups that some tensor could write.
     clamped
         (K,) int64, filters that stop at a running variance of 0.
     unsigned
@@ -109,7 +109,7 @@ def solve(moments: Moments, *, spread: bool = False, settled: PerGroup | None = 
                 quiet &= moments.unordered_norms(action, group.id, found.scales, silent).values == 0
         undetermined = (size == 0) & np.isnan(given) & ~quiet
         normalised = moments.variances(group.id)
-        if not normalised:
+        if not normalised and moments.writers(group.id):
             found.dead[:] += quiet.sum(axis=1)
         if not group.scaled:
             continue

@@ -87,8 +87,9 @@ class Settled:
         one = GroupElement.identity(symmetry, K)
         matrices = dict(one.matrices)
         for name, left in self.left.items():
-            lost = (self.left[name] == 0).all(axis=-1).any(axis=-1)  # rows of zeros
-            matrices[name] = np.where(lost[(..., *[None] * (left.ndim - lost.ndim))], np.nan, left)
+            zero = (left == 0).all(axis=-1)  # rows of matrices, or complex numbers
+            lost = zero[..., None] if left.ndim == 3 else zero.any(axis=-1)[..., None, None]
+            matrices[name] = np.where(lost, np.nan, left)
         return GroupElement(one.perms, {**one.scales, **self.scales}, matrices)
 
 

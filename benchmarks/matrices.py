@@ -136,7 +136,7 @@ def many(symmetry: Symmetry, arch: Architecture, threads: int) -> tuple[float, f
 def main() -> None:
     """Print what was measured beside the aims."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tables", type=Path, help="folder that keeps the tables; by default they are traced anew")
+    parser.add_argument("--tables", type=Path, help="folder that keeps the tables; by default they are traced again")
     parser.add_argument("--only", default="", help="networks whose names have this in them")
     parser.add_argument("--threads", type=int, default=2)
     chosen = parser.parse_args()

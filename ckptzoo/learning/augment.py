@@ -15,7 +15,7 @@ from ckptzoo.schema import layout
 from ckptzoo.schema.symmetry import MATRICES, Fixed, Group, Like, Symmetry, Wreath
 from ckptzoo.symmetry import GAUGES, GroupElement
 from ckptzoo.symmetry.arrays import by_channel, positions
-from ckptzoo.symmetry.element import mean_basis, uniform_orthogonal
+from ckptzoo.symmetry.element import keeping_ones, uniform_orthogonal
 from ckptzoo.symmetry.gauges import gauge_of
 from ckptzoo.symmetry.matrices.tables import among, lifted, mixes
 
@@ -329,10 +329,7 @@ def _matrices_of(group: Group, words: Words, size: float) -> NDArray[np.float64]
         return (uniform_orthogonal(first) * values) @ uniform_orthogonal(second)
     if group.scale == "orthogonal":
         return uniform_orthogonal(first)
-    basis = mean_basis(k)
-    turned = np.broadcast_to(np.eye(k), shape).copy()
-    turned[..., 1:, 1:] = uniform_orthogonal(first[..., 1:, 1:])
-    return basis.T @ turned @ basis
+    return keeping_ones(uniform_orthogonal(first[..., 1:, 1:]))
 
 
 def _normal(uniform: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -290,9 +290,8 @@ class Graph:
             slots = np.arange(places.shape[1])
             if inside is not None:
                 nested[places] = self.start[inside[0]] + inside[1]
-                slots %= int(
-                    (inside[1][0] == inside[1][0, 0]).sum()
-                )  # what it moves inside a channel is not told apart
+                # positions that it exchanges inside a channel look alike
+                slots %= int((inside[1][0] == inside[1][0, 0]).sum())
             code[places] = slots.astype(np.uint64) + np.uint64((repeat + 1) << 32)
         salt = mix(np.array([64 * number + action.axis], np.uint64))
         code = mix(code + salt) | np.uint64(1)

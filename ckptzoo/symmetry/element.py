@@ -260,18 +260,19 @@ def _random_matrices(group: Group, K: int, rng: np.random.Generator, spread: flo
         return _orthogonal(rng, (K, *shape)) * sizes[..., None, :] @ _orthogonal(rng, (K, *shape))
     if group.scale == "orthogonal":
         return _orthogonal(rng, (K, *shape))
-    turned = np.broadcast_to(np.eye(k), (K, *shape)).copy()
-    turned[..., 1:, 1:] = _orthogonal(rng, (K, shape[0], k - 1, k - 1))
-    basis = mean_basis(k)
-    return basis.T @ turned @ basis
+    return keeping_ones(_orthogonal(rng, (K, shape[0], k - 1, k - 1)))
 
 
-def mean_basis(k: int) -> np.ndarray:
-    """An orthogonal matrix (k, k) whose first row is constant: Helmert's."""
-    basis = np.tril(np.ones((k, k)), -1)
+def keeping_ones(inner: np.ndarray) -> np.ndarray:
+    """Orthogonal matrices (..., k, k) that keep the vector of ones, from ones (..., k - 1, k - 1) beside it."""
+    k = inner.shape[-1] + 1
+    basis = np.tril(np.ones((k, k)), -1)  # Helmert's: the first row is constant, the others are orthogonal to it
     basis[np.arange(1, k), np.arange(1, k)] = -np.arange(1.0, k)
     basis[0] = 1
-    return basis / np.linalg.norm(basis, axis=1, keepdims=True)
+    basis /= np.linalg.norm(basis, axis=1, keepdims=True)
+    whole = np.broadcast_to(np.eye(k), (*inner.shape[:-2], k, k)).copy()
+    whole[..., 1:, 1:] = inner
+    return basis.T @ whole @ basis
 
 
 def _orthogonal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:

@@ -33,7 +33,7 @@ from ckptzoo.symmetry.matrices.repeated import COARSEST, checked, diagonalising,
 _ROUNDING = 1000 * float(np.finfo(np.float64).eps)
 """Relative to the largest: singular values of products in float64 that may be 0."""
 _DEGENERATE = 1000
-"""In units of the stored precision of the largest: singular values whose rows are not told from rounding."""
+"""In units of the stored precision of the largest: singular values whose rows may be rounding alone."""
 _PIECE = 2**17
 """Elements that are decomposed at a time."""
 
@@ -56,7 +56,7 @@ class Balance:
         where there are fewer than two.
     degenerate
         (...) int64, how many singular values are at most 1000 epsilons of the stored dtype of the largest: their rows
-        are not told from rounding.
+        may be rounding alone.
     unresolved
         (...) bool, there are equal singular values whose rows are not determined beyond an orthogonal matrix.
     """
@@ -73,7 +73,7 @@ class Balance:
 def balance(A: NDArray[np.float64], B: NDArray[np.float64], precision: float) -> Balance:
     """The matrices for which ``G_A A`` and ``G_B B`` are balanced.
 
-    Singular values that cannot be told from 0 (up to 2e-13 of the largest, and in single or lower precision up to the
+    Singular values that count as 0 (up to 2e-13 of the largest, and in single or lower precision up to the
     epsilon of single precision) give zero rows: the limit of the orbit, with the same product but for what is below
     this bound. Equal singular values are resolved as in ``resolve_equal``.
 
@@ -220,7 +220,7 @@ def _transposed(A: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _kept(values: NDArray[np.float64], precision: float) -> NDArray[np.bool_]:
-    """Which singular values (..., k) are told from 0."""
+    """Which singular values (..., k) count as more than 0."""
     return values > max(_ROUNDING, min(precision, COARSEST)) * values[..., :1]
 
 

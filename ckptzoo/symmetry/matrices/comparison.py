@@ -31,7 +31,7 @@ what the entries of a copy were rounded by."""
 LEAST_TOLERANCE = 1e-11
 """Scales are taken to 40 bits, which exceeds the rounding of float64."""
 NEAR = 10
-"""Checkpoints that are apart by up to so many tolerances are near, and not the same."""
+"""The number of tolerances within which checkpoints that are not the same are near."""
 STAY = 1e-3
 """Of the size of what describes a block: directions in which it says less stay as they are."""
 FARTHEST = 0.5

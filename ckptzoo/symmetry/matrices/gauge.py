@@ -10,7 +10,7 @@ In this order, on weights that are folded:
 3. a stream's channels are the eigenvectors of the sum of ``W W^T`` over all that writes it, in descending order of
    eigenvalues; their signs make the sum of cubes of each channel's weights positive, in the first tensor that no other
    group acts on;
-4. rows of equal singular values, which are known up to orthogonal matrices, are told apart in this basis.
+4. rows of equal singular values, which are known up to orthogonal matrices, are determined in this basis.
 
 Each step's numbers depend on nothing that later ones change. Rows of A and B and complex numbers have open signs.
 """
@@ -30,6 +30,7 @@ from ckptzoo.symmetry.arrays import is_float
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.matrices.balance import Balance, balance, resolve_equal
 from ckptzoo.symmetry.matrices.complex_pairs import balance_complex
+from ckptzoo.symmetry.matrices.repeated import equal_below
 from ckptzoo.symmetry.matrices.stream import StreamAxes, settle_signs, stream_axes
 from ckptzoo.symmetry.matrices.tables import unmixed
 from ckptzoo.symmetry.matrix_action import MixedChannels, mixed_channels, multiply
@@ -196,8 +197,11 @@ def _balance(arrays: dict[str, NDArray[Any]], group: Group, symmetry: Symmetry, 
 
 def _resolve(arrays: dict[str, NDArray[Any]], group: Group, made: Balance, symmetry: Symmetry, found: Settled) -> None:
     """Settle the rows of equal singular values, once streams have their basis."""
+    precision = _precision(arrays, group, symmetry)
+    if (made.margin >= equal_below(precision)).all():
+        return
     written, read = (joined_rows(arrays, group, symmetry, inverted=side) for side in (False, True))
-    turns, unresolved = resolve_equal(written, read, made.values, _precision(arrays, group, symmetry))
+    turns, unresolved = resolve_equal(written, read, made.values, precision)
     _note(found, made.margin, np.zeros(made.margin.shape, np.int64), unresolved)
     if (turns != np.eye(turns.shape[-1])).any():
         for side in (found.left, found.right):

@@ -15,7 +15,7 @@ from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.symmetry.matrices.repeated import checked, diagonalising, equal_below, margins, runs
 
 _ROUNDING = 16
-"""In units of the stored precision of the norm of the terms: a sum that is not told from 0."""
+"""In units of the stored precision of the norm of the terms: a smaller sum counts as 0."""
 
 
 @dataclass(frozen=True, eq=False)

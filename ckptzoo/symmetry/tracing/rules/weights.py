@@ -7,7 +7,7 @@ its weight; then the formula passes what the layer reads on to the parameters in
 - ``g v / |v|`` (weight_norm), with one norm for every channel that is written: g is scaled with it, each row of v has
   a scale of its own, whose sign g takes. Channels that are read keep their signs alone: other factors change the norms.
 - ``W / (u^T W v)`` (spectral_norm, whose u and v are buffers): u moves with the rows, v with the columns. Signs alone
-  are left, since in training mode u and v are estimated anew, and the spectral norm changes under other scales.
+  are left, since in training mode u and v are estimated again, and the spectral norm changes under other scales.
 - ``g (W - mean) / std`` (weight standardisation): as weight_norm, but eps leaves the rows of W their signs alone, and
   the mean nothing to channels that are read.
 """

@@ -159,13 +159,15 @@ class Segment:
     exponent
         1 or -1 where it is another one than the action's, as on an axis that holds queries and keys; else None.
     part
-        of a group of complex numbers: 0 where the segment has the real parts of its channels, 1 for the imaginary
-        parts; None where both take turns, so that ``inner`` is even.
+        of a group of complex numbers, this one or the one ``within`` it: 0 where the segment has the real parts of its
+        channels, 1 for the imaginary parts; None where both take turns, so that each channel has an even number of
+        positions.
     within
         a group that permutes and scales the positions inside each channel; else None. Both groups are ``Wreath`` of one
-        block permutation, and this segment's has no scales: heads of queries that share keys, say, and the channels of
-        these heads of keys. Of a channel in block b with ``inner = t * m`` positions, where that group has m channels a
-        block, the positions from ``j * t`` on are those of its channel ``b * m + j``.
+        block permutation (the inner one may be ``Like`` such a group), and this segment's has no scales: heads of
+        queries that share keys, say, and the channels of these heads of keys. Of a channel in block b with
+        ``inner = t * m`` positions, where that group has m channels a block, the positions from ``j * t`` on are those
+        of its channel ``b * m + j``.
     """
 
     group: str
@@ -402,7 +404,7 @@ def _inside(what: str, segment: Segment, groups: dict[str, Group]) -> Iterator[P
         return
     own, other = groups[segment.group], groups[segment.within]
     what = f"{what}: {segment.group!r} within {segment.within!r}"
-    perms = own.perm, other.perm
+    perms = own.perm, _perm(other.id, groups)
     if not (isinstance(perms[0], Wreath) and isinstance(perms[1], Wreath) and perms[0].outer == perms[1].outer):
         yield _problem(what, "two groups of one block permutation", " and ".join(map(repr, perms)))
     elif own.id == other.id or own.scale != "none":
@@ -442,12 +444,15 @@ def _with_matrices(what: str, action: AxisAction, groups: dict[str, Group]) -> I
         yield _problem(what, f"exponent 1 or -1 alone for the matrices of {min(mixing)!r}", got)
     positions: dict[tuple[str, int | None, int | None], int] = {}
     for segment in action.segments:
-        if segment.part is not None and kinds[segment.group] != "complex":
-            yield _problem(f"{what}: part of a segment", "none but of complex numbers", f"one of {segment.group!r}")
-        if kinds[segment.group] == "complex":
-            if segment.part is None and segment.inner % 2:
-                yield _problem(what, f"real and imaginary parts in turns for {segment.group!r}", repr(segment))
-            key = segment.group, segment.exponent, segment.part
+        name = segment.within or segment.group
+        if segment.part is not None and kinds[name] != "complex":
+            yield _problem(f"{what}: part of a segment", "none but of complex numbers", f"one of {name!r}")
+        if kinds[name] == "complex":
+            perm = _perm(name, groups)
+            channels = perm.k if segment.within is not None and isinstance(perm, Wreath) else 1
+            if segment.part is None and segment.inner // channels % 2:
+                yield _problem(what, f"real and imaginary parts in turns for {name!r}", repr(segment))
+            key = name, segment.exponent, segment.part
             positions[key] = positions.get(key, 0) + segment.inner * segment.count
     for (name, exponent, part), count in positions.items():
         if part is not None and positions.get((name, exponent, 1 - part)) != count:

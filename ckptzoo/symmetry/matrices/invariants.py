@@ -214,6 +214,7 @@ def _listed(name: str, action: AxisAction, symmetry: Symmetry) -> list[ListedCha
         signs = random_signs(f"{name} {number} mixed places", count, FEATURES)
         keys = _keys(symmetry[mixed.group], mixed.inverted)
         found.append(ListedChannels(*keys, mixed.places.reshape(blocks * k, count), signs, salt))
+    parts = [0, 0]
     for number, listing in enumerate(listings(action, symmetry)):
         if matrices_of(symmetry, listing.group) is not None:
             continue  # mixed, or gains, which are 1
@@ -222,8 +223,10 @@ def _listed(name: str, action: AxisAction, symmetry: Symmetry) -> list[ListedCha
         inside = _inside(listing, action, symmetry)
         if turned or inside is not None or not isinstance(leader.perm, Fixed):
             key = group.id if turned else f"{leader.id}*"
-            made = listed_channels(f"{name} {number}", leader, key, listing, inside, FEATURES)
-            # real and imaginary parts that take turns have one sign
+            # real and imaginary parts have one sign: they take turns, or are listings of their own
+            alike = number if listing.part is None else f"pair {parts[listing.part]}"
+            parts[listing.part or 0] += listing.part is not None
+            made = listed_channels(f"{name} {alike}", leader, key, listing, inside, FEATURES)
             found.append(made if inside is None else replace(made, signs=made.signs[..., :1, :]))
     return found
 

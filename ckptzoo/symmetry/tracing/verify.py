@@ -4,6 +4,7 @@ It is done on the module's own weights, and on random ones, as trained or initia
 channels) under which a wrong table can leave the outputs alone.
 """
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from ckptzoo.symmetry.matrices.tables import without_matrices
 from ckptzoo.symmetry.matrix_action import gains_at_one
 from ckptzoo.symmetry.tracing.example import Draw, Example
 from ckptzoo.symmetry.tracing.graph import DECLARE_BY_HAND, Float64Mode
+from ckptzoo.symmetry.tracing.shared_heads import shared_heads, with_heads_exchanged
 
 Weights = dict[str, NDArray[Any]]
 """Tensor name to array, without an axis of checkpoints."""
@@ -61,7 +63,8 @@ def verify_table(
     """Verify a table with random elements, and take away what fails.
 
     Groups whose permutations alone change the outputs stay in place; those whose scales alone do are not scaled. Folds
-    that change them are left out. Then matrices are tried for the channels that they may mix.
+    that change them are left out. Then matrices are tried for the channels that they may mix, and exchanges of heads of
+    queries that share heads of keys.
 
     Parameters
     ----------
@@ -104,7 +107,8 @@ def verify_table(
         raise SymmetryError(Problem("symmetry.trace", type(module).__name__, expected, got, DECLARE_BY_HAND))
     symmetry = replace(symmetry, folds=_verified_folds(verifier, symmetry.folds))
     symmetry, gap = _with_matrices(verifier, symmetry, mixable)
-    return symmetry, max(worst, gap), tuple(verifier.notes)
+    symmetry, exchanged = _with_shared_heads(verifier, symmetry)
+    return symmetry, max(worst, gap, exchanged), tuple(verifier.notes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -375,6 +379,26 @@ def _with_matrices(verifier: Verifier, symmetry: Symmetry, mixable: Container[st
         if (other := verifier.gap(_replaced(symmetry, wider))) <= TOLERANCE:
             kept, gap = wider, max(gap, other)
     return _replaced(symmetry, kept), gap
+
+
+def _with_shared_heads(verifier: Verifier, symmetry: Symmetry) -> tuple[Symmetry, float]:
+    """The table with groups of the heads that share others, where exchanging these leaves the outputs as they are.
+
+    All are tried together, and one by one where that fails. Returns the largest difference that they make, too.
+    """
+    candidates = shared_heads(symmetry)
+    table = functools.reduce(with_heads_exchanged, candidates, symmetry)
+    gap = verifier.gap(table) if candidates else 0.0
+    if gap <= TOLERANCE:
+        return table, gap
+    table, worst = symmetry, 0.0
+    for names in candidates:
+        wider = with_heads_exchanged(table, names)
+        if wider is not table:
+            gap = verifier.gap(wider)
+            if gap <= TOLERANCE:
+                table, worst = wider, max(worst, gap)
+    return table, worst
 
 
 def _replaced(symmetry: Symmetry, kinds: Mapping[str, str]) -> Symmetry:

@@ -60,8 +60,11 @@ def table(stream: str = "orthogonal", *, packed: bool = False) -> Symmetry:
     return Symmetry(groups, tuple(others + attention + output + units + biases))
 
 
-def grouped_queries() -> Symmetry:
-    """Four heads of queries, two for each pair of keys and values, whose matrices act within the heads."""
+def grouped_queries(*, halves: bool = False) -> Symmetry:
+    """Four heads of queries, two for each pair of keys and values, whose matrices act within the heads.
+
+    Their real and imaginary parts take turns, or real parts come first in each head.
+    """
     groups = (
         Group("x", D, Sym(), "orthogonal"),
         Group("heads", 4, Wreath("kv", 2, 2), "none"),
@@ -69,9 +72,13 @@ def grouped_queries() -> Symmetry:
         Group("vo", 6, Wreath("kv", 2, 3), "linear"),
     )
     pairs = tuple(Segment("qk", 4 * head + 2 * part, 1, 2, part=part) for head in range(2) for part in (0, 1))
-    # queries have their real and imaginary parts in turns
+    queries = (Segment("heads", 0, 4, 4, within="qk"),)
+    if halves:
+        queries = tuple(
+            Segment("heads", 4 * head + 2 * part, 2, 1, within="qk", part=part) for part in (0, 1) for head in range(4)
+        )
     listed = {
-        "q": ((Segment("heads", 0, 4, 4, within="qk"),), 1),
+        "q": (queries, 1),
         "k": (pairs, -1),
         "v": ((Segment("vo", 0, 1, 6),), 1),
     }

@@ -18,6 +18,7 @@ TABLES = {
     "packed": table(packed=True),
     "heads alone": table("none"),
     "grouped queries": grouped_queries(),
+    "grouped queries, real parts first": grouped_queries(halves=True),
 }
 tables = pytest.mark.parametrize("symmetry", TABLES.values(), ids=TABLES.keys())
 

@@ -22,6 +22,7 @@ TABLES = {
     "packed": table(packed=True),
     "heads alone": table("none"),
     "grouped queries": grouped_queries(),
+    "grouped queries, real parts first": grouped_queries(halves=True),
 }
 
 

@@ -142,7 +142,7 @@ def _outputs(module: nn.Module, stack: dict[str, np.ndarray], inputs: torch.Tens
 def text(table: Symmetry) -> str:
     """A table as lines: ``group n perm scale``, then ``tensor axis exponent role group@offset+count*inner^exponent ...``.
 
-    Behind ``signs`` are the channels whose signs a gain takes.
+    In brackets is a group that acts inside channels. Behind ``signs`` are the channels whose signs a gain takes.
     """
     groups = [f"{group.id} {group.n} {_perm(group.perm)} {group.scale}" for group in table.groups]
     return "\n".join([*groups, *map(_action, table.actions)])
@@ -192,7 +192,9 @@ def _action(action: AxisAction) -> str:
 
 def _segments(segments: tuple[Segment, ...]) -> str:
     return " ".join(
-        f"{item.group}@{item.offset}+{item.count}"
+        item.group
+        + (f"({item.within})" if item.within else "")
+        + f"@{item.offset}+{item.count}"
         + (f"*{item.inner}" if item.inner > 1 else "")
         + (f"^{item.exponent}" if item.exponent else "")
         for item in segments

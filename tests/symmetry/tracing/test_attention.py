@@ -222,7 +222,13 @@ CASES = {
         _rotary_grouped,
         {"q": linear(6, 8), "k": linear(6, 4), "v": linear(6, 4), "o": linear(8, 6)},
         TOKENS,
-        "q 2 fixed nonzero | v 4 sym nonzero | q: -> q@0+2 q@4+2 q@2+2 q@6+2 | ...",
+        """
+        heads 2 wreath(heads,1,2) none
+        q 2 wreath(heads,1,2,fixed) nonzero
+        v 4 wreath(heads,1,4) nonzero
+        q: -> heads(q)@0+1*2 heads(q)@4+1*2 heads(q)@2+1*2 heads(q)@6+1*2
+        ...
+        """,
     ),
     "a norm over the channels of each head keeps signs and the order": Case(
         _normed,
@@ -242,13 +248,14 @@ CASES = {
     ),
 }
 GROUPED = """
+    {0} 4 wreath({0},2,2) none
     q 8 wreath({0},2,4) nonzero
     v 8 wreath({0},2,4) nonzero
-    q: -> q@0+4 q@8+4 q@4+4 q@12+4
+    q: -> {0}(q)@0+4*4
     k.weight 0 -1 out q@0+8
     k.bias 0 -1 bias q@0+8
     v: -> v@0+8
-    o: v@0+4 v@8+4 v@4+4 v@12+4 ->
+    o: {0}(v)@0+4*4 ->
 """
 CASES |= {
     f"heads of queries that share keys and values, {name}": Case(

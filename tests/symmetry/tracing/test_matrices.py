@@ -146,10 +146,11 @@ def test_rotary_embeddings_leave_complex_numbers() -> None:
     assert (pairs.n, pairs.scale, pairs.perm) == (4, "complex", Wreath("scaled_dot_product_attention", 2, 2, "fixed"))
     assert table["v"].scale == "linear"
     (rows_of_q,) = [action for action in table.actions if (action.tensor, action.axis) == ("q.weight", 0)]
-    assert [(item.offset, item.count, item.part) for item in rows_of_q.segments if item.offset < 4] == [
+    assert [(item.offset, item.inner, item.part) for item in rows_of_q.segments if item.offset < 4] == [
         (0, 2, 0),
         (2, 2, 1),
     ]
+    assert {item.within for item in rows_of_q.segments} == {"q"}
 
 
 @pytest.mark.parametrize(("tied", "free", "stream"), [(False, 328, "orthogonal"), (True, 192, "sign")])

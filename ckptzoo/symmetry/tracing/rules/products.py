@@ -109,8 +109,8 @@ def _contract(call: Call, left: Value, right: Value, first: list[int], second: l
                 sides[other] = replace(sides[other], experts=None)
     for number, (labels, size) in enumerate(zip(sides, reversed(sizes), strict=True)):
         other = sides[1 - number]
-        lone = [axis for axis in labels.varying_axes if size[axis] > 1 and axis not in other.varying_axes]
-        if lone:
+        lone = {axis for axis in labels.varying_axes if size[axis] > 1 and axis not in other.varying_axes}
+        if lone & summed or (lone and not summed & set(labels.varying_axes) & set(other.varying_axes)):
             constraints.fix(labels.channel, "multiplies channels by values that stay in place")
         if gone := tuple(axis for axis in labels.varying_axes if axis in summed and axis not in other.varying_axes):
             constraints.forbid_scale(labels.scale, "sums over channels")

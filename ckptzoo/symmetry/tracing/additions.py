@@ -113,6 +113,7 @@ class Walker:
             "embedding": self._embedding,
             "conv1d conv2d conv3d": self._convolution,
             "masked_fill where": self._masked,
+            "lstm gru rnn_tanh rnn_relu": self._recurrent,
         }
         self._handlers = {name: handler for names, handler in by_names.items() for name in names.split()}
 
@@ -177,12 +178,7 @@ class Walker:
             return self._seen(addition)
         if self._taking and self._can_take(layer.bias):
             assert layer.bias is not None
-            for start, first, count in _runs(columns):
-                weight = self._module.whole(layer.weight, layer.axis)
-                box = [(0, weight.shape[0]), (0, weight.shape[1])]
-                box[layer.axis] = (start, count)
-                weight = replace(weight, start=tuple(at for at, _ in box), shape=tuple(many for _, many in box))
-                self._walk.taken.append(Target(self._module.whole(layer.bias, 0), weight, first))
+            self._take(columns, layer.weight, layer.axis, layer.bias)
             return None
         made = addition.changed(torch.arange(size[-1]).expand(size))
         if node in self._rows:
@@ -191,6 +187,37 @@ class Walker:
                 self._walk.taken.append(Target(None, self._module.whole(layer.weight, layer.axis)))
                 return None
         return made
+
+    def _take(self, columns: torch.Tensor, weight: fx.Node, axis: int, bias: fx.Node) -> None:
+        """Let a bias take what a weight of two axes reads on one of them."""
+        for start, first, count in _runs(columns):
+            part = self._module.whole(weight, axis)
+            box = [(0, part.shape[0]), (0, part.shape[1])]
+            box[axis] = (start, count)
+            part = replace(part, start=tuple(at for at, _ in box), shape=tuple(many for _, many in box))
+            self._walk.taken.append(Target(self._module.whole(bias, 0), part, first))
+
+    def _recurrent(self, node: fx.Node, given: fx.Node, addition: Addition) -> None:
+        """Two biases are summed, but in the last gate of a GRU: that of the input takes up the other, and inputs."""
+        params = list(argument(node, "params"))
+        directions = 2 if argument(node, "bidirectional") else 1
+        each = len(params) // (int(argument(node, "num_layers")) * directions)
+        sets = [params[at : at + each] for at in range(0, len(params), each)]
+        columns = _line(addition.ids)
+        biased = bool(argument(node, "has_biases")) and self._taking and addition.plain and columns is not None
+        if biased and given is argument(node, "input") and all(self._can_take(item[2]) for item in sets[:directions]):
+            for weight, _, bias, *_ in sets[:directions]:
+                self._take(columns, weight, 1, bias)
+            return
+        for _, _, bias, hidden, *_ in sets if biased else ():
+            if given is hidden and self._can_take(bias):
+                rows = len(columns) * 2 // 3 if operation(node) == "gru" else len(columns)
+                part = self._module.whole(bias, 0)
+                for start, first, count in _runs(columns[:rows]):
+                    self._walk.taken.append(Target(replace(part, start=(start,), shape=(count,)), None, first))
+                self._walk.seen |= addition.origins - set(columns[:rows].tolist())
+                return
+        self._seen(addition)
 
     def _product(self, node: fx.Node, given: fx.Node, addition: Addition) -> Addition | None:
         """A product of two values: attention weights with values, or queries with keys."""

@@ -18,7 +18,9 @@ from ckptzoo.symmetry.tracing.additions import Addition, Walk, Walker, same_alon
 from ckptzoo.symmetry.tracing.exported import SAME, Layer, Module, argument, moved, moves, operation, size_of
 from ckptzoo.symmetry.tracing.graph import Operations
 
-_NORMS_OR_ATTENTION = frozenset({"layer_norm", "scaled_dot_product_attention", "softmax"})
+_WITH_FOLDS = frozenset(
+    {"layer_norm", "scaled_dot_product_attention", "softmax", "lstm", "gru", "rnn_tanh", "rnn_relu"}
+)
 
 
 def candidate_folds(found: Operations, names: Mapping[str, str]) -> tuple[Fold, ...]:
@@ -33,7 +35,7 @@ def candidate_folds(found: Operations, names: Mapping[str, str]) -> tuple[Fold, 
     """
     module = Module(found, names)
     # Other networks have additive freedoms too (biases that are summed). Their tables stay those that zoos have.
-    if not any(operation(node) in _NORMS_OR_ATTENTION for node in module.nodes):
+    if not any(operation(node) in _WITH_FOLDS for node in module.nodes):
         return ()
     readers = list(_readers(module))
     by_node = _moved_vectors(module, readers)
@@ -119,7 +121,7 @@ def _moved_vectors(module: Module, readers: list[_Reader]) -> dict[fx.Node, list
             walk = Walk()
         walk.seen &= seen
         if folds := list(_folds_of_vector(module, part, walk, seen, user)):
-            by_node[user] = folds
+            by_node.setdefault(user, []).extend(folds)
             kept.add(name)
     return by_node
 

@@ -196,6 +196,51 @@ def test_layers_of_torch(norm_first: bool, bias: bool) -> None:
     check_fold(module, traced, stream(3, 2))
 
 
+class Recurrent(nn.Module):
+    """A recurrent layer with or without an embedding in front of it."""
+
+    def __init__(self, kind: type[nn.RNNBase], *, embedded: bool, **options: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(WORDS, 3) if embedded else nn.Identity()
+        self.recurrent = kind(3, 3, batch_first=True, **options)
+        directions = 2 if options.get("bidirectional") else 1
+        self.head = nn.Linear(directions * (options.get("proj_size") or 3), 4)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return self.head(self.recurrent(self.embedding(values))[0])
+
+
+@pytest.mark.parametrize("embedded", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "options", "summed"),
+    [
+        (nn.LSTM, {}, 12),
+        (nn.LSTM, {"num_layers": 2}, 24),
+        (nn.LSTM, {"bidirectional": True}, 24),
+        (nn.LSTM, {"proj_size": 2}, 12),
+        (nn.LSTM, {"bias": False}, 0),
+        (nn.GRU, {}, 6),
+        (nn.GRU, {"num_layers": 2}, 12),
+        (nn.GRU, {"bias": False}, 0),
+        (nn.RNN, {}, 3),
+        (nn.RNN, {"bidirectional": True}, 6),
+    ],
+)
+def test_recurrent_layers_have_two_biases_that_are_summed(
+    kind: type[nn.RNNBase], options: dict[str, Any], summed: int, embedded: bool
+) -> None:
+    """4, 2 and 1 numbers a unit of LSTM, GRU and plain layers; embeddings in front move into biases of inputs."""
+    module = Recurrent(kind, embedded=embedded, **options)
+    examples = [tokens(20, seed) if embedded else 1.5 * stream(20, seed)[..., :3] for seed in (1, 2)]
+    traced = trace(module, examples[0][:2].float() if not embedded else examples[0][:2])
+    biased = options.get("bias", True)
+    assert folded_dimensions(traced) == summed + 3 * (embedded and biased)
+    assert nullity(module, traced, examples[0]) == count(traced.symmetry).dimensions
+    if biased:
+        check_fold(module, traced, examples[1])
+
+
 def test_positions_have_mean_zero_and_keys_no_bias() -> None:
     module = Decoder(1)
     traced = trace(module, tokens(2))
@@ -243,7 +288,7 @@ def test_an_example_of_one_token_frees_no_query() -> None:
     assert not any(item.kind == "zero" for item in folds)
 
 
-def test_networks_without_norms_and_attention_have_none() -> None:
+def test_networks_without_norms_attention_and_recurrence_have_none() -> None:
     module = net(lambda m, x: m.c(torch.relu(m.a(x) + m.b(x))), a=linear(6, 4), b=linear(6, 4), c=linear(4, 2))
     assert trace(module, rows(6)).symmetry.folds == ()
 

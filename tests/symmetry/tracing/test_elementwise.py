@@ -83,7 +83,6 @@ NONE = {
     "LogSigmoid": nn.LogSigmoid(),
     "Threshold above zero": nn.Threshold(0.5, 0.0),
     "exp": torch.exp,
-    "cos": torch.cos,
     "x + 1": lambda x: x + 1,
     "1 - x": lambda x: 1 - x,
     "relu after tanh": lambda x: torch.relu(torch.tanh(x)),
@@ -149,6 +148,13 @@ CASES = {
         {"a": conv(1, 4, 3), "act": part(nn.PReLU, 4), "b": conv(4, 3, 1), "slopes": parameter(3)},
         images(),
         "a 4 sym positive | a: -> a@0+4 | act.weight 0 0 gain a@0+4 | b: a@0+4 ->",
+    ),
+    "signs end at even functions": Case(
+        lambda m, x: m.b(torch.cos(m.a(x))),
+        {"a": linear(4, 3), "b": linear(3, 2)},
+        rows(4),
+        "a 3 sym sign | a:2 3 like(a) none | a: -> a@0+3 | b: a:2@0+3 ->",
+        notes=("Group 'a:2' is not scaled*",),
     ),
     "relu and tanh on one value leave no scale": Case(
         lambda m, x: m.b(torch.cat([torch.relu(m.a(x)), torch.tanh(m.a(x))], 1)),

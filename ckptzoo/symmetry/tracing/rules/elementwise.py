@@ -54,6 +54,13 @@ def odd(call: Call) -> Labels:
     return with_new_paths(call, replace(labels, power=1.0))
 
 
+def even(call: Call) -> Labels:
+    """Signs end here: ``f(-x) = f(x)``, such as cos."""
+    labels = call.labels_of(call.input)
+    call.constraints.restrict_scale(labels.scale, SIGN, "keeps signs alone")
+    return with_new_paths(call, replace(_without_scale(labels), power=1.0))
+
+
 def not_homogeneous(call: Call) -> Labels:
     """No scale passes: GELU, SiLU, sigmoid, softplus."""
     labels = call.labels_of(call.input)

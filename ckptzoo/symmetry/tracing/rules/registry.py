@@ -20,8 +20,9 @@ _NAMES: dict[Rule, str] = {
     elementwise.odd: "tanh sin tan atan arctan asinh arcsinh sinh erf special_erf softshrink hardshrink",
     elementwise.not_homogeneous: (
         "gelu silu mish sigmoid special_expit hardsigmoid hardswish relu6 elu selu celu softplus log_sigmoid exp expm1 "
-        "special_expm1 log log1p cos cosh"
+        "special_expm1 log log1p"
     ),
+    elementwise.even: "cos cosh",
     elementwise.dropout: "dropout feature_dropout alpha_dropout feature_alpha_dropout",
     elementwise.softmax: "softmax log_softmax special_softmax",
     elementwise.clamp: "hardtanh clamp clip clamp_min clamp_max",

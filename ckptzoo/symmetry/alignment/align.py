@@ -17,6 +17,7 @@ from ckptzoo.symmetry.alignment.activations import Products, in_gauge, match_act
 from ckptzoo.symmetry.alignment.joint_groups import Arrays
 from ckptzoo.symmetry.alignment.matching import Matched, Matcher, products
 from ckptzoo.symmetry.alignment.matrix_matching import MatrixMatcher
+from ckptzoo.symmetry.alignment.nested_matching import NestedMatcher
 from ckptzoo.symmetry.alignment.scale_fitting import ScaleFitter, least_scales, not_below
 from ckptzoo.symmetry.arrays import Stacked, as_array, beside, is_float, stack_of, stored_dtype, to_numpy
 from ckptzoo.symmetry.element import GroupElement
@@ -24,6 +25,7 @@ from ckptzoo.symmetry.gauges import canonicalize, gauge_named
 from ckptzoo.symmetry.matrices.blocks import balance_blocks
 from ckptzoo.symmetry.matrices.tables import mixes
 from ckptzoo.symmetry.matrix_action import unit_gains
+from ckptzoo.symmetry.nested import is_nested
 from ckptzoo.symmetry.tables import Arch, finite, fits, pieces, table_of, take_rows
 
 METHODS = ("weights", "activations")
@@ -187,6 +189,11 @@ def align(
         option = "scales 'fit'" if scales == "fit" else "method 'activations'"
         step = "Align by weights at fixed scales, or by the permutations alone: ckptzoo.symmetry.monomial(table)."
         raise SymmetryError(Problem("align", option, "a table without matrices", "one with matrices", step))
+    if is_nested(table) and (scales == "fit" or method == "activations"):
+        option = "scales 'fit'" if scales == "fit" else "method 'activations'"
+        expected = "a table without groups inside the channels of others"
+        step = "Align by weights at fixed scales, or keep the order of these channels: ckptzoo.symmetry.unnested(table)."
+        raise SymmetryError(Problem("align", option, expected, "one with them", step))
     if (method == "activations") != (activations is not None):
         got = "none" if activations is None else f"some for method {method!r}"
         raise SymmetryError(
@@ -262,7 +269,7 @@ def _match(ours: Arrays, theirs: Arrays, table: Symmetry, rows: NDArray[np.int64
     """Match some rows, in pieces; the others keep the identity."""
     K = len(next(iter(ours.values())))
     found = Matched(GroupElement.identity(table, K), np.zeros(K), np.zeros(K, np.int64), np.zeros(K, np.int64))
-    make = MatrixMatcher if mixes(table) else Matcher
+    make = NestedMatcher if is_nested(table) else MatrixMatcher if mixes(table) else Matcher
     shared = make(theirs, table) if len(next(iter(theirs.values()))) == 1 else None
 
     def match(some: NDArray[np.int64]) -> None:

@@ -55,7 +55,7 @@ def common(tables: Iterable[Symmetry]) -> Symmetry:
     if len(listed) > 1:
         listed = tuple(monomial(table) for table in listed)
     if len(listed) > 1 and any(item.within for table in listed for act in table.actions for item in act.segments):
-        expected, step = "no group inside the channels of another", "Compare the networks of each table apart."
+        expected, step = "no group inside the channels of another", "Give ckptzoo.symmetry.unnested(table) of each."
         raise SymmetryError(Problem("common", "segments of several tables", expected, "one", step))
     return listed[0] if len(listed) == 1 else _Meet(listed).table()
 

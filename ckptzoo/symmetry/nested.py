@@ -107,7 +107,9 @@ def within_blocks(symmetry: Symmetry) -> Symmetry | None:
             if rest := [int(place) for some in places for place in some]:
                 rests.append(Group(f"{action.tensor}.{action.axis}.rest", len(rest), Fixed(), "none"))
                 segments += [Segment(rests[-1].id, place, 1, 1) for place in rest]
-        actions.append(AxisAction(action.tensor, action.axis, tuple(segments), 0, action.in_mass, action.role, action.blocks))
+        actions.append(
+            AxisAction(action.tensor, action.axis, tuple(segments), 0, action.in_mass, action.role, action.blocks)
+        )
     used = {name for action in actions for name in action.groups}
     groups: list[Group] = []
     for group in symmetry.groups:

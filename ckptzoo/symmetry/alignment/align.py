@@ -192,7 +192,9 @@ def align(
     if is_nested(table) and (scales == "fit" or method == "activations"):
         option = "scales 'fit'" if scales == "fit" else "method 'activations'"
         expected = "a table without groups inside the channels of others"
-        step = "Align by weights at fixed scales, or keep the order of these channels: ckptzoo.symmetry.unnested(table)."
+        step = (
+            "Align by weights at fixed scales, or keep the order of these channels: ckptzoo.symmetry.unnested(table)."
+        )
         raise SymmetryError(Problem("align", option, expected, "one with them", step))
     if (method == "activations") != (activations is not None):
         got = "none" if activations is None else f"some for method {method!r}"

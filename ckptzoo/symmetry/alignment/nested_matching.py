@@ -72,23 +72,32 @@ class NestedMatcher:
         found = first.match(self._with_means(arrays), start=start)
         if start == "signature":
             element = from_unnested(found.element, self.symmetry)
-        ties = found.ties + self._ties(arrays)
-        sweeps = self._take_turns(arrays, element, squares)
-        return Matched(element, self._bound(arrays), sweeps, ties)
+        placed = self._placed(arrays, element)
+        heads = self._matched_heads(placed, self._reference, start)
+        element = from_blocks(heads.element, self.symmetry).compose(element)
+        sweeps = self._take_turns(arrays, element, squares, heads.sweeps)
+        return Matched(element, self._bound(arrays), sweeps, found.ties + heads.ties)
 
-    def _take_turns(self, arrays: Arrays, element: GroupElement, squares: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Improve elements in place until no turn finds a better one; how often all groups were gone through."""
+    def _take_turns(
+        self, arrays: Arrays, element: GroupElement, squares: NDArray[np.float64], swept: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Improve elements in place until no turn finds a better one; how often all groups were gone through.
+
+        Parameters
+        ----------
+        swept
+            (K,) how often the heads were, which are the best ones while all others stay.
+        """
         rows, sweeps = np.arange(len(element)), np.zeros(len(element), np.int64)
         value = self._value(self._placed(arrays, element), rows)
-        for number in range(MAX_TURNS):
-            better, swept = self._turn(self._heads, arrays, element, value, squares, rows)
-            if number:  # the others are the best ones still where the heads stayed
-                rows, swept = rows[better], swept[better]
-            if not len(rows):
-                break
+        for _ in range(MAX_TURNS):
             better, others_swept = self._turn(self._others, arrays, element, value, squares, rows)
             sweeps[rows] += np.maximum(swept, others_swept)
             rows = rows[better]  # the heads are the best ones still where the others stayed
+            if not len(rows):
+                break
+            better, swept = self._turn(self._heads, arrays, element, value, squares, rows)
+            rows, swept = rows[better], swept[better]  # and the others where the heads stayed
             if not len(rows):
                 break
         return sweeps
@@ -113,23 +122,19 @@ class NestedMatcher:
         return better, sweeps
 
     def _heads(self, arrays: Arrays, reference: Arrays) -> tuple[GroupElement, NDArray[np.int64]]:
-        """The best orders of heads within blocks while all others stay."""
-        found = self._heads_matched(arrays, reference)
+        """Better orders of heads within blocks: the best ones while all others stay, where no tensor has them twice."""
+        found = self._matched_heads(arrays, reference, "identity")
         return from_blocks(found.element, self.symmetry), found.sweeps
 
-    def _heads_matched(self, arrays: Arrays, reference: Arrays) -> Matched:
+    def _matched_heads(self, arrays: Arrays, reference: Arrays, start: str) -> Matched:
         assert self._within is not None
         theirs, ours = ({name: given[name] for name in self._permuted} for given in (reference, arrays))
-        return Matcher(theirs, self._within).match(ours, start="identity")
+        return Matcher(theirs, self._within).match(ours, start=start)
 
     def _others(self, arrays: Arrays, reference: Arrays) -> tuple[GroupElement, NDArray[np.int64]]:
         """Better elements that keep the order of heads within blocks."""
         found = self._make(reference, self._unnested).match(arrays, start="identity")
         return from_unnested(found.element, self.symmetry), found.sweeps
-
-    def _ties(self, arrays: Arrays) -> NDArray[np.int64]:
-        """(K,) heads that are equal to another one of their block."""
-        return self._heads_matched(arrays, self._reference).ties
 
     def _bound(self, arrays: Arrays) -> NDArray[np.float64]:
         """(K,) what ``<A, g B>`` is at most: with matrices the sum of the products of the tensors' norms."""

@@ -115,6 +115,10 @@ def align(
     reads likewise, complex numbers by their phases, and signs of channels that may change them
     (ckptzoo/symmetry/alignment/matrix_matching.py).
 
+    Where heads of queries share heads of keys and values (``Segment.within``), the order of those that share one is an
+    assignment of its own, in turns with everything else, from their means on, which do not depend on it
+    (ckptzoo/symmetry/alignment/nested_matching.py).
+
     Parameters
     ----------
     weights
@@ -150,8 +154,8 @@ def align(
     UnknownNameError
         No such method, gauge, rule for scales or start.
     SymmetryError
-        Scales are to be fitted to activations, or the table has matrices and scales or activations are to be fitted;
-        gains are not 1 where a stream has orthogonal matrices.
+        Scales are to be fitted to activations, or the table has matrices or groups inside the channels of others and
+        scales or activations are to be fitted; gains are not 1 where a stream has orthogonal matrices.
         The weights, the reference or the activations do not fit the table, no table is known, or the reference is not
         finite or cannot be brought into the gauge.
     MissingExtraError
@@ -162,8 +166,11 @@ def align(
     Exact for one group alone, such as that of a network with one hidden layer, and where each block of wreath groups
     has at most one group with several channels, as in OptuNet; a local optimum else, and NP-hard. Each sweep costs one
     product of matrices a tensor axis and one assignment, O(n^3), a group; with matrices a singular value decomposition
-    for each pair of blocks. The distance never rises in a step. A network's result does not depend on the
-    others. Tested in tests/symmetry/alignment and tests/laws/test_alignment.py.
+    for each pair of blocks. Heads of queries that share heads of keys take two to three times as long: 1.0 to 1.4 s for
+    a layer of 12 heads of 64 channels on 4 heads of keys in a width of 768, on one core. In near copies their orders
+    are found; of unrelated networks with two heads on each of two the best permutations of all, for 25 of 40. The
+    distance never rises in a step. A network's result does not depend on the others. Tested in
+    tests/symmetry/alignment and tests/laws/test_alignment.py.
 
     Examples
     --------

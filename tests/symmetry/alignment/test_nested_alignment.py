@@ -1,11 +1,13 @@
 """Alignment of heads of queries that share heads of keys: copies, noise, brute force, and what a result depends on."""
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import ckptzoo
 from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Segment, Sym, Symmetry, Wreath
 from ckptzoo.symmetry import GroupElement, align, apply, unnested
 from ckptzoo.symmetry.alignment import nested_matching
@@ -256,3 +258,12 @@ def test_single_precision_and_networks_that_are_not_finite() -> None:
         assert (relative(found)[[0, 2]] < 1e-4).all() and np.isnan(found.distance[1])
         assert same_permutations(found.element, g)[[0, 2]].all()
         assert all(value.dtype == np.float32 for value in found.weights.values())
+
+
+def test_the_disguise_in_the_golden_zoo_is_undone_in_a_gauge() -> None:
+    """Its channels have scales, which alignment leaves to the gauge."""
+    zoo = ckptzoo.open(Path(__file__).parents[2] / "golden" / "v1-rotary")
+    assert zoo.symmetry is not None
+    weights = {name: np.asarray(zoo[name]) for name in zoo.arch.names}
+    found = align(weights, {name: array[:1] for name, array in weights.items()}, zoo.symmetry, gauge="canonical")
+    assert (relative(found)[:2] < 1e-6).all() and relative(found)[2] > 0.1

@@ -19,7 +19,6 @@ from ckptzoo.symmetry import (
     GroupElement,
     align,
     apply,
-    barycentre,
     canonicalize,
     common,
     count,
@@ -209,10 +208,6 @@ def test_an_attention_with_as_many_heads_of_keys_as_of_queries() -> None:
         (
             lambda stack: align(stack, stack, table(False), method="activations", activations={}),
             r"align: method 'activations': .*unnested\(table\)",
-        ),
-        (
-            lambda stack: barycentre(lambda: [stack], table(False)),
-            "group 'qk': expected groups that permute no positions inside",
         ),
         (
             lambda stack: pair_distances(stack, table(True)),

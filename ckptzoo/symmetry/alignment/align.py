@@ -16,8 +16,7 @@ from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.alignment.activations import Products, in_gauge, match_activations
 from ckptzoo.symmetry.alignment.joint_groups import Arrays
 from ckptzoo.symmetry.alignment.matching import Matched, Matcher, products
-from ckptzoo.symmetry.alignment.matrix_matching import MatrixMatcher
-from ckptzoo.symmetry.alignment.nested_matching import NestedMatcher
+from ckptzoo.symmetry.alignment.nested_matching import matcher_of
 from ckptzoo.symmetry.alignment.scale_fitting import ScaleFitter, least_scales, not_below
 from ckptzoo.symmetry.arrays import Stacked, as_array, beside, is_float, stack_of, stored_dtype, to_numpy
 from ckptzoo.symmetry.element import GroupElement
@@ -278,11 +277,10 @@ def _match(ours: Arrays, theirs: Arrays, table: Symmetry, rows: NDArray[np.int64
     """Match some rows, in pieces; the others keep the identity."""
     K = len(next(iter(ours.values())))
     found = Matched(GroupElement.identity(table, K), np.zeros(K), np.zeros(K, np.int64), np.zeros(K, np.int64))
-    make = NestedMatcher if is_nested(table) else MatrixMatcher if mixes(table) else Matcher
-    shared = make(theirs, table) if len(next(iter(theirs.values()))) == 1 else None
+    shared = matcher_of(theirs, table) if len(next(iter(theirs.values()))) == 1 else None
 
     def match(some: NDArray[np.int64]) -> None:
-        matcher = shared or make(take_rows(theirs, some), table)
+        matcher = shared or matcher_of(take_rows(theirs, some), table)
         made = matcher.match(take_rows(ours, some), start=start)
         for kind in ("perms", "scales", "matrices"):
             for name, value in getattr(made.element, kind).items():

@@ -24,13 +24,19 @@ from ckptzoo.symmetry.arrays import by_channel, listings
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.matrices.tables import mixes
 from ckptzoo.symmetry.matrix_action import mixed_channels, multiply
-from ckptzoo.symmetry.nested import from_blocks, from_unnested, moving_within, unnested, within_blocks
+from ckptzoo.symmetry.nested import from_blocks, from_unnested, is_nested, moving_within, unnested, within_blocks
 from ckptzoo.symmetry.tables import take_rows
 
 MAX_TURNS = 50
 """Times that heads within blocks and everything else take turns, at most; five are rarely needed."""
 _LEAST_RISE = 1e-12
 """Of the squared norms: by how much an element must be better to be taken."""
+
+
+def matcher_of(reference: Arrays, symmetry: Symmetry) -> "Matcher | MatrixMatcher | NestedMatcher":
+    """What matches networks to references (1 or K, *shape) by a table of any kind."""
+    make = NestedMatcher if is_nested(symmetry) else MatrixMatcher if mixes(symmetry) else Matcher
+    return make(reference, symmetry)
 
 
 class NestedMatcher:
@@ -68,15 +74,18 @@ class NestedMatcher:
         element, squares = GroupElement.identity(self.symmetry, K), np.zeros(K)
         for name, reference in self._reference.items():
             squares += products(reference, reference) + products(arrays[name], arrays[name])
-        first = self._make(self._with_means(self._reference), self._unnested)
-        found = first.match(self._with_means(arrays), start=start)
+        first, means = self._make(self._with_means(self._reference), self._unnested), self._with_means(arrays)
+        ties = np.zeros(K, np.int64)
         if start == "signature":
-            element = from_unnested(found.element, self.symmetry)
+            found = first.match(means)
+            element, ties = from_unnested(found.element, self.symmetry), found.ties
+        elif isinstance(first, Matcher):
+            _, ties = first.bound(means)
         placed = self._placed(arrays, element)
         heads = self._matched_heads(placed, self._reference, start)
         element = from_blocks(heads.element, self.symmetry).compose(element)
         sweeps = self._take_turns(arrays, element, squares, heads.sweeps)
-        return Matched(element, self._bound(arrays), sweeps, found.ties + heads.ties)
+        return Matched(element, self._bound(arrays), sweeps, ties + heads.ties)
 
     def _take_turns(
         self, arrays: Arrays, element: GroupElement, squares: NDArray[np.float64], swept: NDArray[np.int64]
@@ -139,7 +148,7 @@ class NestedMatcher:
     def _bound(self, arrays: Arrays) -> NDArray[np.float64]:
         """(K,) what ``<A, g B>`` is at most: with matrices the sum of the products of the tensors' norms."""
         total = np.zeros(len(next(iter(arrays.values()))))
-        if self._make is MatrixMatcher:
+        if mixes(self.symmetry):
             for name, reference in self._reference.items():
                 total += np.sqrt(products(reference, reference) * products(arrays[name], arrays[name]))
             return total

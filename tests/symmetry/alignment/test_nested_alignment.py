@@ -9,7 +9,7 @@ import pytest
 
 import ckptzoo
 from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Segment, Sym, Symmetry, Wreath
-from ckptzoo.symmetry import GroupElement, align, apply, unnested
+from ckptzoo.symmetry import GroupElement, align, apply, barycentre, unnested
 from ckptzoo.symmetry.alignment import nested_matching
 from ckptzoo.symmetry.alignment.align import Aligned
 from ckptzoo.symmetry.alignment.matching import Matcher
@@ -258,6 +258,17 @@ def test_single_precision_and_networks_that_are_not_finite() -> None:
         assert (relative(found)[[0, 2]] < 1e-4).all() and np.isnan(found.distance[1])
         assert same_permutations(found.element, g)[[0, 2]].all()
         assert all(value.dtype == np.float32 for value in found.weights.values())
+
+
+def test_the_barycentre_of_copies_is_that_network() -> None:
+    table, shapes = TABLES["permutations"]
+    copies = apply(disguise(table, 5, 2), repeated(weights_of(shapes, 1, 1, np.float32), 5), table)
+    found = barycentre(lambda: [copies], table)
+    assert max(float(std.max()) for std in found.std.values()) == 0
+    noisy = apply(disguise(table, 5, 2), repeated(weights_of(shapes, 1, 1), 5, noise=0.5, seed=3), table)
+    found = barycentre(lambda: [noisy], table)
+    assert (np.diff(found.objective) >= 0).all()
+    found.element.check(table)
 
 
 def test_the_disguise_in_the_golden_zoo_is_undone_in_a_gauge() -> None:

@@ -16,6 +16,7 @@ from ckptzoo.symmetry.folds import fold
 from ckptzoo.symmetry.gauges import GAUGES, Canonical, Gauge, canonicalize, gauge_named, ordering_keys
 from ckptzoo.symmetry.mass.minimum import MinMass, min_mass
 from ckptzoo.symmetry.matrices.tables import monomial
+from ckptzoo.symmetry.nested import unnested
 from ckptzoo.symmetry.report import Report
 from ckptzoo.symmetry.softmax import remove_softmax_shift
 from ckptzoo.symmetry.tracing.result import Traced
@@ -55,6 +56,7 @@ __all__ = [
     "sketches",
     "trace",
     "transpositions",
+    "unnested",
 ]
 
 if TYPE_CHECKING:

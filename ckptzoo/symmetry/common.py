@@ -7,6 +7,7 @@ from itertools import pairwise
 from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Perm, Segment, Sym, Symmetry, Wreath
 from ckptzoo.symmetry.matrices.tables import monomial
+from ckptzoo.symmetry.nested import unnested
 
 _Key = tuple[int, str]
 """A group of one of the tables: the table's number and the group's id."""
@@ -29,12 +30,12 @@ def common(tables: Iterable[Symmetry]) -> Symmetry:
     -------
     Symmetry
         groups have the ids of the first table. Of one table, that table; of several with matrices the permutations and
-        scales among them.
+        scales among them, and heads that share others keep their order (``unnested``).
 
     Raises
     ------
     SymmetryError
-        There is no table, nothing is left that all share, or one of several has a group within the channels of another.
+        There is no table, or nothing is left that all share.
 
     Notes
     -----
@@ -53,10 +54,7 @@ def common(tables: Iterable[Symmetry]) -> Symmetry:
     if not listed:
         raise SymmetryError(Problem("common", "tables", "one or more", "none", "Give the tables of the networks."))
     if len(listed) > 1:
-        listed = tuple(monomial(table) for table in listed)
-    if len(listed) > 1 and any(item.within for table in listed for act in table.actions for item in act.segments):
-        expected, step = "no group inside the channels of another", "Compare the networks of each table apart."
-        raise SymmetryError(Problem("common", "segments of several tables", expected, "one", step))
+        listed = tuple(unnested(monomial(table)) for table in listed)
     return listed[0] if len(listed) == 1 else _Meet(listed).table()
 
 

@@ -113,7 +113,8 @@ def first_weight_order(moments: Moments, found: Scales, report: Report) -> dict[
         if segment.within is not None:
             raise SymmetryError(
                 f"gauge: group {segment.group!r}: expected channels whose first weight no other group moves, "
-                f"got {segment.within!r} inside them. Use the gauge 'canonical'."
+                f"got {segment.within!r} inside them. Use the gauge 'canonical', or keep the order of these channels: "
+                "ckptzoo.symmetry.unnested(table)."
             )
     order = Order(moments.symmetry, moments.K, report)
     for group in leaders(moments.symmetry):

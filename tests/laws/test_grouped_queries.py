@@ -15,7 +15,15 @@ from ckptzoo.errors import SymmetryError
 from ckptzoo.learning.forms.graph import GraphForm
 from ckptzoo.schema.architecture import Architecture, Tensor
 from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Symmetry, Wreath
-from ckptzoo.symmetry import GroupElement, align, apply, canonicalize, common, count, fingerprint
+from ckptzoo.symmetry import (
+    GroupElement,
+    align,
+    apply,
+    canonicalize,
+    count,
+    fingerprint,
+    pair_distances,
+)
 from tests.support.effort import FEW_EXAMPLES, examples
 
 K, HEADS, SHARED, WIDTH, TOKENS = 2, 4, 2, 4, 5
@@ -190,14 +198,21 @@ def test_an_attention_with_as_many_heads_of_keys_as_of_queries() -> None:
             lambda stack: canonicalize(stack, table(False), gauge="first-weight"),
             "group 'q': expected channels whose first",
         ),
-        (lambda _: common([table(False), table(True)]), "common: segments of several tables"),
         (lambda _: GraphForm(ARCHITECTURE, table(False)), "graph: group 'qk': expected each position"),
         (
-            lambda stack: align(stack, stack, table(False)),
-            "group 'qk': expected groups that permute no positions inside",
+            lambda stack: align(stack, stack, table(False), scales="fit"),
+            "align: scales 'fit': expected a table without groups inside the channels of others",
+        ),
+        (
+            lambda stack: align(stack, stack, table(False), method="activations", activations={}),
+            r"align: method 'activations': .*unnested\(table\)",
+        ),
+        (
+            lambda stack: pair_distances(stack, table(True)),
+            r"group 'qk': expected groups that permute .*unnested\(table\)",
         ),
     ],
 )
 def test_what_is_not_defined_there_is_refused_by_name(act: Callable[[Weights], object], says: str) -> None:
     with pytest.raises(SymmetryError, match=says):
-        act({name: np.ones((1, *shape)) for name, shape in SHAPES.items()})
+        act({name: np.ones((2, *shape)) for name, shape in SHAPES.items()})

@@ -92,7 +92,7 @@ class GraphLayout:
         SpecError
             The table does not fit with the architecture.
         SymmetryError
-            More than two axes of a tensor move.
+            More than two axes of a tensor move, or a group permutes positions inside the channels of another one.
         """
         symmetry.check(architecture)
         nodes = _Nodes(symmetry)
@@ -134,7 +134,7 @@ class _Nodes:
             if segment.within is not None:
                 raise SymmetryError(
                     f"graph: group {segment.within!r}: expected each position of an axis in one group, got one inside "
-                    f"the channels of {segment.group!r}. Use another form."
+                    f"the channels of {segment.group!r}. Keep the order of these: ckptzoo.symmetry.unnested(table)."
                 )
         self.symmetry = symmetry
         self._sets: dict[tuple[int, str], set[int]] = {}

@@ -16,7 +16,7 @@ from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.alignment.activations import Products, in_gauge, match_activations
 from ckptzoo.symmetry.alignment.joint_groups import Arrays
 from ckptzoo.symmetry.alignment.matching import Matched, Matcher, products
-from ckptzoo.symmetry.alignment.matrix_matching import MatrixMatcher
+from ckptzoo.symmetry.alignment.nested_matching import matcher_of
 from ckptzoo.symmetry.alignment.scale_fitting import ScaleFitter, least_scales, not_below
 from ckptzoo.symmetry.arrays import Stacked, as_array, beside, is_float, stack_of, stored_dtype, to_numpy
 from ckptzoo.symmetry.element import GroupElement
@@ -24,6 +24,7 @@ from ckptzoo.symmetry.gauges import canonicalize, gauge_named
 from ckptzoo.symmetry.matrices.blocks import balance_blocks
 from ckptzoo.symmetry.matrices.tables import mixes
 from ckptzoo.symmetry.matrix_action import unit_gains
+from ckptzoo.symmetry.nested import is_nested
 from ckptzoo.symmetry.tables import Arch, finite, fits, pieces, table_of, take_rows
 
 METHODS = ("weights", "activations")
@@ -113,6 +114,10 @@ def align(
     reads likewise, complex numbers by their phases, and signs of channels that may change them
     (ckptzoo/symmetry/alignment/matrix_matching.py).
 
+    Where heads of queries share heads of keys and values (``Segment.within``), the order of those that share one is an
+    assignment of its own, in turns with everything else, from their means on, which do not depend on it
+    (ckptzoo/symmetry/alignment/nested_matching.py).
+
     Parameters
     ----------
     weights
@@ -148,8 +153,8 @@ def align(
     UnknownNameError
         No such method, gauge, rule for scales or start.
     SymmetryError
-        Scales are to be fitted to activations, or the table has matrices and scales or activations are to be fitted;
-        gains are not 1 where a stream has orthogonal matrices.
+        Scales are to be fitted to activations, or the table has matrices or groups inside the channels of others and
+        scales or activations are to be fitted; gains are not 1 where a stream has orthogonal matrices.
         The weights, the reference or the activations do not fit the table, no table is known, or the reference is not
         finite or cannot be brought into the gauge.
     MissingExtraError
@@ -160,8 +165,11 @@ def align(
     Exact for one group alone, such as that of a network with one hidden layer, and where each block of wreath groups
     has at most one group with several channels, as in OptuNet; a local optimum else, and NP-hard. Each sweep costs one
     product of matrices a tensor axis and one assignment, O(n^3), a group; with matrices a singular value decomposition
-    for each pair of blocks. The distance never rises in a step. A network's result does not depend on the
-    others. Tested in tests/symmetry/alignment and tests/laws/test_alignment.py.
+    for each pair of blocks. Heads of queries that share heads of keys take two to three times as long: 1.2 to 1.8 s for
+    a layer of 12 heads of 64 channels on 4 heads of keys in a width of 768, on one core. In near copies their orders
+    are found; of unrelated networks with two heads on each of two the best permutations of all, for 25 of 40. The
+    distance never rises in a step. A network's result does not depend on the others. Tested in
+    tests/symmetry/alignment and tests/laws/test_alignment.py.
 
     Examples
     --------
@@ -187,6 +195,13 @@ def align(
         option = "scales 'fit'" if scales == "fit" else "method 'activations'"
         step = "Align by weights at fixed scales, or by the permutations alone: ckptzoo.symmetry.monomial(table)."
         raise SymmetryError(Problem("align", option, "a table without matrices", "one with matrices", step))
+    if is_nested(table) and (scales == "fit" or method == "activations"):
+        option = "scales 'fit'" if scales == "fit" else "method 'activations'"
+        expected = "a table without groups inside the channels of others"
+        step = (
+            "Align by weights at fixed scales, or keep the order of these channels: ckptzoo.symmetry.unnested(table)."
+        )
+        raise SymmetryError(Problem("align", option, expected, "one with them", step))
     if (method == "activations") != (activations is not None):
         got = "none" if activations is None else f"some for method {method!r}"
         raise SymmetryError(
@@ -262,11 +277,10 @@ def _match(ours: Arrays, theirs: Arrays, table: Symmetry, rows: NDArray[np.int64
     """Match some rows, in pieces; the others keep the identity."""
     K = len(next(iter(ours.values())))
     found = Matched(GroupElement.identity(table, K), np.zeros(K), np.zeros(K, np.int64), np.zeros(K, np.int64))
-    make = MatrixMatcher if mixes(table) else Matcher
-    shared = make(theirs, table) if len(next(iter(theirs.values()))) == 1 else None
+    shared = matcher_of(theirs, table) if len(next(iter(theirs.values()))) == 1 else None
 
     def match(some: NDArray[np.int64]) -> None:
-        matcher = shared or make(take_rows(theirs, some), table)
+        matcher = shared or matcher_of(take_rows(theirs, some), table)
         made = matcher.match(take_rows(ours, some), start=start)
         for kind in ("perms", "scales", "matrices"):
             for name, value in getattr(made.element, kind).items():

@@ -144,7 +144,7 @@ def joint_groups_of(symmetry: Symmetry, tensors: Collection[str]) -> tuple[Joint
         for segment in action.segments:
             if segment.within is not None:
                 expected = "groups that permute no positions inside the channels of another one"
-                step = "Leave the groups out of the table whose channels have others inside."
+                step = "Keep the order of the channels that have others inside: ckptzoo.symmetry.unnested(table)."
                 raise SymmetryError(Problem("alignment", f"group {segment.within!r}", expected, "one", step))
     together: dict[str, list[Group]] = {}
     for group in leaders(symmetry):

@@ -1,0 +1,213 @@
+"""Alignment where groups act inside the channels of others, such as heads of queries that share heads of keys.
+
+Every element is one that keeps these heads in order within their blocks, and a permutation within the blocks behind it
+(ckptzoo/symmetry/nested.py). The first are matched as those of any table, with matrices or without; the others are one
+assignment a block, exact while everything else stays. They take turns until neither is better.
+
+The start does not depend on the order of the heads: each of those of a block counts as their mean, which every
+other symmetry takes along. It is the middle of their orders, as ``<A, P B> = <A, mean B>`` for P the mean of all
+permutations within blocks.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptzoo.schema.symmetry import Symmetry
+from ckptzoo.symmetry.action import transform
+from ckptzoo.symmetry.alignment.joint_groups import Arrays
+from ckptzoo.symmetry.alignment.matching import Matched, Matcher, products
+from ckptzoo.symmetry.alignment.matrix_matching import MatrixMatcher
+from ckptzoo.symmetry.arrays import by_channel, listings
+from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.matrices.tables import mixes
+from ckptzoo.symmetry.matrix_action import mixed_channels, multiply
+from ckptzoo.symmetry.nested import from_blocks, from_unnested, is_nested, moving_within, unnested, within_blocks
+from ckptzoo.symmetry.tables import take_rows
+
+MAX_TURNS = 50
+"""Times that heads within blocks and everything else take turns, at most; five are rarely needed."""
+_LEAST_RISE = 1e-12
+"""Of the squared norms: by how much an element must be better to be taken."""
+
+
+def matcher_of(reference: Arrays, symmetry: Symmetry) -> "Matcher | MatrixMatcher | NestedMatcher":
+    """What matches networks to references (1 or K, *shape) by a table of any kind."""
+    make = NestedMatcher if is_nested(symmetry) else MatrixMatcher if mixes(symmetry) else Matcher
+    return make(reference, symmetry)
+
+
+class NestedMatcher:
+    """Matches networks to references, as ``Matcher`` and ``MatrixMatcher``, where groups act inside channels.
+
+    Parameters
+    ----------
+    reference
+        A: tensor name to (1 or K, *shape), finite; float64 with balanced blocks where the table has matrices. Others do
+        not count.
+    symmetry
+        the table.
+
+    Raises
+    ------
+    SymmetryError
+        As ``MatrixMatcher``; or channels inside which others act are inside others, too.
+    """
+
+    def __init__(self, reference: Arrays, symmetry: Symmetry) -> None:
+        self.symmetry = symmetry
+        self._reference = reference
+        self._make = MatrixMatcher if mixes(symmetry) else Matcher
+        self._unnested, self._within = unnested(symmetry), within_blocks(symmetry)
+        moved = {action.tensor for action in self._within.actions} if self._within else set[str]()
+        self._permuted = sorted(moved & reference.keys())
+        """Tensors that heads within blocks permute."""
+
+    def match(self, arrays: Arrays, *, start: str = "signature") -> Matched:
+        """Match K networks (K, *shape); a network's result does not depend on the others."""
+        if not self._permuted:
+            found = self._make(self._reference, self._unnested).match(arrays, start=start)
+            return replace(found, element=from_unnested(found.element, self.symmetry))
+        K = len(next(iter(arrays.values())))
+        element, squares = GroupElement.identity(self.symmetry, K), np.zeros(K)
+        for name, reference in self._reference.items():
+            squares += products(reference, reference) + products(arrays[name], arrays[name])
+        first, means = self._make(self._with_means(self._reference), self._unnested), self._with_means(arrays)
+        ties = np.zeros(K, np.int64)
+        if start == "signature":
+            found = first.match(means)
+            element, ties = from_unnested(found.element, self.symmetry), found.ties
+        elif isinstance(first, Matcher):
+            _, ties = first.bound(means)
+        placed = self._placed(arrays, element)
+        heads = self._matched_heads(placed, self._reference, start)
+        element = from_blocks(heads.element, self.symmetry).compose(element)
+        sweeps = self._take_turns(arrays, element, squares, heads.sweeps)
+        return Matched(element, self._bound(arrays), sweeps, ties + heads.ties)
+
+    def _take_turns(
+        self, arrays: Arrays, element: GroupElement, squares: NDArray[np.float64], swept: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Improve elements in place until no turn finds a better one; how often all groups were gone through.
+
+        Parameters
+        ----------
+        swept
+            (K,) how often the heads were, which are the best ones while all others stay.
+        """
+        rows, sweeps = np.arange(len(element)), np.zeros(len(element), np.int64)
+        value = self._value(self._placed(arrays, element), rows)
+        for _ in range(MAX_TURNS):
+            better, others_swept = self._turn(self._others, arrays, element, value, squares, rows)
+            sweeps[rows] += np.maximum(swept, others_swept)
+            rows = rows[better]  # the heads are the best ones still where the others stayed
+            if not len(rows):
+                break
+            better, swept = self._turn(self._heads, arrays, element, value, squares, rows)
+            rows, swept = rows[better], swept[better]  # and the others where the heads stayed
+            if not len(rows):
+                break
+        return sweeps
+
+    def _turn(
+        self,
+        better_ones: Callable[[Arrays, Arrays], tuple[GroupElement, NDArray[np.int64]]],
+        arrays: Arrays,
+        element: GroupElement,
+        value: NDArray[np.float64],
+        squares: NDArray[np.float64],
+        rows: NDArray[np.int64],
+    ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+        """Improve the elements and values of some networks in place; which of them rose, and sweeps."""
+        some, current = take_rows(arrays, rows), element[rows]
+        found, sweeps = better_ones(self._placed(some, current), self._rows(rows))
+        after = found.compose(current)
+        reached = self._value(self._placed(some, after), rows)
+        better = reached - value[rows] > _LEAST_RISE * squares[rows]
+        _put(element, after[better], rows[better])
+        value[rows[better]] = reached[better]
+        return better, sweeps
+
+    def _heads(self, arrays: Arrays, reference: Arrays) -> tuple[GroupElement, NDArray[np.int64]]:
+        """Better orders of heads within blocks: the best ones while all others stay, where no tensor has them twice."""
+        found = self._matched_heads(arrays, reference, "identity")
+        return from_blocks(found.element, self.symmetry), found.sweeps
+
+    def _matched_heads(self, arrays: Arrays, reference: Arrays, start: str) -> Matched:
+        assert self._within is not None
+        theirs, ours = ({name: given[name] for name in self._permuted} for given in (reference, arrays))
+        return Matcher(theirs, self._within).match(ours, start=start)
+
+    def _others(self, arrays: Arrays, reference: Arrays) -> tuple[GroupElement, NDArray[np.int64]]:
+        """Better elements that keep the order of heads within blocks."""
+        found = self._make(reference, self._unnested).match(arrays, start="identity")
+        return from_unnested(found.element, self.symmetry), found.sweeps
+
+    def _bound(self, arrays: Arrays) -> NDArray[np.float64]:
+        """(K,) what ``<A, g B>`` is at most: with matrices the sum of the products of the tensors' norms."""
+        total = np.zeros(len(next(iter(arrays.values()))))
+        if mixes(self.symmetry):
+            for name, reference in self._reference.items():
+                total += np.sqrt(products(reference, reference) * products(arrays[name], arrays[name]))
+            return total
+        others = {name: array for name, array in self._reference.items() if name not in self._permuted}
+        if others:
+            total += Matcher(others, self._unnested).bound({name: arrays[name] for name in others})[0]
+        for name in self._permuted:
+            ordered = (np.sort(given[name].reshape(len(given[name]), -1)) for given in (self._reference, arrays))
+            total += products(*ordered)
+        return total
+
+    def _with_means(self, arrays: Arrays) -> dict[str, NDArray[np.floating]]:
+        """The networks with the mean of the heads of a block in place of each."""
+        made, moving = dict(arrays), moving_within(self.symmetry)
+        for name in self._permuted:
+            array = arrays[name].copy()
+            for action in self.symmetry.actions_on(name):
+                channels = by_channel(array, action)
+                size = channels.shape[2]
+                for item in listings(action, self.symmetry):
+                    if (leader := self.symmetry.leader(item.group)).id not in moving:
+                        continue
+                    index = slice(None), item.places // size, item.places % size
+                    held = channels[index]
+                    by_block = held.reshape(len(array), getattr(leader.perm, "g", 1), -1, *held.shape[2:])
+                    mean = np.broadcast_to(by_block.mean(axis=2, keepdims=True), by_block.shape)
+                    channels[index] = mean.reshape(held.shape)
+            made[name] = array
+        return made
+
+    def _placed(self, arrays: Arrays, element: GroupElement) -> dict[str, NDArray[np.floating]]:
+        """The networks under elements."""
+        made: dict[str, NDArray[np.floating]] = {}
+        for name, array in arrays.items():
+            actions = self.symmetry.actions_on(name)
+            names = sorted({group for action in actions for group in action.groups})
+            # scales are signs, which come with matrices alone
+            signs = {item: element.scales[item] for item in names if item in element.scales and mixes(self.symmetry)}
+            moving = GroupElement({item: element.perms[item] for item in names}, signs)
+            placed = transform(array, actions, moving, self.symmetry) if actions else array
+            if element.matrices and (mixed := mixed_channels(actions, self.symmetry)):
+                placed = np.array(placed, np.float64, order="C")
+                multiply(placed, mixed, element.matrices)
+            made[name] = placed
+        return made
+
+    def _value(self, arrays: Arrays, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """(rows,) ``<A, B>``."""
+        return sum((products(array, arrays[name]) for name, array in self._rows(rows).items()), np.zeros(len(rows)))
+
+    def _rows(self, rows: NDArray[np.int64]) -> Arrays:
+        """The references of some networks."""
+        shared = len(next(iter(self._reference.values()))) == 1
+        return self._reference if shared else take_rows(self._reference, rows)
+
+
+def _put(element: GroupElement, found: GroupElement, rows: NDArray[np.int64]) -> None:
+    """Give some networks other elements, in place."""
+    kinds = (element.perms, found.perms), (element.scales, found.scales), (element.matrices, found.matrices)
+    for own, new in kinds:
+        for name, value in new.items():
+            own[name][rows] = value

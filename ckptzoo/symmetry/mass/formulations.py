@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from ckptzoo.errors import Problem, SymmetryError, UnknownNameError
-from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Segment, Symmetry
+from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Segment, Symmetry, with_scaled_gates
 from ckptzoo.symmetry.arrays import is_float, positions, stored_dtype
 from ckptzoo.symmetry.mass.assembly import build_network
 from ckptzoo.symmetry.mass.blocks import find_blocks, taking_turns
@@ -132,18 +132,18 @@ class Formulation:
 
 def _without_scales(symmetry: Symmetry, groups: set[str]) -> Symmetry:
     """The table without the scales of some groups."""
-    fixed = (replace(group, scale="none") if group.id in groups else group for group in symmetry.groups)
-    return Symmetry(tuple(fixed), symmetry.actions)
+    fixed = tuple(replace(group, scale="none") if group.id in groups else group for group in symmetry.groups)
+    return Symmetry(fixed, with_scaled_gates(symmetry.actions, fixed))
 
 
 def _without_signs(symmetry: Symmetry) -> Symmetry:
     """The table without the signs in front of normalisations: they change no mass, and stay as they are."""
     absorbed = {segment.group for action in symmetry.actions for segment in action.signs}
-    groups = (
+    groups = tuple(
         replace(group, scale="positive" if group.resizes else "none") if group.id in absorbed else group
         for group in symmetry.groups
     )
-    return Symmetry(tuple(groups), tuple(replace(action, signs=()) for action in symmetry.actions))
+    return Symmetry(groups, with_scaled_gates((replace(action, signs=()) for action in symmetry.actions), groups))
 
 
 def _volume_layers(
@@ -221,9 +221,9 @@ def _eval_chain(
         segments, spare = _full_axis(variance.segments, f"{name}:rest", shapes[name][0])
         chains.append(AxisAction(name, 1, segments, -1, True, "in", blocks=shapes[name][0]))
         rest += [Group(f"{name}:rest", spare, Fixed(), "none")] if spare else []
-    used = {name for action in (*kept, *chains) for name in action.listed_groups}
+    used = {name for action in (*kept, *chains) for name in action.groups}
     groups = (*(group for group in groups if group.id in used), *rest)
-    return Symmetry(groups, (*kept, *chains)), tuple(gains)
+    return Symmetry(groups, with_scaled_gates((*kept, *chains), groups)), tuple(gains)
 
 
 def _full_axis(segments: tuple[Segment, ...], rest: str, size: int) -> tuple[tuple[Segment, ...], int]:

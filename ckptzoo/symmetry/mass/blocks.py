@@ -47,6 +47,8 @@ CLOSE = 1e-12
 """Gap at which they stop."""
 PATIENCE = 20
 """Turns in which the gap has to halve; where a bias keeps a block from its limit it never does."""
+EXACT = 2.0**-40
+"""Imbalance up to which weights of full precision are left as they are."""
 _BLOCKS = ("linear", "complex")
 Arrays = Mapping[str, np.ndarray]
 Engine = Callable[[Network, float], Balanced]
@@ -113,6 +115,21 @@ def taking_turns(table: Symmetry) -> list[str]:
     return [group.id for group in table.groups if group.scale in _BLOCKS or group.id in inverse]
 
 
+def imbalance_of_rounding(arrays: Arrays, table: Symmetry) -> float:
+    """The largest imbalance that the rounding of weights accounts for: of 2 units of the coarsest dtype.
+
+    Parameters
+    ----------
+    arrays
+        tensor name to (K, *shape).
+    table
+        which of them count in the mass.
+    """
+    counted = {action.tensor for action in table.actions if action.in_mass and is_float(arrays[action.tensor])}
+    coarsest = [float(np.finfo(stored_dtype(arrays[name].dtype)).eps) for name in counted]
+    return max(2 * max(coarsest, default=0.0), EXACT)
+
+
 def find_blocks(arrays: Arrays, table: Symmetry, engine: Engine) -> LeastMassBlocks:
     """Take turns until the mass is the least one.
 
@@ -132,19 +149,23 @@ def find_blocks(arrays: Arrays, table: Symmetry, engine: Engine) -> LeastMassBlo
 
     Notes
     -----
-    A checkpoint's turns do not depend on the others. In float64, memory for a copy of the weights. Tested in
-    tests/symmetry/test_mass_blocks.py.
+    A checkpoint's turns do not depend on the others. Without matrices one that balances within the rounding of its
+    weights is left as it is. In float64, memory for a copy of the weights. Tested in tests/symmetry/test_mass_blocks.py
+    and test_mass_gates.py.
     """
-    work = {name: array.astype(np.float64) if is_float(array) else array for name, array in arrays.items()}
+    work = {name: array.astype(np.float64) if is_float(array) else array.copy() for name, array in arrays.items()}
     K, turns = len(next(iter(work.values()))), taking_turns(table)
     outside = _without_scales(table, turns)
     blocks_table, element = among(table, keep=_BLOCKS), GroupElement.identity(table, K)
     lost_gates = _lost_gates(work, table, outside)
     network = _network(work, lost_gates, outside, table)
     before = total_masses(network, np.zeros_like(network.source))
-    after, gap, imbalance = np.full((3, K), np.nan)
-    dropped, iterations, waiting = np.zeros(K, np.int64), np.zeros(K, np.int64), np.arange(K)
-    earlier = np.full(K, np.inf)
+    after, (gap, imbalance) = before.copy(), _certified(work, network, lost_gates, table, turns, before)
+    dropped, iterations, waiting = _count(network, lost_gates), np.zeros(K, np.int64), np.arange(K)
+    still, stays = np.inf, np.zeros(K, bool)
+    if all(group.scale not in _BLOCKS for group in table.groups):
+        still, stays = EXACT / 2, imbalance <= imbalance_of_rounding(arrays, table)
+    first, earlier = imbalance[stays], np.full(K, np.inf)
     for turn in range(MAX_ROUNDS):
         some = {name: array[waiting] for name, array in work.items()}
         lost_here = {name: lost[waiting] for name, lost in lost_gates.items()}
@@ -153,18 +174,26 @@ def find_blocks(arrays: Arrays, table: Symmetry, engine: Engine) -> LeastMassBlo
         step = _balance(some, blocks_table, turns, table, _dropped(network) | lost_here).compose(step)
         network = _network(some, lost_here, outside, table)
         after[waiting] = total_masses(network, np.zeros_like(network.source))
-        dropped[waiting] = sum((gone.sum(axis=1) for gone in lost_here.values()), (~network.kept).sum(axis=1))
+        dropped[waiting] = _count(network, lost_here)
         iterations[waiting] += 1
-        cut, plain = unpacked(_without(some, _dropped(network) | lost_here, table), table)
-        gap[waiting], imbalance[waiting] = _certified(cut, plain, turns, after[waiting])
+        gap[waiting], imbalance[waiting] = _certified(some, network, lost_here, table, turns, after[waiting])
         _compose(element, step, waiting)
         for name, array in some.items():
             work[name][waiting] = array
-        waiting = waiting[gap[waiting] > CLOSE]
+        waiting = waiting[(gap[waiting] > CLOSE) | (imbalance[waiting] > still)]
         if turn % PATIENCE == 0:
             waiting, earlier = waiting[gap[waiting] <= earlier[waiting] / 2], np.minimum(gap, earlier)
         if not len(waiting):
             break
+    if stays.any():
+        # their own bound is of the order of their rounding; that at the least mass is far better
+        least = (after * (1 - gap))[stays]
+        gap[stays] = np.clip(1 - np.divide(least, before[stays], out=np.ones_like(least), where=least > 0), FLOOR, 1)
+        after[stays], imbalance[stays], iterations[stays] = before[stays], first, 0
+        for name, array in work.items():
+            array[stays] = arrays[name][stays]
+        for scale in element.scales.values():
+            scale[stays] = 1
     unsigned = _settle_rest(work, element, table, outside, lost_gates)
     weights = {name: array.astype(stored_dtype(arrays[name].dtype), copy=False) for name, array in work.items()}
     lost = np.zeros(K, np.int64)
@@ -303,8 +332,21 @@ def _settle_rest(
     return others.unsigned | others.unsolved
 
 
-def _certified(cut: Arrays, plain: Symmetry, turns: list[str], mass: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The gaps (K,), and the largest imbalance of a channel or a block, of weights without dropped channels."""
+def _count(network: Network, lost_gates: Mapping[str, np.ndarray]) -> np.ndarray:
+    """(K,) how many channels are dropped."""
+    return np.asarray(sum((lost.sum(axis=1) for lost in lost_gates.values()), (~network.kept).sum(axis=1)))
+
+
+def _certified(
+    work: Arrays,
+    network: Network,
+    lost_gates: Mapping[str, np.ndarray],
+    table: Symmetry,
+    turns: list[str],
+    mass: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The gaps (K,), and the largest imbalance of a channel or a block, dropped channels left out."""
+    cut, plain = unpacked(_without(work, _dropped(network) | lost_gates, table), table)
     groups = [group for group in plain.groups if group.resizes or group.id in turns]
     upper, lower = _bounds(cut, plain, groups, mass)
     excess, imbalance = np.zeros(len(mass)), np.zeros(len(mass))

@@ -29,9 +29,9 @@ import numpy as np
 
 from ckptzoo.errors import Problem, SymmetryError, UnknownNameError
 from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Segment, Symmetry, with_scaled_gates
-from ckptzoo.symmetry.arrays import is_float, positions, stored_dtype
+from ckptzoo.symmetry.arrays import positions
 from ckptzoo.symmetry.mass.assembly import build_network
-from ckptzoo.symmetry.mass.blocks import find_blocks, taking_turns
+from ckptzoo.symmetry.mass.blocks import find_blocks, imbalance_of_rounding, taking_turns
 from ckptzoo.symmetry.mass.certificate import certify, total_masses
 from ckptzoo.symmetry.mass.network import Network
 from ckptzoo.symmetry.mass.packing import unpacked
@@ -44,8 +44,6 @@ PINNED, VOLUME, CHAIN = "pinned", "volume", "eval_chain"
 FORMULATIONS = (PINNED, CHAIN, VOLUME)
 CERTIFIED = 1e-10
 """Largest relative gap of scales that count as those of least mass."""
-EXACT = 2.0**-40
-"""Imbalance up to which weights of full precision are left as they are."""
 
 Engine = Callable[[Network, float], Balanced]
 """From networks and the imbalance up to which they are left as they are to log-scales."""
@@ -285,7 +283,7 @@ def find_scales(arrays: dict[str, np.ndarray], formulation: Formulation, engine:
     table = formulation.table
     network = build_network(Moments(*unpacked(arrays, table)), formulation.least_log_scales(arrays))
     K = len(network.source)
-    balanced = engine(network, _precision(arrays, formulation))
+    balanced = engine(network, imbalance_of_rounding(arrays, formulation.table))
     before = total_masses(network, np.zeros_like(balanced.log_scales))
     after = certify(network, balanced.log_scales)
     known = network.kept | network.layered_nodes
@@ -330,12 +328,3 @@ def least_mass_scales(moments: Moments) -> Scales:
     solution = find_scales(dict(moments.arrays), problem)
     unsolved = ~(solution.gap <= CERTIFIED) | solution.unsigned
     return Scales(solution.scales, solution.dropped, np.zeros(moments.K, np.int64), solution.unsigned, unsolved)
-
-
-def _precision(arrays: dict[str, np.ndarray], formulation: Formulation) -> float:
-    """The largest imbalance that the rounding of weights accounts for: of 2 units of the coarsest dtype."""
-    counted = {
-        action.tensor for action in formulation.table.actions if action.in_mass and is_float(arrays[action.tensor])
-    }
-    coarsest = [float(np.finfo(stored_dtype(arrays[name].dtype)).eps) for name in counted]
-    return max(2 * max(coarsest, default=0.0), EXACT)

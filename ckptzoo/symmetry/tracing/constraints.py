@@ -134,6 +134,9 @@ class AxisPlacement:
         how often the tensor is used.
     signs, sign_uses
         of a gain: the scales by whose signs its positions are multiplied, and in how many of the uses.
+    gate
+        the scales that multiply those in ``scale``, -1 where there is none; None until products are settled
+        (scale_products.py), and where no position has one.
     """
 
     tensor: str
@@ -149,6 +152,41 @@ class AxisPlacement:
     uses: int = 1
     signs: NodeIds | None = None
     sign_uses: int = 0
+    gate: NodeIds | None = None
+
+    @property
+    def scales(self) -> tuple[NodeIds, ...]:
+        """Those of values, and of gates where there are some."""
+        return (self.scale,) if self.gate is None else (self.scale, self.gate)
+
+
+@dataclass(frozen=True, eq=False)
+class ScaleProduct:
+    """Scales of products of two values that are scaled apart.
+
+    Parameters
+    ----------
+    operation
+        that multiplies them.
+    scale, first, second
+        the products' own scales, and those of the two values.
+    keeps
+        which of the two, 0 or 1, keeps its scale where the product has none of its own; -1 for neither.
+    apart
+        whether no axis of a tensor has the scales of both.
+    """
+
+    operation: str
+    scale: NodeIds
+    first: NodeIds
+    second: NodeIds
+    keeps: int
+    apart: bool
+
+    @property
+    def value_and_gate(self) -> tuple[NodeIds, NodeIds]:
+        """Both values, the one that is a gate behind."""
+        return (self.second, self.first) if self.keeps == 1 else (self.first, self.second)
 
 
 @dataclass
@@ -192,6 +230,8 @@ class Constraints:
         of grouped operations.
     products
         the numbers of histories that end in a product with a weight, without a bias.
+    products_of_scales
+        of values that are scaled apart.
     sums
         labels of what was summed over, whose channels are in no tensor after that.
     reasons
@@ -211,6 +251,7 @@ class Constraints:
     placements: dict[tuple[str, int], AxisPlacement] = field(default_factory=dict)
     blocks: list[ChannelBlocks] = field(default_factory=list)
     products: set[int] = field(default_factory=set)
+    products_of_scales: list[ScaleProduct] = field(default_factory=list)
     sums: list[Labels] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -297,6 +338,21 @@ class Constraints:
         self.restrict_scale(first[both], NONZERO, why)
         if (lone := first_free != second_free).any():
             self.forbid_scale(np.where(first_free, first, second)[lone], f"{why}, one of which cannot be scaled")
+
+    def multiply_scales(self, first: NodeIds, second: NodeIds) -> NodeIds:
+        """The scales of products of two values (one-dimensional) that are both scaled."""
+        gates = [bool(self.keeps_positive(scale).all()) for scale in (first, second)]
+        values = [bool(self.any_sign(scale).all()) for scale in (first, second)]
+        # A gate such as a ReLU has positive scales; what it multiplies may be any number.
+        keeps = next((number for number in (0, 1) if values[number] and gates[1 - number]), -1)
+        pairs = np.stack([self.scales.find(first), self.scales.find(second)], axis=1)
+        _, index = np.unique(pairs, axis=0, return_inverse=True)
+        made = self.scales.new(int(index.max()) + 1)[index.ravel()]
+        for kind, keeping in ((POSITIVE, self.keeps_positive), (SIGN, self.keeps_sign)):
+            self.restrict_scale(made[keeping(first) & keeping(second)], kind, "multiplies values that do")
+        apart = not self.written_together(first, second)
+        self.products_of_scales.append(ScaleProduct(self.operation, made, first, second, keeps, apart))
+        return made
 
     def tie_along(self, labels: Labels, axes: tuple[int, ...]) -> Labels:
         """Labels without these axes' variation: the channels and scales along them are tied."""

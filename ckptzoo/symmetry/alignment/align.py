@@ -148,7 +148,8 @@ def align(
     UnknownNameError
         No such method, gauge, rule for scales or start.
     SymmetryError
-        Scales are to be fitted to activations, or the table has matrices and scales or activations are to be fitted;
+        Scales are to be fitted to activations, or the table has matrices and scales or activations are to be fitted, or
+        gates and scales are;
         gains are not 1 where a stream has orthogonal matrices.
         The weights, the reference or the activations do not fit the table, no table is known, or the reference is not
         finite or cannot be brought into the gauge.
@@ -187,6 +188,9 @@ def align(
         option = "scales 'fit'" if scales == "fit" else "method 'activations'"
         step = "Align by weights at fixed scales, or by the permutations alone: ckptzoo.symmetry.monomial(table)."
         raise SymmetryError(Problem("align", option, "a table without matrices", "one with matrices", step))
+    if scales == "fit" and any(action.gates for action in table.actions):
+        step = "Align at fixed scales, after a gauge that settles them: gauge='min-mass'."
+        raise SymmetryError(Problem("align", "scales 'fit'", "a table without gates", "one with gates", step))
     if (method == "activations") != (activations is not None):
         got = "none" if activations is None else f"some for method {method!r}"
         raise SymmetryError(

@@ -172,6 +172,8 @@ class ScaleProduct:
         the products' own scales, and those of the two values.
     keeps
         which of the two, 0 or 1, keeps its scale where the product has none of its own; -1 for neither.
+    value
+        which of the two a table lists as what the other one, the gate, multiplies.
     apart
         whether no axis of a tensor has the scales of both.
     """
@@ -181,12 +183,13 @@ class ScaleProduct:
     first: NodeIds
     second: NodeIds
     keeps: int
+    value: int
     apart: bool
 
     @property
     def value_and_gate(self) -> tuple[NodeIds, NodeIds]:
         """Both values, the one that is a gate behind."""
-        return (self.second, self.first) if self.keeps == 1 else (self.first, self.second)
+        return (self.second, self.first) if self.value else (self.first, self.second)
 
 
 @dataclass
@@ -350,8 +353,8 @@ class Constraints:
         made = self.scales.new(int(index.max()) + 1)[index.ravel()]
         for kind, keeping in ((POSITIVE, self.keeps_positive), (SIGN, self.keeps_sign)):
             self.restrict_scale(made[keeping(first) & keeping(second)], kind, "multiplies values that do")
-        apart = not self.written_together(first, second)
-        self.products_of_scales.append(ScaleProduct(self.operation, made, first, second, keeps, apart))
+        apart, value = not self.written_together(first, second), keeps if keeps >= 0 else int(values == [False, True])
+        self.products_of_scales.append(ScaleProduct(self.operation, made, first, second, keeps, value, apart))
         return made
 
     def tie_along(self, labels: Labels, axes: tuple[int, ...]) -> Labels:

@@ -31,7 +31,7 @@ def settle_products(constraints: Constraints) -> None:
         if failing is None:
             break
         products.remove(failing)
-        _give_up(constraints, failing)
+        _give_up(constraints, failing, products)
     for product in products:
         constraints.operation = product.operation
         for factor in (product.first, product.second):
@@ -73,7 +73,9 @@ def _placed(constraints: Constraints, place: AxisPlacement, factors: _Factors) -
     pairs = np.array([factors.get(root, (-1, -1)) for root in roots.tolist()], np.int64)
     for value in (0, 1):
         scale, gate = np.where(held, pairs[:, value], place.scale), pairs[:, 1 - value]
-        if not np.isin(constraints.scales.find(scale), gate[held]).any():
+        if not place.exponent:  # permuted alone
+            gate = np.full_like(gate, -1)
+        if not np.isin(constraints.scales.find(scale), gate[held & (gate >= 0)]).any():
             return scale, gate
     raise ValueError(f"axis {place.axis} of {place.tensor!r} holds a value, its gate and their product")
 
@@ -121,7 +123,7 @@ def _on_plain_axes(constraints: Constraints, roots: NodeIds, factors: _Factors) 
     if any(np.isin(constraints.scales.find(signs), roots).any() for signs in absorbed):
         return False
     for place, held in _holding(constraints, roots):
-        plain = place.exponent in (1, -1) and place.blocks == 1 and place.signs is None
+        plain = place.exponent in (1, -1, 0) and place.blocks == 1 and place.signs is None
         if not plain or (place.tensor, place.axis) in blocked or (place.channel[held] < 0).any():
             return False
         try:
@@ -139,12 +141,16 @@ def _are_placed(constraints: Constraints, *factors: NodeIds) -> bool:
     return bool(placed) and all(np.isin(item, np.concatenate(placed)).all() for item in factors)
 
 
-def _give_up(constraints: Constraints, product: ScaleProduct) -> None:
-    """Leave one factor its scale, which the product has too, or none."""
+def _give_up(constraints: Constraints, product: ScaleProduct, others: Sequence[ScaleProduct]) -> None:
+    """Leave one factor its scale, which the product has too, or none; where one is another product, that."""
     constraints.operation = product.operation
     factors = product.first, product.second
     alive = [bool(constraints.can_scale(item).any()) for item in factors]
-    keeps = alive.index(True) if sum(alive) == 1 else product.keeps
+    made = constraints.scales.find(np.concatenate([np.empty(0, np.int64), *(item.scale for item in others)]))
+    nested = [bool(np.isin(constraints.scales.find(item), made).any()) for item in factors]
+    keeps = product.keeps
+    for only in (nested if keeps < 0 else (), alive):
+        keeps = only.index(True) if sum(only) == 1 else keeps
     for number, factor in enumerate(factors):
         if number != keeps:
             constraints.forbid_scale(factor, _APART)

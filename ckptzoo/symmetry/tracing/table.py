@@ -183,7 +183,9 @@ def _all_segments(
     """
     by_group: dict[tuple[str, bool], list[Segment]] = {}
     gates: dict[Segment, Segment] = {}
-    for (group, scale, inverse, gate), rows in positions.items():
+    # those of a gated value and of the value itself are listed one after the other
+    ordered = sorted(positions.items(), key=lambda item: item[1][0][0]) if any(key[3] >= 0 for key in positions) else []
+    for (group, scale, inverse, gate), rows in ordered or positions.items():
         if (group, scale) not in names:
             continue
         name = names[group, scale]

@@ -151,7 +151,7 @@ def find_blocks(arrays: Arrays, table: Symmetry, engine: Engine) -> LeastMassBlo
     -----
     A checkpoint's turns do not depend on the others. Without matrices one that balances within the rounding of its
     weights is left as it is. In float64, memory for a copy of the weights. Tested in tests/symmetry/test_mass_blocks.py
-    and test_mass_gates.py.
+    and test_gates.py.
     """
     work = {name: array.astype(np.float64) if is_float(array) else array.copy() for name, array in arrays.items()}
     K, turns = len(next(iter(work.values()))), taking_turns(table)

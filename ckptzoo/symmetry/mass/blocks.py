@@ -171,7 +171,7 @@ def find_blocks(arrays: Arrays, table: Symmetry, engine: Engine) -> LeastMassBlo
         lost_here = {name: lost[waiting] for name, lost in lost_gates.items()}
         network = _network(some, lost_here, outside, table)
         step = _scale(some, network, engine, table)
-        step = _balance(some, blocks_table, turns, table, _dropped(network) | lost_here).compose(step)
+        step = _balance(some, blocks_table, turns, table, {**_dropped(network), **lost_here}).compose(step)
         network = _network(some, lost_here, outside, table)
         after[waiting] = total_masses(network, np.zeros_like(network.source))
         dropped[waiting] = _count(network, lost_here)
@@ -221,7 +221,7 @@ def _lost_gates(work: Arrays, table: Symmetry, outside: Symmetry) -> dict[str, n
     gates = {item.group for action in table.actions for item in action.gates if table[item.group].resizes}
     lost = {name: np.zeros((len(next(iter(work.values()))), table[name].n), bool) for name in sorted(gates)}
     while lost:
-        cut = _without(work, _dropped(_network(work, lost, outside, table)) | lost, table)
+        cut = _without(work, {**_dropped(_network(work, lost, outside, table)), **lost}, table)
         before, lost = (
             lost,
             {name: np.logical_or(*(side == 0 for side in _flows(cut, table, table[name]))) for name in lost},
@@ -346,7 +346,7 @@ def _certified(
     mass: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The gaps (K,), and the largest imbalance of a channel or a block, dropped channels left out."""
-    cut, plain = unpacked(_without(work, _dropped(network) | lost_gates, table), table)
+    cut, plain = unpacked(_without(work, {**_dropped(network), **lost_gates}, table), table)
     groups = [group for group in plain.groups if group.resizes or group.id in turns]
     upper, lower = _bounds(cut, plain, groups, mass)
     excess, imbalance = np.zeros(len(mass)), np.zeros(len(mass))
@@ -402,7 +402,7 @@ def _bounds(
                 continue
             side = lower if other.exponent == 1 else upper
             for segments in (other.segments, other.gates):
-                names = {name for item in segments for name in (item.group, item.within)} & side.keys()
+                names = {name for item in segments for name in (item.group, item.within) if name in side}
                 if other.axis != action.axis or (other.gates and group not in names):
                     total += np.maximum.reduce([np.zeros(K), *(side[name] for name in names)])
         return total

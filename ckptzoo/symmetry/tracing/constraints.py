@@ -342,21 +342,6 @@ class Constraints:
         if (lone := first_free != second_free).any():
             self.forbid_scale(np.where(first_free, first, second)[lone], f"{why}, one of which cannot be scaled")
 
-    def multiply_scales(self, first: NodeIds, second: NodeIds) -> NodeIds:
-        """The scales of products of two values (one-dimensional) that are both scaled."""
-        gates = [bool(self.keeps_positive(scale).all()) for scale in (first, second)]
-        values = [bool(self.any_sign(scale).all()) for scale in (first, second)]
-        # A gate such as a ReLU has positive scales; what it multiplies may be any number.
-        keeps = next((number for number in (0, 1) if values[number] and gates[1 - number]), -1)
-        pairs = np.stack([self.scales.find(first), self.scales.find(second)], axis=1)
-        _, index = np.unique(pairs, axis=0, return_inverse=True)
-        made = self.scales.new(int(index.max()) + 1)[index.ravel()]
-        for kind, keeping in ((POSITIVE, self.keeps_positive), (SIGN, self.keeps_sign)):
-            self.restrict_scale(made[keeping(first) & keeping(second)], kind, "multiplies values that do")
-        apart, value = not self.written_together(first, second), keeps if keeps >= 0 else int(values == [False, True])
-        self.products_of_scales.append(ScaleProduct(self.operation, made, first, second, keeps, value, apart))
-        return made
-
     def tie_along(self, labels: Labels, axes: tuple[int, ...]) -> Labels:
         """Labels without these axes' variation: the channels and scales along them are tied."""
         if not axes:

@@ -11,10 +11,28 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.symmetry.tracing.constraints import NONZERO, POSITIVE, AxisPlacement, Constraints, ScaleProduct
+from ckptzoo.symmetry.tracing.constraints import NONZERO, POSITIVE, SIGN, AxisPlacement, Constraints, ScaleProduct
 from ckptzoo.symmetry.tracing.union_find import NodeIds
 
 _APART = "multiplies two values that are scaled apart"
+
+
+def multiply_scales(constraints: Constraints, first: NodeIds, second: NodeIds) -> NodeIds:
+    """The scales of products of two values (one-dimensional) that are both scaled."""
+    gates = [bool(constraints.keeps_positive(scale).all()) for scale in (first, second)]
+    values = [bool(constraints.any_sign(scale).all()) for scale in (first, second)]
+    # A gate such as a ReLU has positive scales; what it multiplies may be any number.
+    keeps = next((number for number in (0, 1) if values[number] and gates[1 - number]), -1)
+    pairs = np.stack([constraints.scales.find(first), constraints.scales.find(second)], axis=1)
+    _, index = np.unique(pairs, axis=0, return_inverse=True)
+    made = constraints.scales.new(int(index.max()) + 1)[index.ravel()]
+    for kind, keeping in ((POSITIVE, constraints.keeps_positive), (SIGN, constraints.keeps_sign)):
+        constraints.restrict_scale(made[keeping(first) & keeping(second)], kind, "multiplies values that do")
+    apart = not constraints.written_together(first, second)
+    value = keeps if keeps >= 0 else int(values == [False, True])
+    product = ScaleProduct(constraints.operation, made, first, second, keeps, value, apart)
+    constraints.products_of_scales.append(product)
+    return made
 
 
 def settle_products(constraints: Constraints) -> None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ckptzoo.symmetry.tracing.constraints import NONZERO, POSITIVE, SIGN, Constraints, Labels, constant_labels
 from ckptzoo.symmetry.tracing.rules import experts
 from ckptzoo.symmetry.tracing.rules.call import CONSTANT, DATA, PARAMETER, Call, Value, values_in
+from ckptzoo.symmetry.tracing.scale_products import multiply_scales
 from ckptzoo.symmetry.tracing.union_find import NodeIds
 
 Rule = Callable[[Call], Any]
@@ -356,7 +357,7 @@ def combined_scales(call: Call, first: Labels, second: Labels, operation: str, o
             right if origins[1] == PARAMETER else left, "multiplies values that are scaled by a parameter"
         )
     elif both.any() and operation == MUL and first.power == second.power == 1:
-        products[both] = constraints.multiply_scales(left[both], right[both])
+        products[both] = multiply_scales(constraints, left[both], right[both])
     elif both.any():
         # The value stays scaled, not the positive factor of a ReLU beside it.
         gates = [bool(constraints.keeps_positive(scale[both]).all()) for scale in (left, right)]

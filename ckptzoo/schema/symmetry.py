@@ -516,21 +516,23 @@ def _gates(what: str, action: AxisAction, groups: dict[str, Group]) -> Iterator[
         if groups[name].scale in MATRICES:
             yield _problem(what, "groups without matrices beside them", f"{name!r} of scale {groups[name].scale!r}")
     yield from _layout(what, action.gates, groups)
-    multiplied = {*_runs(action.segments, groups)}
-    for run, segment in zip(_runs(action.gates, groups), action.gates, strict=True):
-        if run not in multiplied:
+    multiplied = dict(_runs(action.segments, groups))
+    listings: dict[tuple[str, int], tuple[str, int] | None] = {}
+    for (run, listing), segment in zip(_runs(action.gates, groups), action.gates, strict=True):
+        found = multiplied.get(run)
+        if found is None or listings.setdefault(listing, found) != found:
             yield _problem(what, "channels that are listed as those that they multiply", repr(segment))
             return
     yield from _permuted_together(what, action.gates, action.segments, groups)
 
 
-def _runs(segments: tuple[Segment, ...], groups: dict[str, Group]) -> Iterator[tuple[int, ...]]:
-    """Which channels are where, whatever the groups are called."""
+def _runs(segments: tuple[Segment, ...], groups: dict[str, Group]) -> Iterator[tuple[tuple[int, ...], tuple[str, int]]]:
+    """Which channels are where, whatever the groups are called; and the group, with the number of its listing."""
     starts: dict[str, int] = {}
     for item in segments:
         n, start = groups[item.group].n, starts.get(item.group, 0)
-        starts[item.group] = (start + item.count) % n
-        yield item.offset, item.inner, item.count, start, n
+        starts[item.group] = start + item.count
+        yield (item.offset, item.inner, item.count, start % n, n), (item.group, start // n)
 
 
 def _permuted_together(

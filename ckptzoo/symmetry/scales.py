@@ -206,11 +206,10 @@ def _keep_one_of_products(left: dict[str, np.ndarray], moments: Moments, found: 
     for action in moments.symmetry.actions:
         for gate, places in positions(action.of_gates, moments.symmetry):
             for value, others in positions(action, moments.symmetry):
-                multiplied = np.isin(places[:, 0], others)
-                if not multiplied.any() or gate not in left or value not in left:
+                if gate not in left or value not in left or not np.array_equal(places, others):
                     continue
-                here = moments.unordered_norms(action.of_gates, gate, {}, {}).values != 0
-                both = multiplied & here & left[gate] & left[value]
+                read = moments.unordered_norms(action.of_gates, gate, {}, {}).values != 0
+                both = read & left[gate] & left[value]
                 first, second = moments.symmetry[gate], moments.symmetry[value]
                 if (first.resizes, first.flips) != (second.resizes, second.flips) and first.resizes and first.flips:
                     first, second = second, first

@@ -237,6 +237,13 @@ VALUE, GATE = Segment("value", 0, 1, 4), Segment("gate", 0, 1, 4)
         (_gated((VALUE,), (Segment("gate", 4, 1, 4),)), "listed as those that they multiply"),
         (_gated((Segment("value", 0, 2, 4),), (GATE,)), "listed as those that they multiply"),
         (_gated((VALUE,), (Segment("gate", 0, 1, 1), Segment("gate", 1, 1, 3))), "listed as those that they multiply"),
+        (
+            _gated(
+                (Segment("value", 0, 1, 2), Segment("value", 2, 1, 2), Segment("value", 4, 1, 2), Segment("value", 6, 1, 2)),
+                (Segment("gate", 0, 1, 2), Segment("gate", 6, 1, 2)),
+            ),
+            "listed as those that they multiply",
+        ),
         (_gated((VALUE,), (Segment("other", 0, 1, 4),)), "permuted with those of the axis"),
     ],
 )  # fmt: skip

@@ -217,5 +217,5 @@ def _applied(
     K = len(next(iter(scales.values()))) if scales else 0
     table = problem.table
     identity = GroupElement.identity(table, K)
-    element = GroupElement(identity.perms, {name: scales[name] for name in identity.scales})
+    element = GroupElement(identity.perms, {name: scales[name] for name in identity.scales}, identity.matrices)
     return problem.from_table(apply(element, problem.to_table(arrays), table, threads=threads))

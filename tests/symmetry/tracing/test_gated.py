@@ -10,7 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.symmetry import GroupElement, apply, canonicalize, count, fold, trace
+from ckptzoo.symmetry import GroupElement, apply, canonicalize, count, fold, min_mass, trace
+from ckptzoo.symmetry.matrices.invariants import matrix_invariants
+from ckptzoo.symmetry.matrices.tables import residual
 from tests.symmetry.tracing.helpers import (
     Case,
     Net,
@@ -272,7 +274,7 @@ def test_two_disguises_have_one_form(name: str, gauge: Any) -> None:
         assert np.linalg.norm(value - second.weights[tensor]) <= bound * np.linalg.norm(value), tensor
 
 
-@pytest.mark.parametrize("act", [F.relu, torch.tanh])
+@pytest.mark.parametrize("act", [F.relu, torch.tanh, nn.Identity()])
 def test_two_disguises_of_a_residual_block_have_one_form(act: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """The table has matrices, so that its scales come first and its signs last."""
     module = Block(act)
@@ -282,3 +284,11 @@ def test_two_disguises_of_a_residual_block_have_one_form(act: Callable[[torch.Te
     made = [canonicalize(weights, table).weights for weights in (first, second)]
     for tensor, value in made[0].items():
         assert np.linalg.norm(value - made[1][tensor]) <= 1e-10 * np.linalg.norm(value), tensor
+    # signs that are not settled change no sketch
+    rest = residual(table)
+    flipped = apply(GroupElement.random(rest, 1, np.random.default_rng(1)), made[0], rest)
+    sketches = [matrix_invariants(weights, table).unordered.sketches for weights in (made[0], flipped)]
+    np.testing.assert_allclose(sketches[0], sketches[1], rtol=0, atol=1e-14)
+    masses = [min_mass(weights, table) for weights in (first, second)]
+    np.testing.assert_allclose(masses[0].mass_after, masses[1].mass_after, rtol=1e-9)
+    assert all(found.gap[0] < 1e-11 and found.mass_after[0] < found.mass_before[0] for found in masses)

@@ -1,11 +1,13 @@
 """A zoo of gated units with ReLU: axes whose scales are products of two, and channels that nothing writes."""
 
 import hashlib
+import shutil
 from pathlib import Path
 
 import numpy as np
 
 import ckptzoo
+from ckptzoo.derive import derive
 from ckptzoo.schema.symmetry import Like, Segment
 from ckptzoo.symmetry import canonicalize
 
@@ -38,3 +40,12 @@ def test_disguises_are_found() -> None:
     for name, value in made.items():
         np.testing.assert_allclose(value[::2], value[1::2], rtol=1e-5, atol=1e-6)
         assert value.tobytes() == np.asarray(zoo[name, "canonical"]).tobytes()
+
+
+def test_weights_computed_from_stored_elements_are_the_stored_ones(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN, tmp_path / "zoo", ignore=shutil.ignore_patterns("derived"))
+    derive(tmp_path / "zoo", store="element", certify="none")
+    assert ckptzoo.verify(tmp_path / "zoo") == []
+    computed, stored = ckptzoo.open(tmp_path / "zoo"), ckptzoo.open(GOLDEN)
+    for name in stored.arch.names:
+        assert np.asarray(computed[name, "canonical"]).tobytes() == np.asarray(stored[name, "canonical"]).tobytes()

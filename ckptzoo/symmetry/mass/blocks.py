@@ -165,7 +165,7 @@ def find_blocks(arrays: Arrays, table: Symmetry, engine: Engine) -> LeastMassBlo
     still, stays = np.inf, np.zeros(K, bool)
     if all(group.scale not in _BLOCKS for group in table.groups):
         still, stays = EXACT / 2, imbalance <= imbalance_of_rounding(arrays, table)
-    first, earlier = imbalance[stays], np.full(K, np.inf)
+    first, earlier, uneven = imbalance[stays], np.full(K, np.inf), np.full(K, np.inf)
     for turn in range(MAX_ROUNDS):
         some = {name: array[waiting] for name, array in work.items()}
         lost_here = {name: lost[waiting] for name, lost in lost_gates.items()}
@@ -182,7 +182,10 @@ def find_blocks(arrays: Arrays, table: Symmetry, engine: Engine) -> LeastMassBlo
             work[name][waiting] = array
         waiting = waiting[(gap[waiting] > CLOSE) | (imbalance[waiting] > still)]
         if turn % PATIENCE == 0:
-            waiting, earlier = waiting[gap[waiting] <= earlier[waiting] / 2], np.minimum(gap, earlier)
+            closer = gap[waiting] <= earlier[waiting] / 2
+            if lost_gates:  # the gap of many units in a row is 1 for long
+                closer |= imbalance[waiting] <= uneven[waiting] / 2
+            waiting, earlier, uneven = waiting[closer], np.minimum(gap, earlier), np.minimum(imbalance, uneven)
         if not len(waiting):
             break
     if stays.any():

@@ -37,19 +37,18 @@ def multiply_scales(constraints: Constraints, first: NodeIds, second: NodeIds) -
 
 def settle_products(constraints: Constraints) -> None:
     """Put both factors of the products that stay on the axes that hold these, and give up the others."""
-    products = list(constraints.products_of_scales)
-    while products:
-        for product in products:
+    products, count = list(constraints.products_of_scales), -1
+    while count != len(products):
+        count = len(products)
+        # The last one first: a product of products is given up before those that it multiplies.
+        for product in reversed(tuple(products)):
             constraints.operation = product.operation
             positive = constraints.scales.marks(product.scale, POSITIVE) >= 0
             for factor in (product.first, product.second):
                 constraints.restrict_scale(factor[positive], POSITIVE, "is multiplied and keeps positive factors alone")
-        # The last one first: a product of products is given up before those that it multiplies.
-        failing = next((item for item in reversed(products) if not _may_stay(constraints, item, products)), None)
-        if failing is None:
-            break
-        products.remove(failing)
-        _give_up(constraints, failing, products)
+            if not _may_stay(constraints, product, products):
+                products.remove(product)
+                _give_up(constraints, product, products)
     for product in products:
         constraints.operation = product.operation
         for factor in (product.first, product.second):
@@ -60,20 +59,14 @@ def settle_products(constraints: Constraints) -> None:
             place.scale, place.gate = found
 
 
-_Factors = dict[int, tuple[int, int]]
-"""For the root of a product's scale those of its value and its gate."""
+def _factors(constraints: Constraints, products: Sequence[ScaleProduct]) -> NodeIds:
+    """The roots (m, 3) of products' scales, of their values and of their gates, each row once and in order."""
+    columns = [(item.scale, *item.value_and_gate) for item in products]
+    joined = np.concatenate([np.stack(item, axis=1) for item in columns] or [np.empty((0, 3), np.int64)])
+    return np.unique(constraints.scales.find(joined), axis=0)
 
 
-def _factors(constraints: Constraints, products: Sequence[ScaleProduct]) -> _Factors:
-    found: _Factors = {}
-    for product in products:
-        roots = [constraints.scales.find(item).tolist() for item in (product.scale, *product.value_and_gate)]
-        for scale, value, gate in zip(*roots, strict=True):
-            found[scale] = (value, gate)
-    return found
-
-
-def _placed(constraints: Constraints, place: AxisPlacement, factors: _Factors) -> tuple[NodeIds, NodeIds] | None:
+def _placed(constraints: Constraints, place: AxisPlacement, factors: NodeIds) -> tuple[NodeIds, NodeIds] | None:
     """The scales of values and of gates at the positions of an axis; None where it holds no product.
 
     A group is either among the values or among the gates of an axis: where a gate is there beside its product, the two
@@ -85,12 +78,12 @@ def _placed(constraints: Constraints, place: AxisPlacement, factors: _Factors) -
         There is no such choice.
     """
     roots = constraints.scales.find(place.scale)
-    held = np.array([root in factors for root in roots.tolist()], bool)
+    held = np.isin(roots, factors[:, 0])
     if not held.any():
         return None
-    pairs = np.array([factors.get(root, (-1, -1)) for root in roots.tolist()], np.int64)
-    for value in (0, 1):
-        scale, gate = np.where(held, pairs[:, value], place.scale), pairs[:, 1 - value]
+    found = factors[np.minimum(np.searchsorted(factors[:, 0], roots), len(factors) - 1)]
+    for value in (1, 2):
+        scale, gate = np.where(held, found[:, value], place.scale), np.where(held, found[:, 3 - value], -1)
         if not place.exponent:  # permuted alone
             gate = np.full_like(gate, -1)
         if not np.isin(constraints.scales.find(scale), gate[held & (gate >= 0)]).any():
@@ -110,13 +103,12 @@ def _may_stay(constraints: Constraints, product: ScaleProduct, products: Sequenc
     made = np.concatenate([scales.find(item.scale) for item in products])
     if np.isin(np.concatenate([first, second]), made).any():  # a product of products, or tied to one of its factors
         return False
-    pairs = _factors(constraints, [item for item in products if item is not product])
-    own = _factors(constraints, [product])
-    if any({*pairs.get(scale, pair)} != {*pair} for scale, pair in own.items()):
+    factors, inverse = _factors(constraints, products), _inverse(constraints)
+    own = factors[np.isin(factors[:, 0], root)]
+    pairs = np.unique(np.column_stack([own[:, 0], np.sort(own[:, 1:], axis=1)]), axis=0)
+    if len(pairs) > len(np.unique(root)) or np.isin(own, inverse).any():  # products of other factors, or inverses
         return False
-    if np.isin(np.concatenate([root, first, second]), _inverse(constraints)).any():
-        return False
-    return _on_plain_axes(constraints, root, pairs | own) and _are_placed(constraints, first, second)
+    return _on_plain_axes(constraints, root, factors, inverse) and _are_placed(constraints, first, second)
 
 
 def _inverse(constraints: Constraints) -> NodeIds:
@@ -134,7 +126,7 @@ def _holding(constraints: Constraints, roots: NodeIds) -> Iterator[tuple[AxisPla
             yield place, held
 
 
-def _on_plain_axes(constraints: Constraints, roots: NodeIds, factors: _Factors) -> bool:
+def _on_plain_axes(constraints: Constraints, roots: NodeIds, factors: NodeIds, inverse: NodeIds) -> bool:
     """Whether an action with gates can say what is on every axis that holds such a product."""
     blocked = {axis for blocks in constraints.blocks for axis in blocks.axes}
     absorbed = [place.signs for place in constraints.placements.values() if place.signs is not None]
@@ -148,7 +140,7 @@ def _on_plain_axes(constraints: Constraints, roots: NodeIds, factors: _Factors) 
             _placed(constraints, place, factors)
         except ValueError:
             return False
-        if np.isin(constraints.scales.find(place.scale), _inverse(constraints)).any():
+        if np.isin(constraints.scales.find(place.scale), inverse).any():
             return False
     return True
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
 
+from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.architecture import Architecture, Tensor
 from ckptzoo.schema.symmetry import AxisAction, Symmetry
 
@@ -30,6 +31,11 @@ def declare(name: str, arch: Architecture, table: Symmetry) -> tuple[Architectur
             mu' = g . mu,   sigma' = |g| . sigma,
 
         so that ``g . (mu + sigma z) = mu' + sigma' z'`` for standard normal z, where z' is z permuted, with signs.
+
+    Raises
+    ------
+    SymmetryError
+        Gates, or what they multiply, have signs.
     """
     tensors = tuple(_tensors(arch))
     doubled = {tensor.name for tensor in arch.tensors if tensor.kind == "parameter"}
@@ -55,8 +61,13 @@ def _tensors(arch: Architecture) -> Iterator[Tensor]:
 
 def _modulus(action: AxisAction, table: Symmetry) -> AxisAction:
     """What an action on a mean is on its standard deviation, which takes no sign."""
-    made = replace(action, tensor=f"{action.tensor}{STD}", signs=())
-    groups = [table[segment.group] for segment in action.segments]
+    gates = tuple(segment for segment in action.gates if table[segment.group].resizes)
+    made = replace(action, tensor=f"{action.tensor}{STD}", signs=(), gates=gates)
+    groups = [table[segment.group] for segment in (*action.segments, *gates)]
+    if gates and any(group.flips for group in groups):
+        what, expected = f"axis {action.axis} of {action.tensor!r}", "channels and gates without signs"
+        step = "Give the table without these scales: standard deviations have no signs."
+        raise SymmetryError(Problem("gaussian", what, expected, "some with signs", step))
     if not any(group.resizes for group in groups):
         return replace(made, exponent=0)
     return replace(made, absolute=any(group.flips for group in groups) and made.exponent != 0)

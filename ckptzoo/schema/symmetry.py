@@ -8,7 +8,7 @@ scales: ``new = G old`` for what writes them, and ``new = G^-T old`` for what re
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -207,6 +207,9 @@ class AxisAction:
     absolute
         whether the moduli of the scales act, as on standard deviations, which have no sign; with exponent 1 or -1 and
         without ``signs``.
+    gates
+        channels that multiply those of ``segments``, listed alike, as in a gated unit: their scales act here too, with
+        the same exponent. Some of the segments, in their order, with other groups.
     """
 
     tensor: str
@@ -219,11 +222,17 @@ class AxisAction:
     eps: float = 0.0
     signs: tuple[Segment, ...] = ()
     absolute: bool = False
+    gates: tuple[Segment, ...] = ()
 
     @property
     def groups(self) -> set[str]:
         """The groups that permute or scale the axis."""
-        return self.listed_groups | {segment.group for segment in self.signs}
+        return self.listed_groups | {segment.group for segment in (*self.signs, *self.gates)}
+
+    @property
+    def of_gates(self) -> "AxisAction":
+        """The same action with segments and gates exchanged."""
+        return replace(self, segments=self.gates, gates=self.segments)
 
     @property
     def listed_groups(self) -> set[str]:
@@ -240,6 +249,25 @@ class AxisAction:
         others = tuple(item for item in self.segments if item.exponent is None)
         inverse = replace(self, segments=own, exponent=-self.exponent)
         return (replace(self, segments=others), inverse) if others else (inverse,)
+
+
+def with_scaled_gates(actions: Iterable[AxisAction], groups: Iterable[Group]) -> tuple[AxisAction, ...]:
+    """The actions with gates of scaled groups alone, as where some groups of a table lose their scales.
+
+    Parameters
+    ----------
+    actions
+        of the table.
+    groups
+        all of its groups, as they are now.
+    """
+    scaled = {group.id for group in groups if group.scaled}
+    return tuple(
+        replace(action, gates=tuple(segment for segment in action.gates if segment.group in scaled))
+        if action.gates
+        else action
+        for action in actions
+    )
 
 
 def _problem(what: str, expected: str, got: object) -> Problem:
@@ -317,7 +345,17 @@ def _of_action(action: AxisAction) -> Iterator[Problem]:
     if type(action.absolute) is not bool or (action.absolute and (action.exponent not in (1, -1) or action.signs)):
         got = f"{action.absolute!r} with exponent {action.exponent!r}{' and signs' if action.signs else ''}"
         yield _problem(f"{what}: absolute", "true only with exponent 1 or -1 and without signs", got)
-    for segment in (*action.segments, *action.signs):
+    if len(action.gates) > MAX_ITEMS:
+        yield _problem(f"{what}: gates", f"at most {MAX_ITEMS}", len(action.gates))
+    if action.gates:
+        plain = (action.blocks, action.signs, action.absolute) == (1, (), False) and action.exponent in (1, -1)
+        own = ("exponent", "within", "part")
+        if not plain or any(
+            getattr(item, name) is not None for item in (*action.segments, *action.gates) for name in own
+        ):
+            expected = "exponent 1 or -1 beside them, and no blocks, signs, moduli, nor fields of single segments"
+            yield _problem(f"{what}: gates", expected, "another action")
+    for segment in (*action.segments, *action.signs, *action.gates):
         if segment.part is not None and (type(segment.part) is not int or segment.part not in (0, 1)):
             yield _problem(f"{what}: part of a segment", "0 or 1", repr(segment.part))
         sizes = (segment.inner, segment.count)
@@ -382,6 +420,8 @@ def _together(table: tuple[Group, ...], actions: tuple[AxisAction, ...]) -> Iter
         if action.signs:
             yield from _layout(f"{what}: signs", action.signs, groups)
             yield from _signs(f"{what}: signs", action, groups)
+        if action.gates:
+            yield from _gates(f"{what}: gates", action, groups)
     for name in groups.keys() - used:
         yield _problem(f"group {name!r}", "at least one axis action", "none")
     if used <= groups.keys():
@@ -466,8 +506,45 @@ def _signs(what: str, action: AxisAction, groups: dict[str, Group]) -> Iterator[
     for name in sorted({segment.group for segment in action.signs}):
         if not groups[name].flips:
             yield _problem(what, "groups whose scales have signs", f"{name!r} of scale {groups[name].scale!r}")
-    moving, normalised = (_intervals(segments, groups) for segments in (action.segments, action.signs))
-    for key, intervals in normalised.items():
+    yield from _permuted_together(what, action.signs, action.segments, groups)
+
+
+def _gates(what: str, action: AxisAction, groups: dict[str, Group]) -> Iterator[Problem]:
+    """Gates and the channels that they multiply must be permuted together, and be scaled apart."""
+    if both := {segment.group for segment in action.gates} & {segment.group for segment in action.segments}:
+        yield _problem(what, "other groups than those that they multiply", repr(min(both)))
+        return
+    for name in sorted({segment.group for segment in action.gates}):
+        if not groups[name].scaled:
+            yield _problem(what, "groups with scales", f"{name!r} of scale {groups[name].scale!r}")
+    for name in sorted({segment.group for segment in action.segments}):
+        if groups[name].scale in MATRICES:
+            yield _problem(what, "groups without matrices beside them", f"{name!r} of scale {groups[name].scale!r}")
+    yield from _layout(what, action.gates, groups)
+    multiplied = dict(_runs(action.segments, groups))
+    listings: dict[tuple[str, int], tuple[str, int] | None] = {}
+    for (run, listing), segment in zip(_runs(action.gates, groups), action.gates, strict=True):
+        found = multiplied.get(run)
+        if found is None or listings.setdefault(listing, found) != found:
+            yield _problem(what, "channels that are listed as those that they multiply", repr(segment))
+            return
+    yield from _permuted_together(what, action.gates, action.segments, groups)
+
+
+def _runs(segments: tuple[Segment, ...], groups: dict[str, Group]) -> Iterator[tuple[tuple[int, ...], tuple[str, int]]]:
+    """Which channels are where, whatever the groups are called; and the group, with the number of its listing."""
+    starts: dict[str, int] = {}
+    for item in segments:
+        n, start = groups[item.group].n, starts.get(item.group, 0)
+        starts[item.group] = start + item.count
+        yield (item.offset, item.inner, item.count, start % n, n), (item.group, start // n)
+
+
+def _permuted_together(
+    what: str, segments: tuple[Segment, ...], others: tuple[Segment, ...], groups: dict[str, Group]
+) -> Iterator[Problem]:
+    moving = _intervals(others, groups)
+    for key, intervals in _intervals(segments, groups).items():
         for start, stop in intervals:
             if not any(first <= start and stop <= last for first, last in moving.get(key, ())):
                 yield _problem(what, "channels that are permuted with those of the axis", f"others from {start} on")
@@ -553,7 +630,7 @@ def problems_with(actions: tuple[AxisAction, ...], arch: Architecture) -> Iterat
             yield _problem(what, f"an axis of shape {tensor.shape}", action.axis)
             continue
         size = tensor.shape[action.axis] * action.blocks
-        end = max(_end(segment) for segment in (*action.segments, *action.signs))
+        end = max(_end(segment) for segment in (*action.segments, *action.signs, *action.gates))
         if end > size or (action.blocks > 1 and end != size):
             yield _problem(what, f"segments within {size} positions", f"an end at {end}")
         if tensor.shape[0] % action.blocks:
@@ -667,6 +744,7 @@ class Symmetry:
                     # left out where there are none, so that tables without signs keep the digests that zoos pin
                     **({"signs": [_segment_to_json(segment) for segment in action.signs]} if action.signs else {}),
                     **({"absolute": True} if action.absolute else {}),
+                    **({"gates": [_segment_to_json(segment) for segment in action.gates]} if action.gates else {}),
                 }
                 for action in self.actions
             ],
@@ -742,9 +820,9 @@ def _group(item: Document) -> Group:
 
 
 def _action(item: Document) -> AxisAction:
-    optional = {"signs", "absolute"} & item.keys()
+    optional = {"signs", "absolute", "gates"} & item.keys()
     _only(item, "tensor", "axis", "segments", "exponent", "in_mass", "role", "blocks", "eps", *optional)
-    listed = {name: tuple(map(_segment, item[name])) for name in ("segments", "signs") if name in item}
+    listed = {name: tuple(map(_segment, item[name])) for name in ("segments", "signs", "gates") if name in item}
     fields: dict[str, Any] = {**item, **listed}
     return AxisAction(**fields)
 

@@ -93,7 +93,7 @@ class _Meet:
                 self.moved_together.join((key[0], group.perm.group), key)
         for axis in dict.fromkeys(axis for actions in self.actions for axis in actions):
             self._compare([actions.get(axis) for actions in self.actions])
-        self._drop_signs_within_classes()
+        self._drop_within_classes()
         self._tie_blocks()
 
     def _compare(self, actions: Sequence[AxisAction | None]) -> None:
@@ -110,6 +110,7 @@ class _Meet:
                 for segment in action.segments:
                     self._keep((number, segment.group))
                 self.without_signs |= {(number, segment.group) for segment in action.signs}
+                self._drop_scales((number, segment.group) for segment in action.gates)
             return
         for number, action in others:
             for one, two in zip(first.segments, action.segments, strict=True):
@@ -124,6 +125,7 @@ class _Meet:
             if first.absolute != action.absolute:
                 self.without_signs |= keys
             self._compare_signs(first_number, first, number, action)
+            self._compare_gates(first_number, first, number, action)
 
     def _compare_signs(self, first_number: int, first: AxisAction, number: int, action: AxisAction) -> None:
         """Gains that take signs: of the same channels in both tables, or of none."""
@@ -135,10 +137,30 @@ class _Meet:
         for one, two in zip(first.signs, action.signs, strict=True):
             self.scaled_together.join((first_number, one.group), (number, two.group))
 
-    def _drop_signs_within_classes(self) -> None:
-        """A gain that is scaled with what it normalises takes no signs: a table cannot say it."""
+    def _compare_gates(self, first_number: int, first: AxisAction, number: int, action: AxisAction) -> None:
+        """Channels that multiply others: the same ones in both tables, or unscaled ones."""
+        keys = {(first_number, segment.group) for segment in first.gates}
+        keys |= {(number, segment.group) for segment in action.gates}
+        if _runs(first.gates, self.tables[first_number]) != _runs(action.gates, self.tables[number]):
+            self._drop_scales(keys)
+            return
+        if first.exponent != action.exponent:
+            self._drop_scales(keys)
+        for one, two in zip(first.gates, action.gates, strict=True):
+            self.scaled_together.join((first_number, one.group), (number, two.group))
+
+    def _drop_within_classes(self) -> None:
+        """Gains that are scaled with what they normalise take no signs, nor gates the scales of what they multiply.
+
+        A table cannot say it.
+        """
         for number, table in enumerate(self.tables):
             for action in table.actions:
+                values, gates = (
+                    {self.scaled_together[number, segment.group] for segment in segments}
+                    for segments in (action.segments, action.gates)
+                )
+                self._drop_scales(values & gates)
                 gains = {self.scaled_together[number, segment.group] for segment in action.segments}
                 normalised = {self.scaled_together[number, segment.group] for segment in action.signs}
                 self.without_signs |= gains & normalised
@@ -146,8 +168,12 @@ class _Meet:
     def _keep(self, key: _Key) -> None:
         """Neither move nor scale a group."""
         self.fixed.add(key)
-        self.without_sizes.add(key)
-        self.without_signs.add(key)
+        self._drop_scales([key])
+
+    def _drop_scales(self, keys: Iterable[_Key]) -> None:
+        for key in keys:
+            self.without_sizes.add(key)
+            self.without_signs.add(key)
 
     def _tie_blocks(self) -> None:
         """Block permutations of one class are one; what shares blocks with a fixed group is fixed."""
@@ -217,7 +243,10 @@ class _Meet:
             for segment in action.signs
             if scales[self.scaled_together[0, segment.group]] in ("sign", "nonzero")
         )
-        return replace(action, segments=tuple(map(renamed, action.segments)), signs=signs)
+        gates = tuple(
+            renamed(segment) for segment in action.gates if scales[self.scaled_together[0, segment.group]] != "none"
+        )
+        return replace(action, segments=tuple(map(renamed, action.segments)), signs=signs, gates=gates)
 
     def _scale(self, members: Sequence[tuple[_Key, Group]]) -> str:
         """What all members allow: ``nonzero`` is positive scales and signs."""

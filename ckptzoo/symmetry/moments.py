@@ -52,6 +52,8 @@ class Moments:
             for part in action.parts:
                 for group in part.listed_groups:
                     self._acting[group].append(part)
+                for group in {item.group for item in part.gates}:  # as an action of theirs
+                    self._acting[group].append(part.of_gates)
             decides = not any(symmetry[item.group].flips for item in action.segments)
             for group in {item.group for item in action.signs}:
                 self._gains[group].append((replace(action, segments=action.signs, signs=()), decides))
@@ -83,9 +85,10 @@ class Moments:
         return self._gains[group]
 
     def others(self, action: AxisAction) -> set[str]:
-        """The groups on the other axes of an action's tensor."""
-        actions = self.symmetry.actions_on(action.tensor)
-        return {group for other in actions if other.axis != action.axis for group in other.listed_groups}
+        """The groups on the other axes of an action's tensor, and those that are multiplied with its own."""
+        actions = [other for other in self.symmetry.actions_on(action.tensor) if other.axis != action.axis]
+        gates = {item.group for other in (action, *actions) for item in other.gates}
+        return gates.union(*(other.listed_groups for other in actions))
 
     def norms(self, action: AxisAction, group: str, scales: PerGroup, silent: PerGroup) -> Sizes:
         """Euclidean norms of the channels' slices, the other axes scaled, silent channels left out."""
@@ -217,6 +220,9 @@ class Moments:
         if action.signs and power == 1:
             signs = {item.group: np.sign(scales[item.group]) for item in action.signs if item.group in scales}
             others.append((replace(action, segments=action.signs, signs=()), signs))
+        others += [(other.of_gates, factors) for other, factors in others if other.gates]
+        if action.gates:
+            others.append((action.of_gates, scales))
         for other, factors in others:
             factor = _by_position(other, self.symmetry, factors, silent, moment.shape[1 + axes.index(other.axis)])
             if factor is None:

@@ -43,6 +43,8 @@ class Axis:
         for each listing, whether the inverses of its scales act.
     inside
         for each listing, the group that acts inside its channels and its channel at each of the positions; or None.
+    gates
+        the channels by whose scales the axis is multiplied too, listed in the same way; None where there are none.
     """
 
     action: AxisAction
@@ -52,19 +54,22 @@ class Axis:
     signs: "Axis | None" = None
     inverted: Sequence[bool] = ()
     inside: Sequence[tuple[str, np.ndarray] | None] = ()
+    gates: "Axis | None" = None
 
     @classmethod
     def of(cls, action: AxisAction, size: int, symmetry: Symmetry) -> "Axis":
         """The action on an axis with this number of positions."""
         signs = cls.of(replace(action, segments=action.signs, signs=()), size, symmetry) if action.signs else None
+        gates = cls.of(replace(action, segments=action.gates, gates=()), size, symmetry) if action.gates else None
         found = listings(action, symmetry)
         listed_places, inverted = [(item.group, item.places) for item in found], [item.inverse for item in found]
         inside = [item.inside for item in found]
         listed = np.concatenate([places.ravel() for _, places in listed_places])
         if np.array_equal(listed, np.arange(listed.size)):
-            return cls(action, size, listed_places, None, signs, inverted, inside)
+            return cls(action, size, listed_places, None, signs, inverted, inside, gates)
         rest = np.delete(np.arange(size), listed)
-        return cls(action, size, listed_places, np.argsort(np.concatenate([listed, rest])), signs, inverted, inside)
+        order = np.argsort(np.concatenate([listed, rest]))
+        return cls(action, size, listed_places, order, signs, inverted, inside, gates)
 
     @property
     def scaling(self) -> set[str]:
@@ -92,8 +97,10 @@ class Axis:
         return self._placed(parts, np.arange(self.size) if self.order is None else np.argsort(self.order), like)
 
     def factors(self, scales: PerGroup) -> Any | None:
-        """The scale at every position, (K, size), times the signs; None where nothing on the axis is scaled."""
+        """The scale at every position, (K, size), times the gates' and the signs; None where nothing is scaled."""
         factors, signs = self._scale_factors(scales), None
+        if self.gates is not None and (gates := self.gates.factors(scales)) is not None:
+            factors = gates if factors is None else factors * gates
         if self.signs is not None:
             acting = {name: scales[name] for name, _ in self.signs.listings if name in scales}
             signs = self.signs.factors({name: array_namespace(scale).sign(scale) for name, scale in acting.items()})

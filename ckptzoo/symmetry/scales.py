@@ -18,6 +18,11 @@ among them that are scaled count, else the scaled ones that write it, back and f
 joined to others at all. The rest takes its size from what writes it, at the very end; where weights join several
 channels of one group among the rest the checkpoint is reported.
 
+Where two channels multiply each other, as in a gated unit, what reads their product determines the scales of one once
+the other has its own: a silent value's by those of its gate, and a silent gate's by those of its value. Where both are
+silent, and nothing else settles one of them, the gate keeps 1 (the value, where the gate alone may be any number but
+0), and the other is scaled by what reads the product.
+
 A tensor determines a group's scales where its other axes belong to groups that have theirs. A recurrent or shared
 weight, which a group both writes and reads, does so only for channels that nothing else writes: their size is that of
 their slice over the channels that have their scales, round by round. Those that are left count as silent ones do. A
@@ -175,7 +180,7 @@ def _settled_by_others(silent: dict[str, np.ndarray], moments: Moments, found: S
     """
     left, groups = dict(silent), [group for group in moments.symmetry.groups if group.id in silent]
     going = True
-    while going:
+    while going or _keep_one_of_products(left, moments, found):
         going = False
         for sided, order in ((moments.readers, reversed(groups)), (moments.writers, groups)):
             for group in order:
@@ -192,6 +197,32 @@ def _settled_by_others(silent: dict[str, np.ndarray], moments: Moments, found: S
     return left
 
 
+def _keep_one_of_products(left: dict[str, np.ndarray], moments: Moments, found: Scales) -> bool:
+    """Let one of two channels that multiply each other keep 1, where nothing settles either; False where none is left.
+
+    Those of one action at a time, as that may settle others. A checkpoint is reported where weights join several such
+    channels of one group.
+    """
+    for action in moments.symmetry.actions:
+        for gate, places in positions(action.of_gates, moments.symmetry):
+            for value, others in positions(action, moments.symmetry):
+                if gate not in left or value not in left or not np.array_equal(places, others):
+                    continue
+                read = moments.unordered_norms(action.of_gates, gate, {}, {}).values != 0
+                both = read & left[gate] & left[value]
+                first, second = moments.symmetry[gate], moments.symmetry[value]
+                if (first.resizes, first.flips) != (second.resizes, second.flips) and first.resizes and first.flips:
+                    first, second = second, first
+                less = first.resizes <= second.resizes and first.flips <= second.flips
+                if not (less and both.any()):
+                    continue
+                for row in np.flatnonzero(both.any(axis=1)).tolist():
+                    found.unsolved[row] |= _joined({name: left[name][row] for name in left}, row, moments)
+                left[first.id] = left[first.id] & ~both
+                return True
+    return False
+
+
 def _joined(channels: dict[str, np.ndarray], row: int, moments: Moments) -> bool:
     """Whether weights of a checkpoint join two of these channels (n,) of one group, also through others of these."""
     vertex: dict[str, np.ndarray] = {}
@@ -203,6 +234,7 @@ def _joined(channels: dict[str, np.ndarray], row: int, moments: Moments) -> bool
     pairs = [np.zeros((0, 2), np.int64)]
     for tensor in sorted({action.tensor for action in moments.symmetry.actions}):
         actions = [action for action in moments.symmetry.actions_on(tensor) if action.exponent in (1, -1)]
+        actions += [action.of_gates for action in actions if action.gates]
         weights = moments.arrays[tensor][row]
         for one, two in combinations(actions, 2):
             ends = [_spread(action, vertex, weights.shape, moments) for action in (one, two)]

@@ -53,6 +53,14 @@ def tables(draw: st.DrawFn) -> Symmetry:
             signs = (Segment("a", 0, 1, 4),) if draw(st.integers(0, 3)) else ()
             made.append(AxisAction("y", 0, (Segment("b", 0, 1, 4),), 1, True, "gain", signs=signs))
             perms["b"] = Like("a")
+    gated = not signed and draw(st.booleans())
+    if gated:  # b multiplies a
+        a, b = (Segment(name, 0, 1, 4) for name in "ab")
+        made += [AxisAction("x", 0, (a,), 1, True, "out"), AxisAction("y", 0, (b,), 1, True, "out")]
+        if draw(st.integers(0, 4)):
+            exponent = draw(st.sampled_from((-1, -1, 1)))
+            made.append(AxisAction("z", 0, (a,), exponent, True, "in", gates=(b,) if draw(st.integers(0, 3)) else ()))
+            perms["b"] = Like("a")
     groups: list[Group] = []
     for name in sorted(set().union(*(action.groups for action in made))):
         n = SIZES[name]
@@ -95,14 +103,19 @@ def element_of(table: Symmetry, sources: dict[str, np.ndarray], factors: dict[st
             source = where.get(int(sources[action.tensor][position]))
             assert source is not None and (source[0], source[2]) == (group, place), "a channel leaves its group"
             perms[group][0, channel] = source[1]
-            if group not in scales or not action.exponent or (group in exact and not (signed and not signs)):
+            if (
+                group not in scales
+                or not action.exponent
+                or action.gates
+                or (group in exact and not (signed and not signs))
+            ):
                 continue
             factor = factors[action.tensor][position]
             if position in signs:
                 before, other, _ = signs[position]
                 factor *= np.sign(scales[before][0, other])
             scales[group][0, channel] = factor**action.exponent if signed else abs(factor) ** (1 / action.exponent)
-        if signed:
+        if signed and not action.gates:
             exact |= action.groups
     return GroupElement(perms, scales)
 
@@ -137,7 +150,7 @@ def test_every_element_is_one_of_every_table(several: list[Symmetry], seed: int)
         raise
     assert common([table, *several]) == table
     rng = np.random.default_rng(seed)
-    weights = {name: rng.uniform(1.0, 2.0, (1, POSITIONS)) for name in (*TENSORS, "x", "y")}
+    weights = {name: rng.uniform(1.0, 2.0, (1, POSITIONS)) for name in (*TENSORS, "x", "y", "z")}
     element = GroupElement.random(table, 1, rng, spread=0.1)
     element.check(table)
     moved = apply(element, weights, table)

@@ -2,7 +2,7 @@
 
 Networks: OptuNet; four pointwise layers of which the second is in two groups and the third is dense; a residual
 stream with BatchNorms; tanh layers, whose channels flip signs; a network of one input, whose first keys are all ties;
-a linear attention of two heads with rotary embeddings, whose pairs of channels keep their order.
+a linear attention of two heads with rotary embeddings, whose pairs of channels keep their order; a gated unit.
 """
 
 from collections.abc import Callable
@@ -246,10 +246,35 @@ ROTARY = Net(
     absolute(lambda weights: rotary_outputs(weights, np.abs(TURNS))),
 )
 
-SIGNED = (TANH, NORMALISED, ROTARY)
+
+def gated_outputs(weights: Weights, act: Callable[[np.ndarray], np.ndarray] = lambda x: np.maximum(x, 0)) -> np.ndarray:
+    held = {name: array.astype(np.float64) for name, array in weights.items()}
+    gate = np.einsum("koi,bi->kbo", held["gate"], IMAGES[:, 0, :3]) + held["gate.bias"][:, None]
+    up = np.einsum("koi,bi->kbo", held["up"], IMAGES[:, 0, :3])
+    return np.einsum("koi,kbi->kbo", held["down"], act(gate) * up)
+
+
+GATED = Net(
+    Symmetry(
+        (Group("gate", 4, Sym(), "positive"), Group("up", 4, Like("gate"), "nonzero")),
+        (
+            *dense(4, "gate", "gate"),
+            vector(4, "gate", "gate.bias"),
+            *dense(4, "up", "up"),
+            AxisAction("down", 1, (Segment("up", 0, 1, 4),), -1, True, "in", gates=(Segment("gate", 0, 1, 4),)),
+        ),
+    ),
+    {"gate": (4, 3), "gate.bias": (4,), "up": (4, 3), "down": (2, 4)},
+    ("gate", "up"),
+    gated_outputs,
+    absolute(lambda weights: gated_outputs(weights, lambda values: values)),
+)
+"""A gated unit whose gate is a ReLU."""
+
+SIGNED = (TANH, NORMALISED, ROTARY, GATED)
 """Where sums of weights and gains vanish together, the signs of channels are not determined."""
 
-nets = st.sampled_from([OPTUNET, POINTWISE, *NORMED, TANH, ONE_INPUT, ROTARY])
+nets = st.sampled_from([OPTUNET, POINTWISE, *NORMED, TANH, ONE_INPUT, ROTARY, GATED])
 seeds = st.integers(0, 2**32 - 1)
 gauges = st.sampled_from(sorted(GAUGES))
 scalings = st.sampled_from(["min-mass", "unit-norm", "unit-std"])

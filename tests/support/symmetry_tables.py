@@ -147,6 +147,38 @@ class _Plan:
         self.counts |= {name} if integers else set()
         self.shapes[name] = (*shape, *self.draw(st.sampled_from([(), (3,), (1, 2)])))
 
+    def add_gated(self) -> None:
+        """A tensor that reads, or writes, products of channels of two groups that one permutation moves."""
+        pairs = [
+            (value, gate)
+            for value in self.groups
+            for gate in self.groups
+            if value is not gate and gate.scale != "none" and value.n == gate.n and _mover(value) == _mover(gate)
+        ]
+        if not pairs:
+            return
+        value, gate = self.draw(st.sampled_from(pairs))
+        others, end = self.segments() if self.chance() else ((), self.draw(st.sampled_from([0, 1])))
+        runs = [item for item in others if item.group != gate.id]
+        gated: list[Segment] = []
+        for _ in range(self.natural(2)):
+            inner, first = self.natural(2), self.natural(value.n)
+            for count in (first, value.n - first):
+                if count:
+                    gated.append(Segment(value.id, end, inner, count))
+                    end += inner * count
+        gates = tuple(Segment(gate.id, item.offset, item.inner, item.count) for item in gated)
+        axis, shape = self.draw(st.sampled_from([0, 1])), [self.natural(3), self.natural(2)]
+        shape[axis] = end + self.draw(st.sampled_from([0, 2]))
+        exponent = self.draw(st.sampled_from([1, -1, -1]))
+        self.actions.append(AxisAction("gated", axis, (*runs, *gated), exponent, True, "out", gates=gates))
+        if self.chance():
+            segments, shape[1 - axis] = self.segments()
+            self.actions.append(
+                AxisAction("gated", 1 - axis, segments, self.draw(st.sampled_from([1, -1, 0])), True, "out")
+            )
+        self.shapes["gated"] = tuple(shape)
+
     def add_grouped(self) -> None:
         """A grouped convolution: wreath groups on both axes, or groups within their block; channels behind or not."""
         wreaths = [group for group in self.groups if isinstance(group.perm, Wreath)]
@@ -203,6 +235,11 @@ class _Plan:
         self.shapes["nested"] = tuple(shape)
 
 
+def _mover(group: Group) -> str:
+    """What moves a group's channels: the group itself or the one that it is like; nothing where it stays in place."""
+    return group.perm.group if isinstance(group.perm, Like) else "" if isinstance(group.perm, Fixed) else group.id
+
+
 @st.composite
 def networks(draw: st.DrawFn, *, nested: bool = False) -> Network:
     """Tables with every kind of group and scale, listings in runs, holes, flattened axes, blocks and variances.
@@ -218,6 +255,8 @@ def networks(draw: st.DrawFn, *, nested: bool = False) -> Network:
     plan.add_gains()
     for at in range(plan.natural(3)):
         plan.add_tensor(f"t{at}")
+    if plan.chance():
+        plan.add_gated()
     if plan.chance():
         plan.add_grouped()
     plan.shapes |= {"free": (2,), "steps": ()}

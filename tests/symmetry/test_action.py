@@ -82,8 +82,12 @@ def by_definition(net: Network, g: GroupElement, weights: Weights) -> Weights:
                     inside = int(g.perms[segment.within][k, number]) % other.k * each + inside % each
                 came = place[group, listing, int(g.perms[group][k, channel]), inside]
                 source[action.axis] = came % size if action.axis else came
-                if action.exponent and scaling[0] in g.scales:
-                    factor = float(g.scales[scaling[0]][k, scaling[1]])
+                scaled = [scaling]
+                if (gate := channels_of(action.gates, net.table).get(at)) is not None:
+                    scaled.append((gate[0], gate[2]))
+                found = [float(g.scales[name][k, number]) for name, number in scaled if name in g.scales]
+                if action.exponent and found:
+                    factor = math.prod(found)
                     factors.append((action, factor if segment.exponent is None else 1 / factor))
                 if (signed := channels_of(action.signs, net.table).get(at)) is not None:
                     factors.append((action, math.copysign(1, float(g.scales[signed[0]][k, signed[2]]))))

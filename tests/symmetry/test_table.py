@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,17 @@ from ckptzoo import archs
 from ckptzoo.errors import SpecError
 from ckptzoo.schema.architecture import Architecture, Tensor
 from ckptzoo.schema.documents import seal, unseal
-from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath
+from ckptzoo.schema.symmetry import (
+    AxisAction,
+    Fixed,
+    Group,
+    Like,
+    Segment,
+    Sym,
+    Symmetry,
+    Wreath,
+    with_scaled_gates,
+)
 
 TABLE = archs.symmetry("optunet")
 ARCH = archs.architecture("optunet")
@@ -28,6 +39,9 @@ EVERY_KIND = Symmetry(
         AxisAction("v", 0, (Segment("c", 0, 1, 4),), 2, False, "variance", eps=1e-5),
         AxisAction("s", 0, (Segment("e", 0, 1, 4), Segment("f", 4, 2, 6, within="e")), 1, True, "out"),
         AxisAction("u", 0, (Segment("c", 0, 1, 4), Segment("c", 4, 1, 4, -1)), 1, False, "bias"),
+        AxisAction(
+            "t", 1, (Segment("b", 0, 1, 4), Segment("c", 4, 1, 4)), -1, True, "in", gates=(Segment("d", 4, 1, 4),)
+        ),
     ),
 )
 
@@ -186,9 +200,92 @@ def test_segments_with_a_group_inside_that_are_refused(action: AxisAction, messa
 
 
 def test_an_action_in_parts_of_one_exponent() -> None:
-    action = EVERY_KIND.actions[-1]
+    action = EVERY_KIND.actions[-2]
     assert [(part.exponent, part.segments) for part in action.parts] == [
         (1, (Segment("c", 0, 1, 4),)),
         (-1, (Segment("c", 4, 1, 4),)),
     ]
     assert EVERY_KIND.actions[0].parts == (EVERY_KIND.actions[0],)
+
+
+def _gated(segments: tuple[Segment, ...], gates: tuple[Segment, ...], exponent: int = -1, **more: Any) -> AxisAction:
+    return AxisAction("u", 1, segments, exponent, True, "in", gates=gates, **more)
+
+
+VALUE, GATE = Segment("value", 0, 1, 4), Segment("gate", 0, 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (_gated((VALUE,), (GATE,), 0), "exponent 1 or -1 beside them"),
+        (_gated((VALUE,), (GATE,), 2), "exponent 1 or -1 beside them"),
+        (_gated((VALUE,), (GATE,), blocks=2), "exponent 1 or -1 beside them"),
+        (_gated((VALUE,), (GATE,), absolute=True), "exponent 1 or -1 beside them"),
+        (_gated((VALUE,), (GATE,), 1, signs=(Segment("other", 0, 1, 4),)), "exponent 1 or -1 beside them"),
+        (_gated((VALUE, Segment("value", 4, 1, 4, 1)), (GATE,)), "exponent 1 or -1 beside them"),
+        (_gated((VALUE,), (replace(GATE, exponent=1),)), "exponent 1 or -1 beside them"),
+        (_gated((replace(VALUE, within="blocks"),), (GATE,)), "exponent 1 or -1 beside them"),
+        (_gated((replace(VALUE, part=0),), (GATE,)), "exponent 1 or -1 beside them"),
+        (_gated((VALUE,), (Segment("gate", 0, 1, 0),)), "count >= 1"),
+        (_gated((VALUE,), (Segment("unknown", 0, 1, 4),)), "unknown group 'unknown'"),
+        (_gated((VALUE,), (VALUE,)), "other groups than those that they multiply"),
+        (_gated((VALUE,), (Segment("still", 0, 1, 4),)), "groups with scales"),
+        (_gated((VALUE,), (Segment("mixed", 0, 1, 4),)), "groups with scales"),
+        (_gated((Segment("mixed", 0, 1, 4),), (GATE,)), "groups without matrices"),
+        (_gated((VALUE,), (Segment("gate", 0, 1, 2),)), "every channel of 'gate'"),
+        (_gated((VALUE,), (Segment("gate", 4, 1, 4),)), "listed as those that they multiply"),
+        (_gated((Segment("value", 0, 2, 4),), (GATE,)), "listed as those that they multiply"),
+        (_gated((VALUE,), (Segment("gate", 0, 1, 1), Segment("gate", 1, 1, 3))), "listed as those that they multiply"),
+        (
+            _gated(
+                (Segment("value", 0, 1, 2), Segment("value", 2, 1, 2), Segment("value", 4, 1, 2), Segment("value", 6, 1, 2)),
+                (Segment("gate", 0, 1, 2), Segment("gate", 6, 1, 2)),
+            ),
+            "listed as those that they multiply",
+        ),
+        (_gated((VALUE,), (Segment("other", 0, 1, 4),)), "permuted with those of the axis"),
+    ],
+)  # fmt: skip
+def test_gates_that_are_refused(action: AxisAction, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        Symmetry(_gated_groups(action), (action, *_biases(_gated_groups(action))))
+
+
+def _gated_groups(action: AxisAction) -> tuple[Group, ...]:
+    groups = (
+        Group("value", 4, Sym(), "nonzero"),
+        Group("gate", 4, Like("value"), "positive"),
+        Group("still", 4, Like("value"), "none"),
+        Group("other", 4, Sym(), "sign"),
+        Group("mixed", 4, Sym(), "linear"),
+        Group("blocks", 4, Wreath("o", 2, 2), "none"),
+    )
+    return tuple(group for group in groups if group.id in action.groups | {"value"})
+
+
+def _biases(groups: tuple[Group, ...]) -> tuple[AxisAction, ...]:
+    return tuple(AxisAction(f"{item.id}.b", 0, (Segment(item.id, 0, 1, 4),), 1, False, "bias") for item in groups)
+
+
+def test_gates_have_a_place_in_the_tensor() -> None:
+    action = _gated((VALUE,), (GATE,))
+    table = Symmetry(_gated_groups(action), (action, *_biases(_gated_groups(action))))
+    assert action.groups == {"value", "gate"} and action.listed_groups == {"value"}
+    assert action.of_gates == replace(action, segments=(GATE,), gates=(VALUE,))
+    vectors = tuple(Tensor(f"{name}.b", (4,)) for name in ("value", "gate"))
+    table.check(Architecture("gated", (Tensor("u", (3, 4)), *vectors)))
+    with pytest.raises(SpecError, match="segments within 3 positions"):
+        table.check(Architecture("gated", (Tensor("u", (3, 3)), *vectors)))
+
+
+def test_tables_without_gates_have_no_such_field() -> None:
+    assert all("gates" not in action for action in TABLE.to_json()["actions"])
+    assert EVERY_KIND.to_json()["actions"][-1]["gates"] == [{"group": "d", "offset": 4, "inner": 1, "count": 4}]
+
+
+def test_gates_without_scales_are_left_out() -> None:
+    groups = tuple(replace(group, scale="none") if group.id == "d" else group for group in EVERY_KIND.groups)
+    actions = with_scaled_gates(EVERY_KIND.actions, groups)
+    assert Symmetry(groups, actions).actions[-1] == replace(EVERY_KIND.actions[-1], gates=())
+    assert with_scaled_gates(EVERY_KIND.actions, EVERY_KIND.groups) == EVERY_KIND.actions

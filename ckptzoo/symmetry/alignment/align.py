@@ -153,8 +153,9 @@ def align(
     UnknownNameError
         No such method, gauge, rule for scales or start.
     SymmetryError
-        Scales are to be fitted to activations, or the table has matrices or groups inside the channels of others and
-        scales or activations are to be fitted; gains are not 1 where a stream has orthogonal matrices.
+        Scales are to be fitted to activations; the table has matrices or groups inside the channels of others and
+        scales or activations are to be fitted, or gates and scales are; gains are not 1 where a stream has orthogonal
+        matrices.
         The weights, the reference or the activations do not fit the table, no table is known, or the reference is not
         finite or cannot be brought into the gauge.
     MissingExtraError
@@ -202,6 +203,9 @@ def align(
             "Align by weights at fixed scales, or keep the order of these channels: ckptzoo.symmetry.unnested(table)."
         )
         raise SymmetryError(Problem("align", option, expected, "one with them", step))
+    if scales == "fit" and any(action.gates for action in table.actions):
+        step = "Align at fixed scales, after a gauge that settles them: gauge='min-mass'."
+        raise SymmetryError(Problem("align", "scales 'fit'", "a table without gates", "one with gates", step))
     if (method == "activations") != (activations is not None):
         got = "none" if activations is None else f"some for method {method!r}"
         raise SymmetryError(

@@ -393,7 +393,10 @@ def _signed(joint: JointGroups, symmetry: Symmetry) -> list[str]:
     found: list[str] = []
     for member in members:
         own = [action for action in symmetry.actions if member.id in action.groups]
-        if member.flips and all(act.exponent in (1, -1) and not (act.signs or act.absolute) for act in own):
+        plain = all(act.exponent in (1, -1) and not (act.signs or act.absolute) for act in own)
+        # beside a gate with signs of its own no sign can be chosen alone
+        others = {item.group for act in own for item in (*act.segments, *act.gates) if act.gates} - {member.id}
+        if member.flips and plain and not any(symmetry[name].flips for name in others):
             found.append(member.id)
     return found
 

@@ -1,20 +1,24 @@
-r"""The least mass where channels are written and read apart: matrices of heads, and scales of queries and keys.
+r"""The least mass where no flow network holds all scales: matrices of heads, scales of queries and keys, and gates.
 
 The mass ``|g w|^2`` is convex along the one-parameter subgroups of scales and invertible matrices, so that a point
 which no group can improve is the least one (Kempf and Ness, 1979). Groups take turns: with all others fixed
 
 - a block of matrices, A what its channels write and B what reads them, has the least mass ``2 |A^T B|_*`` where
-  ``A A^T = B B^T`` (ckptzoo/symmetry/matrices/balance.py), a complex number, or a scale whose inverse another tensor is
-  written with, where both sides have equal norms;
+  ``A A^T = B B^T`` (ckptzoo/symmetry/matrices/balance.py), a complex number, a scale whose inverse another tensor is
+  written with, or one of a gate, where both sides have equal norms;
 - all other scales form a flow network (network.py), in which the channels of these count as ground.
+
+Of a gated unit with the masses p of what writes the gate, q of what writes the value and r of what reads the product,
+the mass at scales a and b is ``p a^2 + q b^2 + r / (a b)^2``, so that what is left of an error falls to a quarter in
+each turn. A gate that nothing writes, or whose product nothing reads, has no least mass and is dropped.
 
 **How far the mass is above the least one.** With ``g = exp(xi)`` a better point, xi the logarithms d of scales and
 symmetric matrices X, convexity gives ``|g w|^2 >= |w|^2 + 2 sum d_i (in_i - out_i) + 2 sum tr(X (A A^T - B B^T))``, so
 that the excess is at most ``2 sum |d_i| |in_i - out_i| + 2 sum |X| |A A^T - B B^T|_*``. As ``|g w|^2 <= P``, the mass
 at w, every part of g w is at most that: for a channel that a tensor writes with the squared norm m, and whose other
-axes have factors of at least ``exp(-b)``, ``d <= b + log(P / m) / 2``, and ``X <= b + log(P / lambda) / 2`` for the
-least eigenvalue of ``A A^T``; likewise from below. The bounds b of factors follow from each other, group by group, as
-those in certificate.py do.
+axes, and gates, have factors of at least ``exp(-b)``, ``d <= b + log(P / m) / 2``, and ``X <= b + log(P / lambda) / 2``
+for the least eigenvalue of ``A A^T``; likewise from below. The bounds b of factors follow from each other, group by
+group, as those in certificate.py do.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +26,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ckptzoo.schema.symmetry import AxisAction, Group, Symmetry
+from ckptzoo.schema.symmetry import AxisAction, Group, Symmetry, with_scaled_gates
 from ckptzoo.symmetry.action import transform
 from ckptzoo.symmetry.arrays import by_channel, is_float, positions, stored_dtype
 from ckptzoo.symmetry.element import GroupElement
@@ -43,6 +47,8 @@ CLOSE = 1e-12
 """Gap at which they stop."""
 PATIENCE = 20
 """Turns in which the gap has to halve; where a bias keeps a block from its limit it never does."""
+EXACT = 2.0**-40
+"""Imbalance up to which weights of full precision are left as they are."""
 _BLOCKS = ("linear", "complex")
 Arrays = Mapping[str, np.ndarray]
 Engine = Callable[[Network, float], Balanced]
@@ -85,10 +91,11 @@ class LeastMassBlocks:
 def taking_turns(table: Symmetry) -> list[str]:
     """The groups that no flow network holds, in the table's order.
 
-    Those with matrices; and scales with whose inverse a weight is written which has other scales on another axis, so
-    that its mass has the inverses of two scales, as that of keys behind the gains of a normalisation.
+    Those with matrices; gates, whose scales act where others do; and scales with whose inverse a weight is written
+    which has other scales on another axis, so that its mass has the inverses of two scales, as that of keys behind the
+    gains of a normalisation.
     """
-    inverse: set[str] = set()
+    inverse = {item.group for action in table.actions for item in action.gates if table[item.group].resizes}
     for tensor in dict.fromkeys(action.tensor for action in table.actions):
         parts = [
             part
@@ -106,6 +113,21 @@ def taking_turns(table: Symmetry) -> list[str]:
                 if table[name].resizes
             }
     return [group.id for group in table.groups if group.scale in _BLOCKS or group.id in inverse]
+
+
+def imbalance_of_rounding(arrays: Arrays, table: Symmetry) -> float:
+    """The largest imbalance that the rounding of weights accounts for: of 2 units of the coarsest dtype.
+
+    Parameters
+    ----------
+    arrays
+        tensor name to (K, *shape).
+    table
+        which of them count in the mass.
+    """
+    counted = {action.tensor for action in table.actions if action.in_mass and is_float(arrays[action.tensor])}
+    coarsest = [float(np.finfo(stored_dtype(arrays[name].dtype)).eps) for name in counted]
+    return max(2 * max(coarsest, default=0.0), EXACT)
 
 
 def find_blocks(arrays: Arrays, table: Symmetry, engine: Engine) -> LeastMassBlocks:
@@ -127,36 +149,55 @@ def find_blocks(arrays: Arrays, table: Symmetry, engine: Engine) -> LeastMassBlo
 
     Notes
     -----
-    A checkpoint's turns do not depend on the others. In float64, memory for a copy of the weights. Tested in
-    tests/symmetry/test_mass_blocks.py.
+    A checkpoint's turns do not depend on the others. Without matrices one that balances within the rounding of its
+    weights is left as it is. In float64, memory for a copy of the weights. Tested in tests/symmetry/test_mass_blocks.py
+    and test_gates.py.
     """
-    work = {name: array.astype(np.float64) if is_float(array) else array for name, array in arrays.items()}
+    work = {name: array.astype(np.float64) if is_float(array) else array.copy() for name, array in arrays.items()}
     K, turns = len(next(iter(work.values()))), taking_turns(table)
     outside = _without_scales(table, turns)
     blocks_table, element = among(table, keep=_BLOCKS), GroupElement.identity(table, K)
-    network = build_network(Moments(*unpacked(work, outside)))
+    lost_gates = _lost_gates(work, table, outside)
+    network = _network(work, lost_gates, outside, table)
     before = total_masses(network, np.zeros_like(network.source))
-    after, gap, imbalance = np.full((3, K), np.nan)
-    dropped, iterations, waiting = np.zeros(K, np.int64), np.zeros(K, np.int64), np.arange(K)
-    earlier = np.full(K, np.inf)
+    after, (gap, imbalance) = before.copy(), _certified(work, network, lost_gates, table, turns, before)
+    dropped, iterations, waiting = _count(network, lost_gates), np.zeros(K, np.int64), np.arange(K)
+    still, stays = np.inf, np.zeros(K, bool)
+    if all(group.scale not in _BLOCKS for group in table.groups):
+        still, stays = EXACT / 2, imbalance <= imbalance_of_rounding(arrays, table)
+    first, earlier, uneven = imbalance[stays], np.full(K, np.inf), np.full(K, np.inf)
     for turn in range(MAX_ROUNDS):
         some = {name: array[waiting] for name, array in work.items()}
-        step = _scale(some, outside, engine, table)
-        step = _balance(some, blocks_table, turns, table).compose(step)
-        network = build_network(Moments(*unpacked(some, outside)))
+        lost_here = {name: lost[waiting] for name, lost in lost_gates.items()}
+        network = _network(some, lost_here, outside, table)
+        step = _scale(some, network, engine, table)
+        step = _balance(some, blocks_table, turns, table, {**_dropped(network), **lost_here}).compose(step)
+        network = _network(some, lost_here, outside, table)
         after[waiting] = total_masses(network, np.zeros_like(network.source))
-        dropped[waiting] = (~network.kept).sum(axis=1)
+        dropped[waiting] = _count(network, lost_here)
         iterations[waiting] += 1
-        gap[waiting], imbalance[waiting] = _certified(some, network, table, turns, after[waiting])
+        gap[waiting], imbalance[waiting] = _certified(some, network, lost_here, table, turns, after[waiting])
         _compose(element, step, waiting)
         for name, array in some.items():
             work[name][waiting] = array
-        waiting = waiting[gap[waiting] > CLOSE]
+        waiting = waiting[(gap[waiting] > CLOSE) | (imbalance[waiting] > still)]
         if turn % PATIENCE == 0:
-            waiting, earlier = waiting[gap[waiting] <= earlier[waiting] / 2], np.minimum(gap, earlier)
+            closer = gap[waiting] <= earlier[waiting] / 2
+            if lost_gates:  # the gap of many units in a row is 1 for long
+                closer |= imbalance[waiting] <= uneven[waiting] / 2
+            waiting, earlier, uneven = waiting[closer], np.minimum(gap, earlier), np.minimum(imbalance, uneven)
         if not len(waiting):
             break
-    unsigned = _settle_rest(work, element, table, outside)
+    if stays.any():
+        # their own bound is of the order of their rounding; that at the least mass is far better
+        least = (after * (1 - gap))[stays]
+        gap[stays] = np.clip(1 - np.divide(least, before[stays], out=np.ones_like(least), where=least > 0), FLOOR, 1)
+        after[stays], imbalance[stays], iterations[stays] = before[stays], first, 0
+        for name, array in work.items():
+            array[stays] = arrays[name][stays]
+        for scale in element.scales.values():
+            scale[stays] = 1
+    unsigned = _settle_rest(work, element, table, outside, lost_gates)
     weights = {name: array.astype(stored_dtype(arrays[name].dtype), copy=False) for name, array in work.items()}
     lost = np.zeros(K, np.int64)
     for group in table.groups:
@@ -169,11 +210,37 @@ def find_blocks(arrays: Arrays, table: Symmetry, engine: Engine) -> LeastMassBlo
 def _without_scales(table: Symmetry, names: list[str]) -> Symmetry:
     """The table of permutations and scales in which some groups are not scaled."""
     plain = among(table)
-    groups = (replace(group, scale="none") if group.id in names else group for group in plain.groups)
-    return Symmetry(tuple(groups), plain.actions)
+    groups = tuple(replace(group, scale="none") if group.id in names else group for group in plain.groups)
+    return Symmetry(groups, with_scaled_gates(plain.actions, groups))
 
 
-def _balance(work: dict[str, np.ndarray], blocks_table: Symmetry, turns: list[str], table: Symmetry) -> GroupElement:
+def _network(work: Arrays, lost_gates: Mapping[str, np.ndarray], outside: Symmetry, table: Symmetry) -> Network:
+    """The flow network of the other scales, without gates that have no least mass."""
+    return build_network(Moments(*unpacked(_without(work, lost_gates, table), outside)))
+
+
+def _lost_gates(work: Arrays, table: Symmetry, outside: Symmetry) -> dict[str, np.ndarray]:
+    """(K, n) bool by group, the gates that nothing writes or whose products nothing reads."""
+    gates = {item.group for action in table.actions for item in action.gates if table[item.group].resizes}
+    lost = {name: np.zeros((len(next(iter(work.values()))), table[name].n), bool) for name in sorted(gates)}
+    while lost:
+        cut = _without(work, {**_dropped(_network(work, lost, outside, table)), **lost}, table)
+        before, lost = (
+            lost,
+            {name: np.logical_or(*(side == 0 for side in _flows(cut, table, table[name]))) for name in lost},
+        )
+        if all(np.array_equal(lost[name], before[name]) for name in lost):
+            break
+    return lost
+
+
+def _balance(
+    work: dict[str, np.ndarray],
+    blocks_table: Symmetry,
+    turns: list[str],
+    table: Symmetry,
+    dropped: Mapping[str, np.ndarray],
+) -> GroupElement:
     """Balance the groups that take turns, in place, one after the other."""
     K = len(next(iter(work.values())))
     one = GroupElement.identity(table, K)
@@ -182,18 +249,28 @@ def _balance(work: dict[str, np.ndarray], blocks_table: Symmetry, turns: list[st
     for name in turns:
         if table[name].scale in _BLOCKS:
             continue
-        into, out_of = _flows(work, table, table[name])
+        into, out_of = _flows(_without(work, dropped, table), table, table[name])
         with np.errstate(divide="ignore", invalid="ignore"):
-            scale = np.sqrt(np.sqrt(out_of / into))
+            scale = (out_of / into) ** (1 / 8 if _meets_itself(name, table) else 1 / 4)
         scale = np.where((into > 0) & (out_of > 0), scale, 1.0)
         element.scales[name][:] = scale
         _act(work, table, {name: scale})
     return element
 
 
-def _scale(work: dict[str, np.ndarray], outside: Symmetry, engine: Engine, table: Symmetry) -> GroupElement:
+def _meets_itself(group: str, table: Symmetry) -> bool:
+    """Whether a tensor has scales of a group and their inverses: half a step raises no mass then (solver.py)."""
+    exponents = [
+        (action.tensor, part.exponent)
+        for action in table.actions
+        for part in action.parts
+        if part.exponent in (1, -1) and group in part.groups
+    ]
+    return any((tensor, -exponent) in exponents for tensor, exponent in exponents)
+
+
+def _scale(work: dict[str, np.ndarray], network: Network, engine: Engine, table: Symmetry) -> GroupElement:
     """Give the other scales their least mass, in place."""
-    network = build_network(Moments(*unpacked(work, outside)))
     element = GroupElement.identity(table, len(network.source))
     if not network.groups:
         return element
@@ -228,14 +305,21 @@ def _compose(element: GroupElement, step: GroupElement, rows: np.ndarray) -> Non
             value[rows] = getattr(made, kind)[name]
 
 
-def _settle_rest(work: dict[str, np.ndarray], element: GroupElement, table: Symmetry, outside: Symmetry) -> np.ndarray:
+def _settle_rest(
+    work: dict[str, np.ndarray],
+    element: GroupElement,
+    table: Symmetry,
+    outside: Symmetry,
+    lost_gates: Mapping[str, np.ndarray],
+) -> np.ndarray:
     """Scale dropped channels to unit norm and choose signs, in place; (K,) where some are undetermined."""
     plain = among(table)
-    network = build_network(Moments(*unpacked(work, outside)))
+    network = _network(work, lost_gates, outside, table)
     K = len(network.source)
     settled = {group.id: np.ones((K, group.n)) for group in plain.groups if group.scaled}
     for group, place in zip(network.groups, network.slices, strict=True):
         settled[group.id] = np.where(network.kept[:, place], 1.0, np.nan)
+    settled |= {name: np.where(lost, np.nan, 1.0) for name, lost in lost_gates.items()}
     for group in plain.groups:
         if group.scale == "sign":
             settled[group.id] = np.full((K, group.n), np.nan)
@@ -251,12 +335,22 @@ def _settle_rest(work: dict[str, np.ndarray], element: GroupElement, table: Symm
     return others.unsigned | others.unsolved
 
 
+def _count(network: Network, lost_gates: Mapping[str, np.ndarray]) -> np.ndarray:
+    """(K,) how many channels are dropped."""
+    return np.asarray(sum((lost.sum(axis=1) for lost in lost_gates.values()), (~network.kept).sum(axis=1)))
+
+
 def _certified(
-    work: Arrays, network: Network, table: Symmetry, turns: list[str], mass: np.ndarray
+    work: Arrays,
+    network: Network,
+    lost_gates: Mapping[str, np.ndarray],
+    table: Symmetry,
+    turns: list[str],
+    mass: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The gaps (K,), and the largest imbalance of a channel or a block."""
-    cut, plain = unpacked(_masked(work, network, table), table)
-    groups = [group for group in table.groups if group.resizes or group.id in turns]
+    """The gaps (K,), and the largest imbalance of a channel or a block, dropped channels left out."""
+    cut, plain = unpacked(_without(work, {**_dropped(network), **lost_gates}, table), table)
+    groups = [group for group in plain.groups if group.resizes or group.id in turns]
     upper, lower = _bounds(cut, plain, groups, mass)
     excess, imbalance = np.zeros(len(mass)), np.zeros(len(mass))
     with np.errstate(invalid="ignore"):
@@ -277,12 +371,16 @@ def _certified(
     return np.where(np.isfinite(gap), np.clip(gap, FLOOR, 1), 1.0), imbalance
 
 
-def _masked(work: Arrays, network: Network, table: Symmetry) -> dict[str, np.ndarray]:
+def _dropped(network: Network) -> dict[str, np.ndarray]:
+    """(K, n) bool by group, the channels on no way from input to output."""
+    return {group.id: ~network.kept[:, place] for group, place in zip(network.groups, network.slices, strict=True)}
+
+
+def _without(work: Arrays, dropped: Mapping[str, np.ndarray], table: Symmetry) -> dict[str, np.ndarray]:
     """The weights without those of dropped channels, which do not count in the mass."""
     made = dict(work)
-    dropped = {group.id: ~network.kept[:, place] for group, place in zip(network.groups, network.slices, strict=True)}
     for action in table.actions:
-        for name, places in positions(action, table):
+        for name, places in (*positions(action, table), *positions(action.of_gates, table)):
             gone = dropped.get(name)
             if gone is not None and gone.any() and action.in_mass and action.blocks == 1:
                 factor = np.ones((len(gone), made[action.tensor].shape[action.axis + 1]))
@@ -299,15 +397,17 @@ def _bounds(
     K = len(mass)
     upper, lower = ({group.id: np.full(K, np.inf) for group in groups} for _ in range(2))
 
-    def others(action: AxisAction) -> np.ndarray:
-        """By how much the factors along the other axes can be below 1."""
+    def others(action: AxisAction, group: str) -> np.ndarray:
+        """By how much the factors along the other axes, and of gates, can be below 1."""
         total = np.zeros(K)
         for other in table.actions_on(action.tensor):
-            if other is action or other.exponent not in (1, -1):
+            if other.exponent not in (1, -1):
                 continue
             side = lower if other.exponent == 1 else upper
-            names = other.listed_groups & side.keys()
-            total += np.maximum.reduce([np.zeros(K), *(side[name] for name in names)])
+            for segments in (other.segments, other.gates):
+                names = {name for item in segments for name in (item.group, item.within) if name in side}
+                if other.axis != action.axis or (other.gates and group not in names):
+                    total += np.maximum.reduce([np.zeros(K), *(side[name] for name in names)])
         return total
 
     sizes = {
@@ -321,10 +421,12 @@ def _bounds(
                 if not listed:
                     continue
                 if group.scale == "linear":
-                    reach = np.maximum.reduce([others(action) for action, _ in listed])
+                    reach = np.maximum.reduce([others(action, group.id) for action, _ in listed])
                     found = reach + _half_log(mass, _least_eigenvalue(_gram(work, table, group, exponent)))
                 else:
-                    each = [others(action)[:, None] + _half_log(mass[:, None], size) for action, size in listed]
+                    each = [
+                        others(action, group.id)[:, None] + _half_log(mass[:, None], size) for action, size in listed
+                    ]
                     nearest = np.minimum.reduce(each)
                     # a channel without any mass moves none
                     alive = np.maximum.reduce([size for _, size in listed]) > 0
@@ -356,7 +458,8 @@ def _sizes(work: Arrays, table: Symmetry, group: Group, exponent: int) -> Iterat
         if not any(action.in_mass for action in table.actions_on(whole.tensor)):
             continue
         for action in whole.parts:
-            own = [places for name, places in positions(action, table) if name == group.id]
+            listed = (*positions(action, table), *positions(action.of_gates, table))
+            own = [places for name, places in listed if name == group.id]
             if action.exponent != exponent or not own:
                 continue
             channels = by_channel(work[action.tensor], action)

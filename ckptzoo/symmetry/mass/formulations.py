@@ -28,10 +28,10 @@ from typing import Any
 import numpy as np
 
 from ckptzoo.errors import Problem, SymmetryError, UnknownNameError
-from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Segment, Symmetry
-from ckptzoo.symmetry.arrays import is_float, positions, stored_dtype
+from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Segment, Symmetry, with_scaled_gates
+from ckptzoo.symmetry.arrays import positions
 from ckptzoo.symmetry.mass.assembly import build_network
-from ckptzoo.symmetry.mass.blocks import find_blocks, taking_turns
+from ckptzoo.symmetry.mass.blocks import find_blocks, imbalance_of_rounding, taking_turns
 from ckptzoo.symmetry.mass.certificate import certify, total_masses
 from ckptzoo.symmetry.mass.network import Network
 from ckptzoo.symmetry.mass.packing import unpacked
@@ -44,8 +44,6 @@ PINNED, VOLUME, CHAIN = "pinned", "volume", "eval_chain"
 FORMULATIONS = (PINNED, CHAIN, VOLUME)
 CERTIFIED = 1e-10
 """Largest relative gap of scales that count as those of least mass."""
-EXACT = 2.0**-40
-"""Imbalance up to which weights of full precision are left as they are."""
 
 Engine = Callable[[Network, float], Balanced]
 """From networks and the imbalance up to which they are left as they are to log-scales."""
@@ -132,18 +130,18 @@ class Formulation:
 
 def _without_scales(symmetry: Symmetry, groups: set[str]) -> Symmetry:
     """The table without the scales of some groups."""
-    fixed = (replace(group, scale="none") if group.id in groups else group for group in symmetry.groups)
-    return Symmetry(tuple(fixed), symmetry.actions)
+    fixed = tuple(replace(group, scale="none") if group.id in groups else group for group in symmetry.groups)
+    return Symmetry(fixed, with_scaled_gates(symmetry.actions, fixed))
 
 
 def _without_signs(symmetry: Symmetry) -> Symmetry:
     """The table without the signs in front of normalisations: they change no mass, and stay as they are."""
     absorbed = {segment.group for action in symmetry.actions for segment in action.signs}
-    groups = (
+    groups = tuple(
         replace(group, scale="positive" if group.resizes else "none") if group.id in absorbed else group
         for group in symmetry.groups
     )
-    return Symmetry(tuple(groups), tuple(replace(action, signs=()) for action in symmetry.actions))
+    return Symmetry(groups, with_scaled_gates((replace(action, signs=()) for action in symmetry.actions), groups))
 
 
 def _volume_layers(
@@ -221,9 +219,9 @@ def _eval_chain(
         segments, spare = _full_axis(variance.segments, f"{name}:rest", shapes[name][0])
         chains.append(AxisAction(name, 1, segments, -1, True, "in", blocks=shapes[name][0]))
         rest += [Group(f"{name}:rest", spare, Fixed(), "none")] if spare else []
-    used = {name for action in (*kept, *chains) for name in action.listed_groups}
+    used = {name for action in (*kept, *chains) for name in action.groups}
     groups = (*(group for group in groups if group.id in used), *rest)
-    return Symmetry(groups, (*kept, *chains)), tuple(gains)
+    return Symmetry(groups, with_scaled_gates((*kept, *chains), groups)), tuple(gains)
 
 
 def _full_axis(segments: tuple[Segment, ...], rest: str, size: int) -> tuple[tuple[Segment, ...], int]:
@@ -285,7 +283,7 @@ def find_scales(arrays: dict[str, np.ndarray], formulation: Formulation, engine:
     table = formulation.table
     network = build_network(Moments(*unpacked(arrays, table)), formulation.least_log_scales(arrays))
     K = len(network.source)
-    balanced = engine(network, _precision(arrays, formulation))
+    balanced = engine(network, imbalance_of_rounding(arrays, formulation.table))
     before = total_masses(network, np.zeros_like(balanced.log_scales))
     after = certify(network, balanced.log_scales)
     known = network.kept | network.layered_nodes
@@ -330,12 +328,3 @@ def least_mass_scales(moments: Moments) -> Scales:
     solution = find_scales(dict(moments.arrays), problem)
     unsolved = ~(solution.gap <= CERTIFIED) | solution.unsigned
     return Scales(solution.scales, solution.dropped, np.zeros(moments.K, np.int64), solution.unsigned, unsolved)
-
-
-def _precision(arrays: dict[str, np.ndarray], formulation: Formulation) -> float:
-    """The largest imbalance that the rounding of weights accounts for: of 2 units of the coarsest dtype."""
-    counted = {
-        action.tensor for action in formulation.table.actions if action.in_mass and is_float(arrays[action.tensor])
-    }
-    coarsest = [float(np.finfo(stored_dtype(arrays[name].dtype)).eps) for name in counted]
-    return max(2 * max(coarsest, default=0.0), EXACT)

@@ -82,8 +82,8 @@ def min_mass(
 
     ``min over u of sum of m_e exp(2 (u_head - u_tail))``, arXiv 2310.08287, section 3.3, with m the squared weights
     between two channels and u the log-scales of hidden channels; biases are left out. Blocks of invertible matrices, of
-    least mass ``2 |A^T B|_*`` each, complex numbers, and scales whose inverse is another weight's, take turns with the
-    others (ckptzoo/symmetry/mass/blocks.py). How it is solved is in
+    least mass ``2 |A^T B|_*`` each, complex numbers, scales whose inverse is another weight's, and those of gates take
+    turns with the others (ckptzoo/symmetry/mass/blocks.py). How it is solved is in
     ckptzoo/symmetry/mass/solver.py, the bound in certificate.py, the scales in front of BatchNorms in formulations.py.
 
     Parameters
@@ -163,7 +163,7 @@ def _in_turns(
     """The same where blocks and scales take turns."""
     if problem.layers:
         step = "Use the formulation 'pinned'."
-        raise SymmetryError(Problem(problem.name, "scales", "those of one network of flows", "two inverses", step))
+        raise SymmetryError(Problem(problem.name, "scales", "those of one network of flows", "others", step))
     K = len(next(iter(arrays.values())))
     blank = _blank(problem, K)
     made = {name: array.astype(stored_dtype(array.dtype)) for name, array in arrays_in_table.items()}
@@ -217,5 +217,5 @@ def _applied(
     K = len(next(iter(scales.values()))) if scales else 0
     table = problem.table
     identity = GroupElement.identity(table, K)
-    element = GroupElement(identity.perms, {name: scales[name] for name in identity.scales})
+    element = GroupElement(identity.perms, {name: scales[name] for name in identity.scales}, identity.matrices)
     return problem.from_table(apply(element, problem.to_table(arrays), table, threads=threads))

@@ -88,7 +88,7 @@ def _changes(step: GroupElement) -> NDArray[np.bool_]:
 def _blocks_alone(symmetry: Symmetry) -> Symmetry:
     """The table whose only scales are invertible matrices and complex numbers."""
     groups = (group if group.scale in _BLOCKS else replace(group, scale="none") for group in symmetry.groups)
-    return Symmetry(tuple(groups), tuple(replace(action, signs=()) for action in symmetry.actions))
+    return Symmetry(tuple(groups), tuple(replace(action, signs=(), gates=()) for action in symmetry.actions))
 
 
 def _meet(symmetry: Symmetry) -> bool:

@@ -220,7 +220,11 @@ def _listed(name: str, action: AxisAction, symmetry: Symmetry) -> list[ListedCha
             continue  # mixed, or gains, which are 1
         group, leader = symmetry[listing.group], symmetry.leader(listing.group)
         turned = _turned(group, action)
-        inside = _inside(listing, action, symmetry)
+        inside, gate = _inside(listing, action, symmetry), _gate(listing, action, symmetry)
+        if gate is not None:
+            key = group.id if turned else f"{leader.id}*"
+            found.append(listed_channels(f"{name} {number}", leader, key, listing, gate, FEATURES))
+            continue
         if turned or inside is not None or not isinstance(leader.perm, Fixed):
             key = group.id if turned else f"{leader.id}*"
             # real and imaginary parts have one sign: they take turns, or are listings of their own
@@ -240,6 +244,15 @@ def _keys(group: Group, inverted: bool) -> tuple[str, str]:
     if group.scale != "linear":
         return group.id, group.id
     return (f"{group.id}+", f"{group.id}-") if inverted else (f"{group.id}-", f"{group.id}+")
+
+
+def _gate(listing: Listing, action: AxisAction, symmetry: Symmetry) -> Inside | None:
+    """The gate with signs that multiplies the channels."""
+    for item in listings(action.of_gates, symmetry):
+        if _turned(symmetry[item.group], action) and np.array_equal(item.places, listing.places):
+            n, inner = item.places.shape
+            return Inside(item.group, item.group, np.repeat(np.arange(n)[:, None], inner, axis=1))
+    return None
 
 
 def _inside(listing: Listing, action: AxisAction, symmetry: Symmetry) -> Inside | None:

@@ -10,7 +10,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from ckptzoo.schema.symmetry import MATRICES, AxisAction, Fixed, Group, Segment, Sym, Symmetry, Wreath
+from ckptzoo.schema.symmetry import (
+    MATRICES,
+    AxisAction,
+    Fixed,
+    Group,
+    Segment,
+    Sym,
+    Symmetry,
+    Wreath,
+    with_scaled_gates,
+)
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.matrix_action import gains_at_one
 
@@ -145,7 +155,7 @@ def _changed(symmetry: Symmetry, change: Callable[[Group], Group]) -> Symmetry:
         )
         for action in symmetry.actions
     )
-    return replace(symmetry, groups=groups, actions=tuple(actions))
+    return replace(symmetry, groups=groups, actions=with_scaled_gates(actions, groups))
 
 
 def _without_parts(action: AxisAction) -> tuple[Segment, ...]:

@@ -134,6 +134,9 @@ class AxisPlacement:
         how often the tensor is used.
     signs, sign_uses
         of a gain: the scales by whose signs its positions are multiplied, and in how many of the uses.
+    gate
+        the scales that multiply those in ``scale``, -1 where there is none; None until products are settled
+        (scale_products.py), and where no position has one.
     """
 
     tensor: str
@@ -149,6 +152,44 @@ class AxisPlacement:
     uses: int = 1
     signs: NodeIds | None = None
     sign_uses: int = 0
+    gate: NodeIds | None = None
+
+    @property
+    def scales(self) -> tuple[NodeIds, ...]:
+        """Those of values, and of gates where there are some."""
+        return (self.scale,) if self.gate is None else (self.scale, self.gate)
+
+
+@dataclass(frozen=True, eq=False)
+class ScaleProduct:
+    """Scales of products of two values that are scaled apart.
+
+    Parameters
+    ----------
+    operation
+        that multiplies them.
+    scale, first, second
+        the products' own scales, and those of the two values.
+    keeps
+        which of the two, 0 or 1, keeps its scale where the product has none of its own; -1 for neither.
+    value
+        which of the two a table lists as what the other one, the gate, multiplies.
+    apart
+        whether no axis of a tensor has the scales of both.
+    """
+
+    operation: str
+    scale: NodeIds
+    first: NodeIds
+    second: NodeIds
+    keeps: int
+    value: int
+    apart: bool
+
+    @property
+    def value_and_gate(self) -> tuple[NodeIds, NodeIds]:
+        """Both values, the one that is a gate behind."""
+        return (self.second, self.first) if self.value else (self.first, self.second)
 
 
 @dataclass
@@ -192,6 +233,8 @@ class Constraints:
         of grouped operations.
     products
         the numbers of histories that end in a product with a weight, without a bias.
+    products_of_scales
+        of values that are scaled apart.
     sums
         labels of what was summed over, whose channels are in no tensor after that.
     reasons
@@ -211,6 +254,7 @@ class Constraints:
     placements: dict[tuple[str, int], AxisPlacement] = field(default_factory=dict)
     blocks: list[ChannelBlocks] = field(default_factory=list)
     products: set[int] = field(default_factory=set)
+    products_of_scales: list[ScaleProduct] = field(default_factory=list)
     sums: list[Labels] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

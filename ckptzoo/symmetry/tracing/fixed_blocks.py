@@ -12,9 +12,9 @@ from dataclasses import replace
 from ckptzoo.schema.symmetry import Fixed, Wreath
 from ckptzoo.symmetry.tracing.groups import Channel, ChannelGroup, ChannelPosition
 
-_Look = tuple[tuple[int, int, str, bool, bool], ...]
-"""Of each position of a channel the placement, the scale, its kind, whether its sign alone acts, and whether its
-inverse does.
+_Look = tuple[tuple[int, int, str, bool, bool, int], ...]
+"""Of each position of a channel the placement, the scale, its kind, whether its sign alone acts, whether its inverse
+does, and the gate's scale.
 """
 
 
@@ -52,7 +52,9 @@ def join_places_of_blocks(groups: Sequence[ChannelGroup]) -> list[ChannelGroup]:
 
 
 def _look(channel: Channel) -> _Look:
-    return tuple((item.placement, item.scale, item.kind, item.sign, item.inverse) for item in channel.entries)
+    return tuple(
+        (item.placement, item.scale, item.kind, item.sign, item.inverse, item.gate) for item in channel.entries
+    )
 
 
 def _in_order_of_positions(channels: Sequence[Channel]) -> tuple[Channel, ...]:
@@ -70,5 +72,6 @@ def _renumbered(entries: Sequence[ChannelPosition]) -> tuple[ChannelPosition, ..
     for item in entries:
         number = numbers.setdefault(item.scale, len(numbers) - 1)
         inverse = inverted.setdefault(item.scale, item.inverse) != item.inverse
-        made.append(replace(item, scale=number, inverse=inverse))
+        gate = numbers.setdefault(item.gate, len(numbers) - 1)
+        made.append(replace(item, scale=number, inverse=inverse, gate=gate))
     return tuple(made)

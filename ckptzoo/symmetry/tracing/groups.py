@@ -22,6 +22,7 @@ from ckptzoo.symmetry.tracing.constraints import (
     ChannelBlocks,
     Constraints,
 )
+from ckptzoo.symmetry.tracing.scale_products import settle_products
 from ckptzoo.symmetry.tracing.union_find import NodeIds
 
 NO_SCALE = "none"
@@ -45,6 +46,8 @@ class ChannelPosition:
         whether the sign of the scale alone acts here, beside another entry at the same position.
     inverse
         whether the inverse of the scale acts here, against the first of the channel's entries that it scales.
+    gate
+        number of another scale that acts here too, as of a gated value; -1 where there is none.
     """
 
     placement: int
@@ -53,6 +56,7 @@ class ChannelPosition:
     kind: str
     sign: bool
     inverse: bool = False
+    gate: int = -1
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,8 @@ class _Row:
         as in ``ChannelPosition``.
     side
         1 or -1: whether the scale or its inverse acts here, against the root.
+    gate
+        the root of another scale that acts here too, -1 where there is none.
     """
 
     placement: int
@@ -103,6 +109,7 @@ class _Row:
     kind: str
     sign: bool = False
     side: int = 1
+    gate: int = -1
 
 
 _BlockPermutation = tuple[int, tuple[int, ...]]
@@ -131,6 +138,7 @@ def channel_groups(constraints: Constraints) -> list[ChannelGroup]:
     Channels that look alike, in blocks that look alike, are one group. Blocks that no table can move as a whole stay
     in place, and the notes say which and why; after each such decision the groups are found again.
     """
+    settle_products(constraints)
     pinned = _merge_heads(constraints)
     while True:
         constraints.settle_signs()
@@ -183,9 +191,11 @@ def tied_channels(constraints: Constraints) -> dict[int, Channel]:
         sides: dict[int, int] = {}
         for row in sorted(rows[root]):
             inverse = sides.setdefault(row.scale, row.side) != row.side
-            scale = -1 if row.scale < 0 else scale_numbers.setdefault(row.scale, len(scale_numbers))
-            entries.append(ChannelPosition(row.placement, row.position, scale, row.kind, row.sign, inverse))
-            facts.append((row.placement, row.path, scale, row.kind, row.sign, inverse))
+            scale, gate = (
+                -1 if item < 0 else scale_numbers.setdefault(item, len(scale_numbers)) for item in (row.scale, row.gate)
+            )
+            entries.append(ChannelPosition(row.placement, row.position, scale, row.kind, row.sign, inverse, gate))
+            facts.append((row.placement, row.path, scale, row.kind, row.sign, inverse, gate))
         first = min((reads[entry.placement], entry.placement, entry.position) for entry in entries)
         channels[root] = Channel(
             root, tuple(entries), signatures.setdefault(tuple(facts), len(signatures)), fixed, first[1:]
@@ -202,14 +212,23 @@ def _rows(constraints: Constraints) -> dict[int, list[_Row]]:
         for labels, sign in ((place.scale, False), (place.signs, True)):
             if labels is None:
                 continue
+            gates = np.full_like(labels, -1) if sign or place.gate is None else place.gate
+            labels, gates = _with_first_alive(constraints, labels, gates)
             scales, kinds = _scale_kinds(constraints, labels, absorbed)
             sides = constraints.scales.signs(labels).tolist()
-            for position, (path, scale, kind, root, side) in enumerate(
-                zip(place.path.tolist(), scales.tolist(), kinds, roots, sides, strict=True)
+            for position, (path, scale, kind, root, side, gate) in enumerate(
+                zip(place.path.tolist(), scales.tolist(), kinds, roots, sides, gates.tolist(), strict=True)
             ):
                 if root >= 0 and (not sign or kind in ("sign", "nonzero")):
-                    rows.setdefault(root, []).append(_Row(number, path, position, scale, kind, sign, side))
+                    rows.setdefault(root, []).append(_Row(number, path, position, scale, kind, sign, side, gate))
     return rows
+
+
+def _with_first_alive(constraints: Constraints, scales: NodeIds, gates: NodeIds) -> tuple[NodeIds, NodeIds]:
+    """Scales, and the roots of gates beside them: a gate in the place of a scale that has no factor but 1."""
+    alone = ~constraints.can_scale(scales)
+    gates = np.where(constraints.can_scale(gates), constraints.scales.find(gates), -1)
+    return np.where(alone & (gates >= 0), gates, scales), np.where(alone, -1, gates)
 
 
 def _absorbed_signs(constraints: Constraints) -> NodeIds:
@@ -243,11 +262,13 @@ def _forbid_shared_scales(constraints: Constraints) -> None:
     """No factors for a scale that several channels would share."""
     for place in constraints.placements.values():
         constraints.operation = f"{place.tensor!r}"
-        constraints.forbid_scale(place.scale[(place.channel < 0) & (place.scale >= 0)], "has values that stay in place")
+        for labels in place.scales:
+            constraints.forbid_scale(labels[(place.channel < 0) & (labels >= 0)], "has values that stay in place")
     owners: dict[int, int] = {}
-    for place in constraints.placements.values():
-        alive = constraints.can_scale(place.scale)
-        roots, scales = constraints.channels.find(place.channel[alive]), constraints.scales.find(place.scale[alive])
+    placed = [(place, labels) for place in constraints.placements.values() for labels in place.scales]
+    for place, labels in placed:
+        alive = constraints.can_scale(labels)
+        roots, scales = constraints.channels.find(place.channel[alive]), constraints.scales.find(labels[alive])
         for root, scale in zip(roots.tolist(), scales.tolist(), strict=True):
             if owners.setdefault(scale, root) != root:
                 constraints.operation = f"{place.tensor!r}"

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,9 @@ from ckptzoo.symmetry.tracing.fixed_blocks import join_places_of_blocks
 from ckptzoo.symmetry.tracing.groups import NO_SCALE, ChannelGroup, channel_groups, unique_name
 from ckptzoo.symmetry.tracing.union_find import NodeIds
 
-_Positions = dict[tuple[int, int, bool], list[list[int]]]
-"""For the number of a group, of a scale among its channels' scales, and whether its inverse acts: the positions of each
-channel.
+_Positions = dict[tuple[int, int, bool, int], list[list[int]]]
+"""For the number of a group, of a scale among its channels' scales, whether its inverse acts, and the number of a scale
+of gates beside it (-1 for none): the positions of each channel.
 """
 
 
@@ -140,7 +140,8 @@ def _positions(groups: Sequence[ChannelGroup], *, signs: bool = False) -> dict[i
             for entry in channel.entries:
                 if entry.sign != signs:
                     continue
-                rows = positions.setdefault(entry.placement, {}).setdefault((number, entry.scale, entry.inverse), [])
+                key = (number, entry.scale, entry.inverse, entry.gate)
+                rows = positions.setdefault(entry.placement, {}).setdefault(key, [])
                 if rank == len(rows):
                     rows.append([])
                 rows[rank].append(entry.position)
@@ -153,9 +154,10 @@ def _action(
     """What the groups do to an axis; None where they do nothing."""
     exponent = placement.exponent
     # The sign of the exponent is that of most groups where only inverses of scales act, and theirs alone otherwise.
-    if exponent in (1, -1) and positions and all(inverse for _, _, inverse in positions):
-        exponent, positions = -exponent, {(group, scale, False): rows for (group, scale, _), rows in positions.items()}
-    segments = _all_segments(positions, names, exponent)
+    if exponent in (1, -1) and positions and all(inverse for _, _, inverse, _ in positions):
+        exponent = -exponent
+        positions = {(group, scale, False, gate): rows for (group, scale, _, gate), rows in positions.items()}
+    segments, gates = _all_segments(positions, names, exponent)
     if not segments:
         return None
     return AxisAction(
@@ -167,24 +169,38 @@ def _action(
         placement.role,
         placement.blocks,
         placement.eps,
-        _all_segments(signs, names, 0),
+        _all_segments(signs, names, 0)[0],
+        gates=gates,
     )
 
 
-def _all_segments(positions: _Positions, names: dict[tuple[int, int], str], exponent: int) -> tuple[Segment, ...]:
-    """The segments of all groups on an axis; those where the inverses of scales act have an exponent of their own."""
-    by_group = {
-        (group, scale, inverse): list(
-            _segments(names[group, scale], np.array(rows), -exponent if inverse and exponent else None)
-        )
-        for (group, scale, inverse), rows in positions.items()
-        if (group, scale) in names
-    }
+def _all_segments(
+    positions: _Positions, names: dict[tuple[int, int], str], exponent: int
+) -> tuple[tuple[Segment, ...], tuple[Segment, ...]]:
+    """The segments of all groups on an axis, and of gates beside some of them.
+
+    Those where the inverses of scales act have an exponent of their own.
+    """
+    by_group: dict[tuple[str, bool], list[Segment]] = {}
+    gates: dict[Segment, Segment] = {}
+    # those of a gated value and of the value itself are listed one after the other
+    ordered = sorted(positions.items(), key=lambda item: item[1][0][0]) if any(key[3] >= 0 for key in positions) else []
+    for (group, scale, inverse, gate), rows in ordered or positions.items():
+        if (group, scale) not in names:
+            continue
+        name = names[group, scale]
+        found = list(_segments(name, np.array(rows), -exponent if inverse and exponent else None))
+        by_group.setdefault((name, inverse), []).extend(found)
+        if gate >= 0 and (group, gate) in names:
+            gates |= {segment: replace(segment, group=names[group, gate]) for segment in found}
     segments = [segment for items in by_group.values() for segment in items]
+    of_gates = [
+        [gate for gate in gates.values() if gate.group == name] for name in {gate.group for gate in gates.values()}
+    ]
     # By offset, unless that would put the segments of one group in another order than its channels'.
-    if all(items == sorted(items, key=lambda item: item.offset) for items in by_group.values()):
+    if all(items == sorted(items, key=lambda item: item.offset) for items in (*by_group.values(), *of_gates)):
         segments.sort(key=lambda item: item.offset)
-    return tuple(segments)
+    return tuple(segments), tuple(gates[segment] for segment in segments if segment in gates)
 
 
 def _segments(group: str, positions: NDArray[np.int64], exponent: int | None) -> Iterator[Segment]:

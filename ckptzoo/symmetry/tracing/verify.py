@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.folds import Fold
-from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath
+from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath, with_scaled_gates
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.folds import fold
@@ -334,7 +334,8 @@ def _drop_failing(verifier: Verifier, symmetry: Symmetry) -> Symmetry:
         replace(action, signs=tuple(segment for segment in action.signs if groups[segment.group].flips))
         for action in symmetry.actions
     )
-    return replace(symmetry, groups=tuple(groups.values()), actions=tuple(actions))
+    kept = tuple(groups.values())
+    return replace(symmetry, groups=kept, actions=with_scaled_gates(actions, kept))
 
 
 def _verified_folds(verifier: Verifier, folds: tuple[Fold, ...]) -> tuple[Fold, ...]:
@@ -403,7 +404,7 @@ def _with_shared_heads(verifier: Verifier, symmetry: Symmetry) -> tuple[Symmetry
 
 def _replaced(symmetry: Symmetry, kinds: Mapping[str, str]) -> Symmetry:
     """The table with other kinds of scales for these groups; what is like one with matrices is not scaled."""
-    groups = (
+    groups = tuple(
         replace(group, scale="none")
         if isinstance(group.perm, Like) and group.perm.group in kinds
         else replace(group, scale=kinds.get(group.id, group.scale))
@@ -415,7 +416,7 @@ def _replaced(symmetry: Symmetry, kinds: Mapping[str, str]) -> Symmetry:
         for action in symmetry.actions
     )
     actions = (_with_parts(action, symmetry, pairs) if pairs & action.groups else action for action in actions)
-    return replace(symmetry, groups=tuple(groups), actions=tuple(actions))
+    return replace(symmetry, groups=groups, actions=with_scaled_gates(actions, groups))
 
 
 def _with_parts(action: AxisAction, symmetry: Symmetry, pairs: set[str]) -> AxisAction:
@@ -445,6 +446,7 @@ def _streams(symmetry: Symmetry, shapes: Mapping[str, tuple[int, ...]]) -> list[
             action.exponent in (1, -1)
             and action.blocks == 1
             and not action.absolute
+            and not action.gates
             and {segment.group for segment in action.signs} <= {leader.id}
             for action in (*own, *others)
         )
@@ -470,7 +472,11 @@ def _matrix_kind(symmetry: Symmetry, group: Group, mixable: Container[str]) -> s
         return None
     actions = [action for action in symmetry.actions if group.id in action.groups]
     plain = all(
-        action.exponent in (1, -1) and action.blocks == 1 and not action.absolute and not action.signs
+        action.exponent in (1, -1)
+        and action.blocks == 1
+        and not action.absolute
+        and not action.signs
+        and not action.gates
         for action in actions
     )
     in_order = isinstance(group.perm, Fixed) or group.n == 1

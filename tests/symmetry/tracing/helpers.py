@@ -142,7 +142,8 @@ def _outputs(module: nn.Module, stack: dict[str, np.ndarray], inputs: torch.Tens
 def text(table: Symmetry) -> str:
     """A table as lines: ``group n perm scale``, then ``tensor axis exponent role group@offset+count*inner^exponent ...``.
 
-    In brackets is a group that acts inside channels. Behind ``signs`` are the channels whose signs a gain takes.
+    In brackets is a group that acts inside channels. Behind ``signs`` are the channels whose signs a gain takes, behind
+    ``gates`` those that multiply others.
     """
     groups = [f"{group.id} {group.n} {_perm(group.perm)} {group.scale}" for group in table.groups]
     return "\n".join([*groups, *map(_action, table.actions)])
@@ -187,7 +188,9 @@ def _action(action: AxisAction) -> str:
     exponent = f"{action.exponent:+d}" if action.exponent else "0"
     eps = f" eps={action.eps:g}" if action.eps else ""
     signs = f" signs {_segments(action.signs)}" if action.signs else ""
-    return f"{action.tensor} {action.axis}{blocks} {exponent} {action.role} {_segments(action.segments)}{signs}{eps}"
+    gates = f" gates {_segments(action.gates)}" if action.gates else ""
+    acting = f"{_segments(action.segments)}{signs}{gates}"
+    return f"{action.tensor} {action.axis}{blocks} {exponent} {action.role} {acting}{eps}"
 
 
 def _segments(segments: tuple[Segment, ...]) -> str:

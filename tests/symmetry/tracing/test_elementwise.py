@@ -234,12 +234,18 @@ CASES = {
         images(),
         "a 4 sym positive | g 1 sym none | ...",
     ),
-    "products of values that are scaled apart are not scaled": Case(
+    "products of values that are scaled apart have the scales of both": Case(
         lambda m, x: m.c(F.relu(m.a(x)) * F.relu(m.b(x))),
         {"a": linear(5, 4), "b": linear(5, 4), "c": linear(4, 2)},
         rows(5),
-        "a 4 sym none | a: -> a@0+4 | b: -> a@0+4 | c: a@0+4 ->",
-        notes=("*multiplies two values that are scaled apart*", "..."),
+        """
+        a 4 sym positive
+        b 4 like(a) positive
+        a: -> a@0+4
+        b: -> b@0+4
+        c.weight 1 -1 in a@0+4 gates b@0+4
+        """,
+        notes=(),
     ),
     "a gain after something without a scale brings its own": Case(
         lambda m, x: m.c(F.relu(torch.sigmoid(m.a(x)) * m.gain + m.bias)),

@@ -164,7 +164,21 @@ def _gated(draft: Draft) -> None:
     draft.add(width, lambda parts, values: values[at] * parts[name](values[at].mean((2, 3), keepdim=True)))
 
 
+def _product(draft: Draft) -> None:
+    """Two layers of one value, each with an activation or without, and their product, which one of them may join."""
+    at, width = draft.value(), draft.one_of(1, 2, 3, 4)
+    one, two = (draft.part(nn.Conv2d(draft.widths[at], width, 1)) for _ in range(2))
+    acts = [draft.one_of(F.relu, torch.tanh, lambda h: h, F.silu) for _ in range(2)]
+    join = draft.one_of(lambda a, b: a * b, lambda a, b: a * b, lambda a, b: torch.cat([a, a * b], 1))
+
+    def step(parts: nn.ModuleDict, values: list[torch.Tensor]) -> torch.Tensor:
+        return join(*(act(parts[name](values[at])) for act, name in zip(acts, (one, two), strict=True)))
+
+    draft.add(step(draft.parts, [torch.zeros(1, size, 4, 4) for size in draft.widths]).shape[1], step)
+
+
 STEPS = (_layer, _layer, _again, _act, _act, _norm, _parameter, _pair, _joined, _in_space, _part, _padded, _gated)
+STEPS += (_product, _product)
 
 
 class Random(nn.Module):

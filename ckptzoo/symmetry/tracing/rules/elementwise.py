@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ckptzoo.symmetry.tracing.constraints import NONZERO, POSITIVE, SIGN, Constraints, Labels, constant_labels
 from ckptzoo.symmetry.tracing.rules import experts
 from ckptzoo.symmetry.tracing.rules.call import CONSTANT, DATA, PARAMETER, Call, Value, values_in
+from ckptzoo.symmetry.tracing.scale_products import multiply_scales
 from ckptzoo.symmetry.tracing.union_find import NodeIds
 
 Rule = Callable[[Call], Any]
@@ -354,7 +355,7 @@ def combined_scales(call: Call, first: Labels, second: Labels, operation: str, o
         if operation == MAX:
             constraints.restrict_scale(scale, POSITIVE, "takes the larger of two")
         return replace(first, scale=scale, power=first.power if free[0].any() else second.power)
-    second_power = second.power if operation == MUL else -second.power
+    second_power, products = second.power if operation == MUL else -second.power, np.full(left.shape, -1)
     if both.any() and (free[0] == free[1]).all() and _same_scales(call, left[both], right[both]):
         power = first.power + second_power
         return replace(first, scale=np.where(both & (power != 0), left, -1), power=power or 1.0)
@@ -362,8 +363,10 @@ def combined_scales(call: Call, first: Labels, second: Labels, operation: str, o
         constraints.forbid_scale(
             right if origins[1] == PARAMETER else left, "multiplies values that are scaled by a parameter"
         )
+    elif both.any() and operation == MUL and first.power == second.power == 1:
+        products[both] = multiply_scales(constraints, left[both], right[both])
     elif both.any():
-        # A table has one scale for each position: that of the value stays, not the positive one of a ReLU beside it.
+        # The value stays scaled, not the positive factor of a ReLU beside it.
         gates = [bool(constraints.keeps_positive(scale[both]).all()) for scale in (left, right)]
         values = [bool(constraints.any_sign(scale[both]).all()) for scale in (left, right)]
         for number, scale in enumerate((left, right)):
@@ -378,7 +381,7 @@ def combined_scales(call: Call, first: Labels, second: Labels, operation: str, o
                 constraints.restrict_scale(value[alone], NONZERO, "multiplies values by a gate")
     if free[0].any() and free[1].any() and first.power != second_power:
         constraints.forbid_scale(right, "multiplies by powers of values")
-    scale = np.where(free[0], left, np.where(free[1], right, -1))
+    scale = np.where(products >= 0, products, np.where(free[0], left, np.where(free[1], right, -1)))
     return replace(first, scale=scale, power=first.power if free[0].any() else second_power)
 
 

@@ -27,7 +27,8 @@ from scipy.optimize import linear_sum_assignment
 import ckptzoo
 from benchmarks.layers_report import machine
 from ckptzoo import archs
-from ckptzoo.schema.symmetry import Like, Symmetry
+from ckptzoo.schema.groups import Like
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, align, apply, barycentre
 from ckptzoo.symmetry.arrays import by_channel, positions
 

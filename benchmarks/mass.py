@@ -22,7 +22,8 @@ from rich.table import Table
 
 from benchmarks.layers_report import machine
 from ckptzoo import archs
-from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Sym, Symmetry
+from ckptzoo.schema.groups import AxisAction, Group, Segment, Sym
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import MinMass, canonicalize, min_mass
 from ckptzoo.symmetry.tables import Arch
 

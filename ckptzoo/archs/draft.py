@@ -4,7 +4,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from ckptzoo.schema.architecture import Architecture, Tensor
-from ckptzoo.schema.symmetry import AxisAction, Group, Like, Segment, Sym, Symmetry
+from ckptzoo.schema.groups import AxisAction, Group, Like, Segment, Sym
+from ckptzoo.schema.symmetry import Symmetry
 
 _EPS = 1e-5
 """The eps of ``torch.nn.BatchNorm2d``."""

@@ -6,7 +6,8 @@ from itertools import groupby
 
 from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.architecture import Architecture, Tensor
-from ckptzoo.schema.symmetry import AxisAction, Symmetry
+from ckptzoo.schema.groups import AxisAction
+from ckptzoo.schema.symmetry import Symmetry
 
 STD = "_std"
 """What follows a parameter's name in that of its standard deviation."""

@@ -1,7 +1,8 @@
 """What the networks of OptuNet's family are, without their forward function: their tensors and symmetry tables."""
 
 from ckptzoo.schema.architecture import Architecture, Tensor
-from ckptzoo.schema.symmetry import AxisAction, Group, Perm, Segment, Sym, Symmetry, Wreath
+from ckptzoo.schema.groups import AxisAction, Group, Perm, Segment, Sym, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 
 _IN, _OUT, _HIDDEN = "conv1", "conv2", "hidden"
 OPTUNET = (2, 4, 3, 10, 5, 2)

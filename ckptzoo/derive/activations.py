@@ -18,7 +18,8 @@ from torch.overrides import TorchFunctionMode
 from ckptzoo.derive.forward import Forward, StackedForward, Weights
 from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.architecture import Architecture
-from ckptzoo.schema.symmetry import Fixed, Symmetry
+from ckptzoo.schema.groups import Fixed
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.alignment.activations import require_activations
 from ckptzoo.symmetry.arrays import positions
 

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.permutation import derive_key
 from ckptzoo.schema import layout
-from ckptzoo.schema.symmetry import MATRICES, Fixed, Group, Like, Symmetry, Wreath
+from ckptzoo.schema.groups import MATRICES, Fixed, Group, Like, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GAUGES, GroupElement
 from ckptzoo.symmetry.arrays import by_channel, positions
 from ckptzoo.symmetry.element import keeping_ones, uniform_orthogonal

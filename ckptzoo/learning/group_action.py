@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from ckptzoo.format.header import numpy_dtype
 from ckptzoo.learning.standardization import Statistics
 from ckptzoo.loader.readers import MmapReader, TensorReader
-from ckptzoo.schema.symmetry import AxisAction, Symmetry
+from ckptzoo.schema.groups import AxisAction
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import is_float
 from ckptzoo.symmetry.matrix_action import mixed_channels, multiply
 from ckptzoo.symmetry.moves import Move, sources

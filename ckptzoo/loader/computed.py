@@ -13,8 +13,9 @@ from ckptzoo.format.shard import BLOCK_BYTES
 from ckptzoo.loader.readers import TensorReader, assemble
 from ckptzoo.loader.shard_index import ShardMaps
 from ckptzoo.schema.architecture import Tensor
+from ckptzoo.schema.groups import Group, Like
 from ckptzoo.schema.layout import Span
-from ckptzoo.schema.symmetry import Group, Like, Symmetry
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply
 
 PIECE_BYTES = 32 * 2**20

@@ -3,8 +3,9 @@
 from ckptzoo.schema.architecture import Architecture, Tensor
 from ckptzoo.schema.card import Card, Picture
 from ckptzoo.schema.folds import Fold, Part, Target
+from ckptzoo.schema.groups import AxisAction, Fixed, Group, Like, Segment, Sym, Wreath
 from ckptzoo.schema.split import HashSplit, ListSplit
-from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 
 __all__ = [
     "Architecture",

@@ -12,7 +12,8 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.ranks import kendall
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
-from ckptzoo.schema.symmetry import Group, Symmetry
+from ckptzoo.schema.groups import Group
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.studies.neuron_orders import NeuronOrder, orders
 from ckptzoo.studies.shared.result import Spread
 from ckptzoo.studies.shared.selection import BATCH_BYTES

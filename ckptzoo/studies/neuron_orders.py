@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.schema.symmetry import Fixed, Group, Like, Symmetry, Wreath
+from ckptzoo.schema.groups import Fixed, Group, Like, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import canonicalize, ordering_keys
 from ckptzoo.symmetry.arrays import Stacked, by_channel, positions
 

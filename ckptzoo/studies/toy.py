@@ -13,7 +13,8 @@ from rich.table import Table
 from ckptzoo.console import facts
 from ckptzoo.errors import Problem, SymmetryError, ZooError
 from ckptzoo.loader.zoo import Zoo
-from ckptzoo.schema.symmetry import Sym, Symmetry
+from ckptzoo.schema.groups import Sym
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.studies.density_peaks import FEW, SIGMAS, Density, density
 from ckptzoo.studies.shared.result import StudyResult
 from ckptzoo.studies.shared.selection import BATCH_BYTES, own_table, usable_rows

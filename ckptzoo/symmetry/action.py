@@ -9,7 +9,8 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.schema.symmetry import AxisAction, Symmetry
+from ckptzoo.schema.groups import AxisAction
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import Facts, Stacked, fitting, in_memory, is_array, is_float, to_numpy
 from ckptzoo.symmetry.backends import Stack, act, run
 from ckptzoo.symmetry.element import GroupElement

@@ -14,7 +14,8 @@ import numpy as np
 from array_api_compat import array_namespace, device, is_torch_array, to_device
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.schema.symmetry import AxisAction, Symmetry, Wreath
+from ckptzoo.schema.groups import AxisAction, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 
 
 def is_array(value: Any) -> bool:

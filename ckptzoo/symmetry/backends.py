@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace
 
-from ckptzoo.schema.symmetry import AxisAction
+from ckptzoo.schema.groups import AxisAction
 from ckptzoo.symmetry.arrays import stored_dtype
 from ckptzoo.symmetry.moves import Move, cuts, rows_of, sources
 from ckptzoo.symmetry.scales import scaled_variance

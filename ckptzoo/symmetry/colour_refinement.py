@@ -6,7 +6,8 @@ from itertools import combinations
 
 import numpy as np
 
-from ckptzoo.schema.symmetry import AxisAction, Fixed, Symmetry, Wreath
+from ckptzoo.schema.groups import AxisAction, Fixed, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import by_channel, listings
 from ckptzoo.symmetry.ordering import leaders, shape_of
 

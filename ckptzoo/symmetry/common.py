@@ -5,7 +5,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 from ckptzoo.errors import Problem, SymmetryError
-from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Perm, Segment, Sym, Symmetry, Wreath
+from ckptzoo.schema.groups import AxisAction, Fixed, Group, Like, Perm, Segment, Sym, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.matrices.tables import monomial
 from ckptzoo.symmetry.nested import unnested
 

@@ -12,7 +12,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ckptzoo.schema.symmetry import Fixed, Symmetry, Wreath
+from ckptzoo.schema.groups import Fixed, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.element import GroupElement, block_move
 from ckptzoo.symmetry.invariants import FEATURES, Invariants, describe_blocks, invariants

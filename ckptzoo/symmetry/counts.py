@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from ckptzoo import archs
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.folds import dimensions
-from ckptzoo.schema.symmetry import MATRICES, Group, Sym, Symmetry, Wreath
+from ckptzoo.schema.groups import MATRICES, Group, Sym, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.matrices.tables import monomial
 from ckptzoo.symmetry.matrix_action import gains_at_one
 from ckptzoo.symmetry.moves import Move, sources

@@ -8,7 +8,8 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.schema.symmetry import MATRICES, Fixed, Group, Like, Sym, Symmetry, Wreath
+from ckptzoo.schema.groups import MATRICES, Fixed, Group, Like, Sym, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import as_array, beside, to_numpy
 
 MOST_CONDITION = 1e12

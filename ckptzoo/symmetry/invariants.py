@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Symmetry, Wreath
+from ckptzoo.schema.groups import AxisAction, Fixed, Group, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import Listing, is_float, listings, to_numpy
 from ckptzoo.symmetry.ordering import leaders, shape_of
 

@@ -13,7 +13,8 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.schema.symmetry import MATRICES, AxisAction, Symmetry
+from ckptzoo.schema.groups import MATRICES, AxisAction
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import listings, stored_dtype, to_numpy
 
 PIECE = 2**22

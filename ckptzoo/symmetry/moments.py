@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ckptzoo.schema.symmetry import AxisAction, Symmetry
+from ckptzoo.schema.groups import AxisAction
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import by_channel, positions, stored_dtype
 
 PIECE = 2**17

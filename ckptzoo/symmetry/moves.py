@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from ckptzoo.schema.symmetry import AxisAction, Symmetry
+from ckptzoo.schema.groups import AxisAction
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import listings
 
 PerGroup = Mapping[str, Any]

@@ -12,7 +12,8 @@ from dataclasses import replace
 import numpy as np
 
 from ckptzoo.errors import Problem, SymmetryError
-from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath
+from ckptzoo.schema.groups import AxisAction, Fixed, Group, Like, Segment, Sym, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import Listing, listings
 from ckptzoo.symmetry.element import GroupElement, block_move
 
@@ -49,7 +50,8 @@ def unnested(symmetry: Symmetry) -> Symmetry:
 
     Examples
     --------
-    >>> from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Symmetry, Wreath
+    >>> from ckptzoo.schema.groups import AxisAction, Group, Segment, Wreath
+    >>> from ckptzoo.schema.symmetry import Symmetry
     >>> groups = (Group("kv", 6, Wreath("heads", 2, 3), "none"), Group("q", 4, Wreath("heads", 2, 2), "none"))
     >>> queries = AxisAction("W_q", 0, (Segment("q", 0, 3, 4, within="kv"),), 1, True, "out")
     >>> keys = AxisAction("W_k", 0, (Segment("kv", 0, 1, 6),), -1, True, "out")

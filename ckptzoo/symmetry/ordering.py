@@ -17,7 +17,8 @@ This order is not tie-safe: equal keys keep the order of the raw weights, and ar
 import numpy as np
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.schema.symmetry import Fixed, Group, Like, Symmetry, Wreath
+from ckptzoo.schema.groups import Fixed, Group, Like, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import transform
 from ckptzoo.symmetry.arrays import by_channel, positions
 from ckptzoo.symmetry.element import GroupElement, block_move

@@ -52,7 +52,7 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.schema.symmetry import AxisAction, Group
+from ckptzoo.schema.groups import AxisAction, Group
 from ckptzoo.symmetry.arrays import by_channel, positions
 from ckptzoo.symmetry.moments import Moments, PerGroup, Sizes
 

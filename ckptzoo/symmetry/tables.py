@@ -7,7 +7,8 @@ import numpy as np
 from ckptzoo import archs
 from ckptzoo.errors import SymmetryError
 from ckptzoo.schema.architecture import Architecture
-from ckptzoo.schema.symmetry import AxisAction, Symmetry
+from ckptzoo.schema.groups import AxisAction
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import Stacked, is_float, to_numpy
 from ckptzoo.symmetry.tracing.result import Traced
 

@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ckptzoo.errors import Problem, SymmetryError
-from ckptzoo.schema.symmetry import Like, Sym, Symmetry, Wreath
+from ckptzoo.schema.groups import Like, Sym, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import to_numpy
 from ckptzoo.symmetry.element import GroupElement
 

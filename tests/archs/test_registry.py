@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ckptzoo import archs
 from ckptzoo.errors import UnknownNameError
 from ckptzoo.schema.architecture import Architecture
-from ckptzoo.schema.symmetry import Fixed
+from ckptzoo.schema.groups import Fixed
 
 NAMES = (
     "optunet",

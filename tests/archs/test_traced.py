@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from ckptzoo import archs
-from ckptzoo.schema.symmetry import Like, Symmetry
+from ckptzoo.schema.groups import Like
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import count, trace
 
 NAMES = (

@@ -11,7 +11,8 @@ import pytest
 import ckptzoo
 from ckptzoo.derive import derive
 from ckptzoo.errors import SymmetryError
-from ckptzoo.schema.symmetry import Segment, Symmetry
+from ckptzoo.schema.groups import Segment
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GAUGES, GroupElement, apply, canonicalize, fingerprint
 
 GOLDEN = Path(__file__).parent / "v2-canonical"

@@ -8,7 +8,7 @@ import numpy as np
 
 import ckptzoo
 from ckptzoo.derive import derive
-from ckptzoo.schema.symmetry import Like, Segment
+from ckptzoo.schema.groups import Like, Segment
 from ckptzoo.symmetry import canonicalize
 
 GOLDEN = Path(__file__).parent / "v1-gates"

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 import ckptzoo
-from ckptzoo.schema.symmetry import Segment, Wreath
+from ckptzoo.schema.groups import Segment, Wreath
 from ckptzoo.symmetry import canonicalize
 
 GOLDEN = Path(__file__).parent / "v1-rotary"

@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ckptzoo.schema.symmetry import Fixed, Symmetry
+from ckptzoo.schema.groups import Fixed
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply
 from ckptzoo.symmetry.alignment.align import Aligned, align
 from tests.laws.test_symmetry import K, Net, Weights, assert_same_function, element, nets, normal, raised

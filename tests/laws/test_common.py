@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from ckptzoo.errors import SpecError, SymmetryError
-from ckptzoo.schema.symmetry import SCALES, AxisAction, Fixed, Group, Like, Perm, Segment, Sym, Symmetry, Wreath
+from ckptzoo.schema.groups import SCALES, AxisAction, Fixed, Group, Like, Perm, Segment, Sym, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply, common
 from tests.support.effort import examples
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from ckptzoo import archs
 from ckptzoo.errors import SpecError
-from ckptzoo.schema.symmetry import AxisAction, Segment, Symmetry
+from ckptzoo.schema.groups import AxisAction, Segment
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply, canonicalize, fingerprint, min_mass
 from tests.support.effort import examples
 

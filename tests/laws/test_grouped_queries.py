@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from ckptzoo.errors import SymmetryError
 from ckptzoo.learning.forms.graph import GraphForm
 from ckptzoo.schema.architecture import Architecture, Tensor
-from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Symmetry, Wreath
+from ckptzoo.schema.groups import AxisAction, Group, Segment, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import (
     GroupElement,
     align,

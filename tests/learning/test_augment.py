@@ -13,7 +13,8 @@ from ckptzoo.errors import ZooError
 from ckptzoo.learning import Augment
 from ckptzoo.learning.augment import Draw, bounded, element_keys, id_hashes
 from ckptzoo.learning.group_action import Mover
-from ckptzoo.schema.symmetry import AxisAction, Group, Like, Segment, Sym, Symmetry, Wreath
+from ckptzoo.schema.groups import AxisAction, Group, Like, Segment, Sym, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply
 from tests.support.effort import FEW_EXAMPLES, examples
 from tests.support.symmetry_tables import networks

@@ -12,7 +12,8 @@ from ckptzoo.errors import SymmetryError, ZooError
 from ckptzoo.learning import Augment
 from ckptzoo.learning.augment import element_keys, id_hashes
 from ckptzoo.loader.zoo import Zoo
-from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Sym, Symmetry
+from ckptzoo.schema.groups import AxisAction, Group, Segment, Sym
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import apply
 from tests.support.matrix_tables import Weights, decoder, packed, weights_of
 

@@ -18,7 +18,7 @@ from ckptzoo.format.shard import ShardMap
 from ckptzoo.loader import computed
 from ckptzoo.loader.computed import table_of_tensor
 from ckptzoo.loader.shard_index import ShardIndex
-from ckptzoo.schema.symmetry import Sym
+from ckptzoo.schema.groups import Sym
 from ckptzoo.symmetry import apply
 from tests.support.derived_parts import ARCH, TABLE, elements_of, raw_of, write_raw, write_variant
 from tests.support.effort import examples

@@ -9,7 +9,8 @@ import pytest
 
 import ckptzoo
 from ckptzoo.derive import derive
-from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Sym, Symmetry
+from ckptzoo.schema.groups import AxisAction, Group, Segment, Sym
+from ckptzoo.schema.symmetry import Symmetry
 
 Weights = dict[str, np.ndarray]
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from ckptzoo import archs
-from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath
+from ckptzoo.schema.groups import AxisAction, Fixed, Group, Like, Segment, Sym, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.studies.neuron_orders import NeuronOrder, first_weights, keys_of, largest_weights, orders
 from ckptzoo.symmetry import GroupElement, apply, canonicalize, ordering_keys
 

@@ -12,8 +12,9 @@ from ckptzoo.format.files import Folder
 from ckptzoo.format.part import PartWriter
 from ckptzoo.format.reader import read_contents
 from ckptzoo.format.writer import Writer
+from ckptzoo.schema.groups import AxisAction, Group, Like, Segment, Sym, Wreath
 from ckptzoo.schema.metadata import VARIANT_COLUMNS
-from ckptzoo.schema.symmetry import AxisAction, Group, Like, Segment, Sym, Symmetry, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply
 from tests.conftest import Weights, rows_of, weights_of
 

@@ -11,7 +11,8 @@ import numpy as np
 import ckptzoo
 from ckptzoo import archs
 from ckptzoo.schema.architecture import Architecture
-from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Sym, Symmetry
+from ckptzoo.schema.groups import AxisAction, Group, Segment, Sym
+from ckptzoo.schema.symmetry import Symmetry
 
 ARCH = archs.architecture("optunet")
 TABLE = archs.symmetry("optunet")

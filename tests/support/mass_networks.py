@@ -6,7 +6,8 @@ import numpy as np
 
 from ckptzoo import archs
 from ckptzoo.archs.draft import Channels, Draft, channels, padded
-from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Sym, Symmetry, Wreath
+from ckptzoo.schema.groups import AxisAction, Group, Segment, Sym, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement
 
 Weights = dict[str, np.ndarray]

@@ -9,7 +9,8 @@ from torch import nn
 
 import ckptzoo
 from ckptzoo.schema.architecture import Architecture, Tensor
-from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Symmetry, Wreath
+from ckptzoo.schema.groups import AxisAction, Group, Segment, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply
 
 TOKENS, WIDTH, HEADS, K_HEAD = 5, 6, 2, 4

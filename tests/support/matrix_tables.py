@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath
+from ckptzoo.schema.groups import AxisAction, Fixed, Group, Like, Segment, Sym, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement
 
 Weights = dict[str, np.ndarray]

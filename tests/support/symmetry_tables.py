@@ -7,7 +7,8 @@ import numpy as np
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from ckptzoo.schema.symmetry import INNERS, SCALES, AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath
+from ckptzoo.schema.groups import INNERS, SCALES, AxisAction, Fixed, Group, Like, Segment, Sym, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement
 
 Weights = dict[str, np.ndarray]

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Sym, Symmetry
+from ckptzoo.schema.groups import AxisAction, Group, Segment, Sym
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, action, apply
 from ckptzoo.symmetry import backends as elsewhere
 from ckptzoo.symmetry.arrays import stack_of, to_numpy

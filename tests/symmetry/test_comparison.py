@@ -6,7 +6,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ckptzoo import archs
-from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Sym, Symmetry, Wreath
+from ckptzoo.schema.groups import AxisAction, Group, Segment, Sym, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import apply, canonicalize
 from ckptzoo.symmetry.comparison import ambiguous, compare, rounding_tolerance
 from ckptzoo.symmetry.invariants import invariants

@@ -12,7 +12,8 @@ import ckptzoo
 from ckptzoo import archs
 from ckptzoo.errors import SpecError, SymmetryError
 from ckptzoo.schema.architecture import Architecture, Tensor
-from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath
+from ckptzoo.schema.groups import AxisAction, Fixed, Group, Like, Segment, Sym, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import Counts, GroupElement, count, counts_by_group
 from ckptzoo.symmetry.tables import table_of
 

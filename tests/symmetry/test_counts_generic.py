@@ -10,7 +10,8 @@ from torch import nn
 
 from ckptzoo import archs
 from ckptzoo.archs.draft import Channels, Draft, channels
-from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Symmetry, Wreath
+from ckptzoo.schema.groups import AxisAction, Group, Segment, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import count
 
 INPUTS = np.random.default_rng(0).standard_normal((3, 8))

@@ -7,7 +7,8 @@ import pytest
 
 from ckptzoo import archs
 from ckptzoo.errors import SymmetryError
-from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath
+from ckptzoo.schema.groups import AxisAction, Fixed, Group, Like, Segment, Sym, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply
 
 TABLE = archs.symmetry("optunet")

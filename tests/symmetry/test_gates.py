@@ -8,7 +8,8 @@ import pytest
 from ckptzoo.archs.gaussian_spec import declare
 from ckptzoo.errors import SymmetryError
 from ckptzoo.schema.architecture import Architecture, Tensor
-from ckptzoo.schema.symmetry import AxisAction, Group, Like, Segment, Sym, Symmetry
+from ckptzoo.schema.groups import AxisAction, Group, Like, Segment, Sym
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, align, apply, canonicalize, common, count, min_mass
 
 N, WIDTH = 6, 4

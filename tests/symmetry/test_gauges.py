@@ -11,7 +11,8 @@ import torch
 
 from ckptzoo import archs
 from ckptzoo.errors import SymmetryError, UnknownNameError
-from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry
+from ckptzoo.schema.groups import AxisAction, Fixed, Group, Like, Segment, Sym
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import (
     GAUGES,
     GaugeName,

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from ckptzoo.errors import SymmetryError, UnknownNameError
-from ckptzoo.schema.symmetry import AxisAction, Group, Sym, Symmetry
+from ckptzoo.schema.groups import AxisAction, Group, Sym
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import apply, canonicalize, min_mass
 from tests.support.mass_networks import PLAIN, Net, Weights, known, layer, mass, residual, whole
 

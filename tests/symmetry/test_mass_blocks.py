@@ -8,7 +8,8 @@ import scipy.optimize
 import torch
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.schema.symmetry import AxisAction, Group, Like, Segment, Sym, Symmetry, Wreath
+from ckptzoo.schema.groups import AxisAction, Group, Like, Segment, Sym, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply, canonicalize, min_mass, monomial
 from ckptzoo.symmetry.mass import blocks
 from tests.support.matrix_tables import Shapes, Weights, decoder, low_rank, packed, repeated, weights_of

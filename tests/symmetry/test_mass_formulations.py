@@ -7,7 +7,8 @@ from torch import nn
 
 from ckptzoo import archs
 from ckptzoo.errors import SymmetryError
-from ckptzoo.schema.symmetry import AxisAction, Group, Sym, Symmetry
+from ckptzoo.schema.groups import AxisAction, Group, Sym
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply, min_mass, trace
 from ckptzoo.symmetry.arrays import positions
 from ckptzoo.symmetry.mass.formulations import FORMULATIONS

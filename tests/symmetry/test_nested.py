@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from ckptzoo.errors import SymmetryError
 from ckptzoo.learning.forms.graph import GraphForm
-from ckptzoo.schema.symmetry import AxisAction, Group, Like, Segment, Symmetry, Wreath
+from ckptzoo.schema.groups import AxisAction, Group, Like, Segment, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply, canonicalize, common, count, monomial, unnested
 from ckptzoo.symmetry.nested import from_blocks, from_unnested, is_nested, moving_within, within_blocks
 from tests.laws.test_grouped_queries import ARCHITECTURE, SHAPES, outputs, table

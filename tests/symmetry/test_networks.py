@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from ckptzoo.errors import SymmetryError
 from ckptzoo.schema.architecture import Architecture
-from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Sym, Symmetry, Wreath
+from ckptzoo.schema.groups import AxisAction, Group, Segment, Sym, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply
 
 

@@ -8,7 +8,8 @@ import torch
 
 from ckptzoo import archs
 from ckptzoo.errors import SpecError, SymmetryError
-from ckptzoo.schema.symmetry import AxisAction, Group, Like, Segment, Sym, Symmetry
+from ckptzoo.schema.groups import AxisAction, Group, Like, Segment, Sym
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply, canonicalize, count, fingerprint
 
 ARCH = "resnet8-pad-3"

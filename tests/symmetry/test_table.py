@@ -10,17 +10,8 @@ from ckptzoo import archs
 from ckptzoo.errors import SpecError
 from ckptzoo.schema.architecture import Architecture, Tensor
 from ckptzoo.schema.documents import seal, unseal
-from ckptzoo.schema.symmetry import (
-    AxisAction,
-    Fixed,
-    Group,
-    Like,
-    Segment,
-    Sym,
-    Symmetry,
-    Wreath,
-    with_scaled_gates,
-)
+from ckptzoo.schema.groups import AxisAction, Fixed, Group, Like, Segment, Sym, Wreath, with_scaled_gates
+from ckptzoo.schema.symmetry import Symmetry
 
 TABLE = archs.symmetry("optunet")
 ARCH = archs.architecture("optunet")

@@ -5,7 +5,8 @@ import time
 import numpy as np
 import pytest
 
-from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Sym, Symmetry, Wreath
+from ckptzoo.schema.groups import AxisAction, Group, Segment, Sym, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply, canonicalize, colour_refinement, fingerprint, tie_breaking
 from tests.support.effort import FEW_EXAMPLES, examples
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Sym, Symmetry
+from ckptzoo.schema.groups import AxisAction, Group, Segment, Sym
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply
 from ckptzoo.symmetry.scales import scaled_variance
 from tests.support.effort import examples

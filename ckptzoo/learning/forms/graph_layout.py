@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from ckptzoo.errors import SymmetryError
 from ckptzoo.schema.architecture import Architecture, Tensor
-from ckptzoo.schema.symmetry import AxisAction, Symmetry
+from ckptzoo.schema.groups import AxisAction
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import positions
 
 Index = NDArray[np.int64]

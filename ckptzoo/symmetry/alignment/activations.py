@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, SymmetryError
-from ckptzoo.schema.symmetry import Like, Symmetry
+from ckptzoo.schema.groups import Like
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.alignment.blocks import assign_jointly
 from ckptzoo.symmetry.alignment.joint_groups import JointGroups, joint_groups_of
 from ckptzoo.symmetry.alignment.matching import count_ties

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.schema.symmetry import Group, Wreath
+from ckptzoo.schema.groups import Group, Wreath
 from ckptzoo.symmetry.alignment.assignment import assign, by_block, gained, greatest
 from ckptzoo.symmetry.alignment.joint_groups import JointGroups, Pair
 from ckptzoo.symmetry.ordering import shape_of

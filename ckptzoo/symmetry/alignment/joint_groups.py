@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, SymmetryError
-from ckptzoo.schema.symmetry import MATRICES, AxisAction, Fixed, Group, Symmetry, Wreath
+from ckptzoo.schema.groups import MATRICES, AxisAction, Fixed, Group, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import transform
 from ckptzoo.symmetry.arrays import by_channel, positions
 from ckptzoo.symmetry.element import GroupElement

@@ -14,7 +14,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.schema.symmetry import AxisAction, Group, Like, Symmetry
+from ckptzoo.schema.groups import AxisAction, Group, Like
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.alignment.blocks import PairSlices, Perms, assign_jointly
 from ckptzoo.symmetry.alignment.joint_groups import Arrays, JointGroups, joint_groups_of, moved, neighbours_of
 from ckptzoo.symmetry.element import GroupElement

@@ -25,7 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, SymmetryError
-from ckptzoo.schema.symmetry import MATRICES, AxisAction, Fixed, Group, Like, Sym, Symmetry, Wreath
+from ckptzoo.schema.groups import MATRICES, AxisAction, Fixed, Group, Like, Sym, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import transform
 from ckptzoo.symmetry.alignment.assignment import assign, by_block, gained
 from ckptzoo.symmetry.alignment.blocks import PairSlices, assign_jointly

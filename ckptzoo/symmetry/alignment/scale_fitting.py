@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.schema.symmetry import AxisAction, Group, Symmetry
+from ckptzoo.schema.groups import AxisAction, Group
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import transform
 from ckptzoo.symmetry.alignment.blocks import assign_jointly
 from ckptzoo.symmetry.alignment.joint_groups import ChannelView, JointGroups, joint_groups_of

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from ckptzoo.errors import Problem, SymmetryError
-from ckptzoo.schema.symmetry import AxisAction
+from ckptzoo.schema.groups import AxisAction
 from ckptzoo.symmetry.arrays import is_float, positions
 from ckptzoo.symmetry.mass.network import Edges, Layer, Network
 from ckptzoo.symmetry.moments import Moments

@@ -26,7 +26,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ckptzoo.schema.symmetry import AxisAction, Group, Symmetry, with_scaled_gates
+from ckptzoo.schema.groups import AxisAction, Group, with_scaled_gates
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import transform
 from ckptzoo.symmetry.arrays import by_channel, is_float, positions, stored_dtype
 from ckptzoo.symmetry.element import GroupElement

@@ -28,7 +28,8 @@ from typing import Any
 import numpy as np
 
 from ckptzoo.errors import Problem, SymmetryError, UnknownNameError
-from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Segment, Symmetry, with_scaled_gates
+from ckptzoo.schema.groups import AxisAction, Fixed, Group, Segment, with_scaled_gates
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import positions
 from ckptzoo.symmetry.mass.assembly import build_network
 from ckptzoo.symmetry.mass.blocks import find_blocks, imbalance_of_rounding, taking_turns

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ckptzoo.schema.symmetry import Group
+from ckptzoo.schema.groups import Group
 
 NEAR = 1e-12
 """Flows that exceed the level by at most this part of it are at the level, up to rounding."""

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ckptzoo.schema.symmetry import AxisAction, Segment, Symmetry
+from ckptzoo.schema.groups import AxisAction, Segment
+from ckptzoo.schema.symmetry import Symmetry
 
 
 def unpacked(arrays: Mapping[str, np.ndarray], symmetry: Symmetry) -> tuple[dict[str, np.ndarray], Symmetry]:

@@ -13,7 +13,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ckptzoo.schema.symmetry import MATRICES, Fixed, Group, Symmetry
+from ckptzoo.schema.groups import MATRICES, Fixed, Group
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.arrays import is_float
 from ckptzoo.symmetry.element import GroupElement

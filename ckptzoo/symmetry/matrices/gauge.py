@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.schema.symmetry import AxisAction, Group, Symmetry
+from ckptzoo.schema.groups import AxisAction, Group
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import transform
 from ckptzoo.symmetry.arrays import is_float
 from ckptzoo.symmetry.element import GroupElement

@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from ckptzoo.schema.symmetry import MATRICES, AxisAction, Fixed, Group, Symmetry
+from ckptzoo.schema.groups import MATRICES, AxisAction, Fixed, Group
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import Listing, is_float, listings, to_numpy
 from ckptzoo.symmetry.invariants import (
     INVARIANT_BYTES,

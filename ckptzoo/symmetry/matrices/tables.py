@@ -10,17 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ckptzoo.schema.symmetry import (
-    MATRICES,
-    AxisAction,
-    Fixed,
-    Group,
-    Segment,
-    Sym,
-    Symmetry,
-    Wreath,
-    with_scaled_gates,
-)
+from ckptzoo.schema.groups import MATRICES, AxisAction, Fixed, Group, Segment, Sym, Wreath, with_scaled_gates
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.matrix_action import gains_at_one
 

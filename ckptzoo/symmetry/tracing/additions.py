@@ -199,25 +199,25 @@ class Walker:
 
     def _recurrent(self, node: fx.Node, given: fx.Node, addition: Addition) -> None:
         """Two biases are summed, but in the last gate of a GRU: that of the input takes up the other, and inputs."""
-        params = list(argument(node, "params"))
-        directions = 2 if argument(node, "bidirectional") else 1
+        columns = _line(addition.ids)
+        if not (self._taking and addition.plain and argument(node, "has_biases")) or columns is None:
+            return self._seen(addition)
+        params, directions = list(argument(node, "params")), 2 if argument(node, "bidirectional") else 1
         each = len(params) // (int(argument(node, "num_layers")) * directions)
         sets = [params[at : at + each] for at in range(0, len(params), each)]
-        columns = _line(addition.ids)
-        biased = bool(argument(node, "has_biases")) and self._taking and addition.plain and columns is not None
-        if biased and given is argument(node, "input") and all(self._can_take(item[2]) for item in sets[:directions]):
+        if given is argument(node, "input") and all(self._can_take(item[2]) for item in sets[:directions]):
             for weight, _, bias, *_ in sets[:directions]:
                 self._take(columns, weight, 1, bias)
-            return
-        for _, _, bias, hidden, *_ in sets if biased else ():
+            return None
+        for _, _, bias, hidden, *_ in sets:
             if given is hidden and self._can_take(bias):
-                rows = len(columns) * 2 // 3 if operation(node) == "gru" else len(columns)
+                summed = columns[: len(columns) * 2 // 3] if operation(node) == "gru" else columns
                 part = self._module.whole(bias, 0)
-                for start, first, count in _runs(columns[:rows]):
+                for start, first, count in _runs(summed):
                     self._walk.taken.append(Target(replace(part, start=(start,), shape=(count,)), None, first))
-                self._walk.seen |= addition.origins - set(columns[:rows].tolist())
-                return
-        self._seen(addition)
+                self._walk.seen |= addition.origins - set(summed.tolist())
+                return None
+        return self._seen(addition)
 
     def _product(self, node: fx.Node, given: fx.Node, addition: Addition) -> Addition | None:
         """A product of two values: attention weights with values, or queries with keys."""

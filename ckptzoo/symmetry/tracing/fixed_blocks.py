@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ckptzoo.schema.symmetry import Fixed, Wreath
+from ckptzoo.schema.groups import Fixed, Wreath
 from ckptzoo.symmetry.tracing.groups import Channel, ChannelGroup, ChannelPosition
 
 _Look = tuple[tuple[int, int, str, bool, bool, int], ...]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ckptzoo.schema.symmetry import Fixed, Perm, Sym, Wreath
+from ckptzoo.schema.groups import Fixed, Perm, Sym, Wreath
 from ckptzoo.symmetry.tracing.constraints import (
     FIXED,
     NONZERO,

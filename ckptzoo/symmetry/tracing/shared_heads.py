@@ -12,7 +12,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Symmetry, Wreath
+from ckptzoo.schema.groups import AxisAction, Fixed, Group, Like, Segment, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import listings
 from ckptzoo.symmetry.tracing.groups import unique_name
 

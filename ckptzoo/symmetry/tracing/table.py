@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.schema.architecture import Architecture
-from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Symmetry
+from ckptzoo.schema.groups import AxisAction, Fixed, Group, Like, Segment
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.tracing.constraints import (
     FIXED,
     FORBIDDEN,

@@ -21,7 +21,8 @@ from torch.utils import _pytree as pytree
 from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.folds import Fold
-from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Like, Segment, Sym, Symmetry, Wreath, with_scaled_gates
+from ckptzoo.schema.groups import AxisAction, Fixed, Group, Like, Segment, Sym, Wreath, with_scaled_gates
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.folds import fold

@@ -9,7 +9,8 @@ from ckptzoo import archs
 from ckptzoo.errors import SymmetryError
 from ckptzoo.learning.forms import GraphForm
 from ckptzoo.schema.architecture import Architecture, Tensor
-from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Sym, Symmetry
+from ckptzoo.schema.groups import AxisAction, Group, Segment, Sym
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply, monomial, trace
 
 

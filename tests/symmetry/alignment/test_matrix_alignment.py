@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Sym, Symmetry, Wreath
+from ckptzoo.schema.groups import AxisAction, Group, Segment, Sym, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import align, apply, barycentre, canonicalize, pair_distances
 from ckptzoo.symmetry.alignment import matrix_matching
 from ckptzoo.symmetry.alignment.align import Aligned

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import ckptzoo
-from ckptzoo.schema.symmetry import AxisAction, Fixed, Group, Segment, Sym, Symmetry, Wreath
+from ckptzoo.schema.groups import AxisAction, Fixed, Group, Segment, Sym, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, align, apply, barycentre, unnested
 from ckptzoo.symmetry.alignment import nested_matching
 from ckptzoo.symmetry.alignment.align import Aligned

@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from ckptzoo.schema.symmetry import AxisAction, Group, Like, Segment, Sym, Symmetry, Wreath
+from ckptzoo.schema.groups import AxisAction, Group, Like, Segment, Sym, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 
 D, HEADS = 6, 3
 Weights = dict[str, np.ndarray]

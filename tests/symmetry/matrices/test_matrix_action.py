@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from ckptzoo.errors import SpecError, SymmetryError
-from ckptzoo.schema.symmetry import AxisAction, Group, Like, Segment, Sym, Symmetry, Wreath
+from ckptzoo.schema.groups import AxisAction, Group, Like, Segment, Sym, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply
 
 D, HEADS, K_HEAD, HIDDEN = 6, 3, 2, 5

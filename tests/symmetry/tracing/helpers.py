@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from ckptzoo.schema.symmetry import AxisAction, Fixed, Like, Perm, Segment, Symmetry, Wreath
+from ckptzoo.schema.groups import AxisAction, Fixed, Like, Perm, Segment, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply, fold, trace
 from ckptzoo.symmetry.matrices.tables import monomial
 from ckptzoo.symmetry.tracing.graph import Float64Mode

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from ckptzoo import archs
-from ckptzoo.schema.symmetry import AxisAction, Group, Segment, Symmetry, Wreath
+from ckptzoo.schema.groups import AxisAction, Group, Segment, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import count, trace
 from tests.symmetry import test_networks
 from tests.symmetry.tracing.helpers import checked_trace

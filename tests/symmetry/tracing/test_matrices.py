@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ckptzoo.schema.symmetry import Symmetry, Wreath
+from ckptzoo.schema.groups import Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply, canonicalize, count, fold, trace
 from ckptzoo.symmetry.tracing.rules import registry
 from tests.symmetry.tracing.helpers import Net, checked_trace, conv, images, linear, net, part, rows

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.schema.symmetry import Fixed
+from ckptzoo.schema.groups import Fixed
 from ckptzoo.symmetry import GroupElement, apply, count, trace
 from ckptzoo.symmetry.matrices.tables import monomial
 from tests.symmetry.tracing.helpers import Net, conv, images, linear, net, parameter, rows

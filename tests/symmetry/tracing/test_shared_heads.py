@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ckptzoo.schema.symmetry import Symmetry, Wreath
+from ckptzoo.schema.groups import Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply, canonicalize, count, fold, trace
 from ckptzoo.symmetry.matrices.tables import monomial
 from tests.symmetry.tracing.helpers import checked_trace

@@ -8,7 +8,8 @@ from torch.nn import functional as F
 
 from ckptzoo.errors import SymmetryError
 from ckptzoo.schema.architecture import Architecture
-from ckptzoo.schema.symmetry import AxisAction, Group, Like, Segment, Sym, Symmetry, Wreath
+from ckptzoo.schema.groups import AxisAction, Group, Like, Segment, Sym, Wreath
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import trace
 from ckptzoo.symmetry.tracing import verify
 from ckptzoo.symmetry.tracing.example import Example

@@ -6,7 +6,6 @@ channels) under which a wrong table can leave the outputs alone.
 
 import functools
 import math
-from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from torch.utils import _pytree as pytree
 from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.folds import Fold
-from ckptzoo.schema.groups import AxisAction, Fixed, Group, Like, Segment, Sym, Wreath, with_scaled_gates
+from ckptzoo.schema.groups import Fixed, Wreath, with_scaled_gates
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.element import GroupElement
@@ -30,6 +29,7 @@ from ckptzoo.symmetry.matrices.tables import without_matrices
 from ckptzoo.symmetry.matrix_action import gains_at_one
 from ckptzoo.symmetry.tracing.example import Draw, Example
 from ckptzoo.symmetry.tracing.graph import DECLARE_BY_HAND, Float64Mode
+from ckptzoo.symmetry.tracing.matrix_claims import matrix_kind, normalised_streams, with_kinds
 from ckptzoo.symmetry.tracing.shared_heads import shared_heads, with_heads_exchanged
 
 Weights = dict[str, NDArray[Any]]
@@ -359,28 +359,28 @@ def _with_matrices(verifier: Verifier, symmetry: Symmetry, mixable: Container[st
 
     All are tried together, and one by one where that fails. Returns the largest difference that they make, too.
     """
-    kinds = {group.id: kind for group in symmetry.groups if (kind := _matrix_kind(symmetry, group, mixable))}
-    streams = dict.fromkeys(_streams(symmetry, verifier.shapes), "orthogonal_mean")
+    kinds = {group.id: kind for group in symmetry.groups if (kind := matrix_kind(symmetry, group, mixable))}
+    streams = dict.fromkeys(normalised_streams(symmetry, verifier.shapes), "orthogonal_mean")
     kept = kinds | streams
-    gap = verifier.gap(_replaced(symmetry, kept)) if kept else 0.0
+    gap = verifier.gap(with_kinds(symmetry, kept)) if kept else 0.0
     if not gap <= TOLERANCE:
         kept = {}
         for name, kind in (kinds | streams).items():
-            gap = verifier.gap(_replaced(symmetry, {name: kind}))
+            gap = verifier.gap(with_kinds(symmetry, {name: kind}))
             if gap <= TOLERANCE:
                 kept[name] = kind
             elif name in kinds:
                 verifier.notes.append(
                     f"Group {name!r} has scales and no matrices: these change the outputs by {gap:.3g}."
                 )
-        gap = verifier.gap(_replaced(symmetry, kept)) if kept else 0.0
+        gap = verifier.gap(with_kinds(symmetry, kept)) if kept else 0.0
         if not gap <= TOLERANCE:
             return symmetry, 0.0
     for name in [name for name in streams if name in kept]:
         wider = {**kept, name: "orthogonal"}
-        if (other := verifier.gap(_replaced(symmetry, wider))) <= TOLERANCE:
+        if (other := verifier.gap(with_kinds(symmetry, wider))) <= TOLERANCE:
             kept, gap = wider, max(gap, other)
-    return _replaced(symmetry, kept), gap
+    return with_kinds(symmetry, kept), gap
 
 
 def _with_shared_heads(verifier: Verifier, symmetry: Symmetry) -> tuple[Symmetry, float]:
@@ -401,100 +401,6 @@ def _with_shared_heads(verifier: Verifier, symmetry: Symmetry) -> tuple[Symmetry
             if gap <= TOLERANCE:
                 table, worst = wider, max(worst, gap)
     return table, worst
-
-
-def _replaced(symmetry: Symmetry, kinds: Mapping[str, str]) -> Symmetry:
-    """The table with other kinds of scales for these groups; what is like one with matrices is not scaled."""
-    groups = tuple(
-        replace(group, scale="none")
-        if isinstance(group.perm, Like) and group.perm.group in kinds
-        else replace(group, scale=kinds.get(group.id, group.scale))
-        for group in symmetry.groups
-    )
-    pairs = {name for name, kind in kinds.items() if kind == "complex"}
-    actions = (
-        replace(action, signs=tuple(segment for segment in action.signs if segment.group not in kinds))
-        for action in symmetry.actions
-    )
-    actions = (_with_parts(action, symmetry, pairs) if pairs & action.groups else action for action in actions)
-    return replace(symmetry, groups=groups, actions=with_scaled_gates(actions, groups))
-
-
-def _with_parts(action: AxisAction, symmetry: Symmetry, pairs: set[str]) -> AxisAction:
-    """An action whose listings of these groups are real and imaginary parts in turns."""
-    listed: Counter[tuple[str, int | None]] = Counter()
-    segments: list[Segment] = []
-    for segment in action.segments:
-        key = segment.group, segment.exponent
-        halves = segment.group in pairs and segment.inner % 2
-        part = listed[key] // symmetry[segment.group].n % 2 if halves else None
-        listed[key] += segment.count
-        segments.append(replace(segment, part=part))
-    return replace(action, segments=tuple(segments))
-
-
-def _streams(symmetry: Symmetry, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """The groups that orthogonal matrices may mix: normalisations read them, whose gains can be 1."""
-    found: list[str] = []
-    for leader in symmetry.groups:
-        likes = {
-            group.id for group in symmetry.groups if isinstance(group.perm, Like) and group.perm.group == leader.id
-        }
-        own, others = (
-            [action for action in symmetry.actions if _listed(action) & names] for names in ({leader.id}, likes)
-        )
-        plain = all(
-            action.exponent in (1, -1)
-            and action.blocks == 1
-            and not action.absolute
-            and not action.gates
-            and {segment.group for segment in action.signs} <= {leader.id}
-            for action in (*own, *others)
-        )
-        gains = {name for action in others if action.role == "gain" for name in _listed(action)}
-        scaled = {group.id for group in symmetry.groups if group.id in likes and group.resizes}
-        right = {action.role for action in own} <= {"out", "in", "bias"} and bool(gains) and gains <= scaled
-        right &= {action.role for action in others} <= {"gain", "shift", "in", "bias"}
-        right &= all(math.prod(shapes[action.tensor]) == leader.n for action in others if action.role == "gain")
-        if isinstance(leader.perm, Sym) and leader.n > 1 and not leader.resizes and plain and right:
-            found.append(leader.id)
-    return found
-
-
-def _listed(action: AxisAction) -> set[str]:
-    return {segment.group for segment in action.segments}
-
-
-def _matrix_kind(symmetry: Symmetry, group: Group, mixable: Container[str]) -> str | None:
-    """The kind of matrices that may take the place of a group's scales; None for none."""
-    if group.id not in mixable or not group.resizes or isinstance(group.perm, Like):
-        return None
-    if any(isinstance(other.perm, Like) and other.perm.group == group.id for other in symmetry.groups):
-        return None
-    actions = [action for action in symmetry.actions if group.id in action.groups]
-    plain = all(
-        action.exponent in (1, -1)
-        and action.blocks == 1
-        and not action.absolute
-        and not action.signs
-        and not action.gates
-        for action in actions
-    )
-    in_order = isinstance(group.perm, Fixed) or group.n == 1
-    if isinstance(group.perm, Wreath):
-        in_order = group.perm.inner == "fixed" or group.perm.k == 1
-    if plain and in_order and all(_in_pairs(action, group) for action in actions):
-        return "complex"
-    return "linear" if plain and not in_order else None
-
-
-def _in_pairs(action: AxisAction, group: Group) -> bool:
-    """Whether each of a group's channels has an even number of positions, those of each exponent apart."""
-    counts: Counter[int | None] = Counter()
-    for segment in action.segments:
-        if segment.group == group.id:
-            counts[segment.exponent] += segment.count * segment.inner
-    return all(count % (2 * group.n) == 0 for count in counts.values())
 
 
 def _moving_together(symmetry: Symmetry) -> list[set[str]]:

@@ -1,0 +1,133 @@
+"""Where matrices may take the place of scales in the table of a trace: what is claimed, and then verified with numbers.
+
+A block of channels that no operation takes one by one may be mixed by any invertible matrix; places of blocks that keep
+their order and come in pairs, by complex numbers; the stream that normalisations read, by orthogonal matrices.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Container, Mapping
+from dataclasses import replace
+
+from ckptzoo.schema.groups import AxisAction, Fixed, Group, Like, Segment, Sym, Wreath, with_scaled_gates
+from ckptzoo.schema.symmetry import Symmetry
+
+
+def matrix_kind(symmetry: Symmetry, group: Group, mixable: Container[str]) -> str | None:
+    """The kind of matrices that may take the place of a group's scales; None for none.
+
+    Parameters
+    ----------
+    symmetry
+        a table without matrices.
+    group
+        one of its groups.
+    mixable
+        groups that no operation takes channel by channel.
+    """
+    if group.id not in mixable or not group.resizes or isinstance(group.perm, Like):
+        return None
+    if any(isinstance(other.perm, Like) and other.perm.group == group.id for other in symmetry.groups):
+        return None
+    actions = [action for action in symmetry.actions if group.id in action.groups]
+    plain = all(
+        action.exponent in (1, -1)
+        and action.blocks == 1
+        and not action.absolute
+        and not action.signs
+        and not action.gates
+        for action in actions
+    )
+    in_order = isinstance(group.perm, Fixed) or group.n == 1
+    if isinstance(group.perm, Wreath):
+        in_order = group.perm.inner == "fixed" or group.perm.k == 1
+    if plain and in_order and all(_in_pairs(action, group) for action in actions):
+        return "complex"
+    return "linear" if plain and not in_order else None
+
+
+def normalised_streams(symmetry: Symmetry, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """The groups that orthogonal matrices may mix: normalisations read them, whose gains can be 1.
+
+    Parameters
+    ----------
+    symmetry
+        a table without matrices.
+    shapes
+        of its tensors.
+    """
+    found: list[str] = []
+    for leader in symmetry.groups:
+        likes = {
+            group.id for group in symmetry.groups if isinstance(group.perm, Like) and group.perm.group == leader.id
+        }
+        own, others = (
+            [action for action in symmetry.actions if _listed(action) & names] for names in ({leader.id}, likes)
+        )
+        plain = all(
+            action.exponent in (1, -1)
+            and action.blocks == 1
+            and not action.absolute
+            and not action.gates
+            and {segment.group for segment in action.signs} <= {leader.id}
+            for action in (*own, *others)
+        )
+        gains = {name for action in others if action.role == "gain" for name in _listed(action)}
+        scaled = {group.id for group in symmetry.groups if group.id in likes and group.resizes}
+        right = {action.role for action in own} <= {"out", "in", "bias"} and bool(gains) and gains <= scaled
+        right &= {action.role for action in others} <= {"gain", "shift", "in", "bias"}
+        right &= all(math.prod(shapes[action.tensor]) == leader.n for action in others if action.role == "gain")
+        if isinstance(leader.perm, Sym) and leader.n > 1 and not leader.resizes and plain and right:
+            found.append(leader.id)
+    return found
+
+
+def with_kinds(symmetry: Symmetry, kinds: Mapping[str, str]) -> Symmetry:
+    """The table with other kinds of scales for these groups; what is like one with matrices is not scaled.
+
+    Parameters
+    ----------
+    symmetry
+        a table without matrices.
+    kinds
+        group id to its kind of matrices.
+    """
+    groups = tuple(
+        replace(group, scale="none")
+        if isinstance(group.perm, Like) and group.perm.group in kinds
+        else replace(group, scale=kinds.get(group.id, group.scale))
+        for group in symmetry.groups
+    )
+    pairs = {name for name, kind in kinds.items() if kind == "complex"}
+    actions = (
+        replace(action, signs=tuple(segment for segment in action.signs if segment.group not in kinds))
+        for action in symmetry.actions
+    )
+    actions = (_with_parts(action, symmetry, pairs) if pairs & action.groups else action for action in actions)
+    return replace(symmetry, groups=groups, actions=with_scaled_gates(actions, groups))
+
+
+def _in_pairs(action: AxisAction, group: Group) -> bool:
+    """Whether each of a group's channels has an even number of positions, those of each exponent apart."""
+    counts: Counter[int | None] = Counter()
+    for segment in action.segments:
+        if segment.group == group.id:
+            counts[segment.exponent] += segment.count * segment.inner
+    return all(count % (2 * group.n) == 0 for count in counts.values())
+
+
+def _listed(action: AxisAction) -> set[str]:
+    return {segment.group for segment in action.segments}
+
+
+def _with_parts(action: AxisAction, symmetry: Symmetry, pairs: set[str]) -> AxisAction:
+    """An action whose listings of these groups are real and imaginary parts in turns."""
+    listed: Counter[tuple[str, int | None]] = Counter()
+    segments: list[Segment] = []
+    for segment in action.segments:
+        key = segment.group, segment.exponent
+        halves = segment.group in pairs and segment.inner % 2
+        part = listed[key] // symmetry[segment.group].n % 2 if halves else None
+        listed[key] += segment.count
+        segments.append(replace(segment, part=part))
+    return replace(action, segments=tuple(segments))

@@ -245,6 +245,8 @@ class Constraints:
         of the tensors of the state dict, by their names.
     index_bounds
         for the number of an input that is an index of embeddings, the number of rows of the smallest of them.
+    head_vectors
+        gains and shifts of the channels in heads, one for all heads: their names and roles, in the order of operations.
     """
 
     operation: str = ""
@@ -260,6 +262,7 @@ class Constraints:
     notes: list[str] = field(default_factory=list)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     index_bounds: dict[int, int] = field(default_factory=dict)
+    head_vectors: list[tuple[str, str]] = field(default_factory=list)
 
     def can_scale(self, scale: NodeIds) -> NDArray[np.bool_]:
         """Which scales may still have a factor other than 1."""

@@ -53,7 +53,8 @@ def trace_module(module: nn.Module, example_input: Any) -> Traced:
     derived, notes, mixable = build_table(constraints, arch)
     derived = replace(derived, folds=candidate_folds(found, names))
     derived.check(arch)
-    symmetry, worst, failed = verify_table(double, arch, derived, example, constraints.index_bounds, mixable)
+    bounds, vectors = constraints.index_bounds, constraints.head_vectors
+    symmetry, worst, failed = verify_table(double, arch, derived, example, bounds, mixable, vectors)
     return Traced(symmetry, arch, notes + failed, worst)
 
 

@@ -30,6 +30,7 @@ from ckptzoo.symmetry.matrix_action import gains_at_one
 from ckptzoo.symmetry.tracing.example import Draw, Example
 from ckptzoo.symmetry.tracing.graph import DECLARE_BY_HAND, Float64Mode
 from ckptzoo.symmetry.tracing.matrix_claims import matrix_kind, normalised_streams, with_kinds
+from ckptzoo.symmetry.tracing.paired_gains import LAYOUTS, PairedGains, paired_gains, with_paired_gains
 from ckptzoo.symmetry.tracing.shared_heads import shared_heads, with_heads_exchanged
 
 Weights = dict[str, NDArray[Any]]
@@ -60,12 +61,13 @@ def verify_table(
     example: Example,
     index_bounds: Mapping[int, int] | None = None,
     mixable: Container[str] = (),
+    head_vectors: Sequence[tuple[str, str]] = (),
 ) -> tuple[Symmetry, float, tuple[str, ...]]:
     """Verify a table with random elements, and take away what fails.
 
     Groups whose permutations alone change the outputs stay in place; those whose scales alone do are not scaled. Folds
-    that change them are left out. Then matrices are tried for the channels that they may mix, and exchanges of heads of
-    queries that share heads of keys.
+    that change them are left out. Then matrices are tried for the channels that they may mix, exchanges of heads of
+    queries that share heads of keys, and scales between gains of queries and keys.
 
     Parameters
     ----------
@@ -81,6 +83,8 @@ def verify_table(
         as ``Draw`` takes them.
     mixable
         groups that no operation takes channel by channel.
+    head_vectors
+        gains and shifts of the channels in heads, one for all heads, as ``paired_gains`` takes them.
 
     Returns
     -------
@@ -109,7 +113,9 @@ def verify_table(
     symmetry = replace(symmetry, folds=_verified_folds(verifier, symmetry.folds))
     symmetry, gap = _with_matrices(verifier, symmetry, mixable)
     symmetry, exchanged = _with_shared_heads(verifier, symmetry)
-    return symmetry, max(worst, gap, exchanged), tuple(verifier.notes)
+    pairs = paired_gains(symmetry, arch, head_vectors)
+    symmetry, paired = _with_paired_gains(verifier, symmetry, arch, pairs)
+    return symmetry, max(worst, gap, exchanged, paired), tuple(verifier.notes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -401,6 +407,25 @@ def _with_shared_heads(verifier: Verifier, symmetry: Symmetry) -> tuple[Symmetry
             if gap <= TOLERANCE:
                 table, worst = wider, max(worst, gap)
     return table, worst
+
+
+def _with_paired_gains(
+    verifier: Verifier, symmetry: Symmetry, arch: Architecture, pairs: Sequence[PairedGains]
+) -> tuple[Symmetry, float]:
+    """The table with scales between gains of queries and of keys, where these leave the outputs as they are.
+
+    All are tried together, in one layout after the other, and one by one where that fails in every layout.
+    """
+    worst = 0.0
+    for layout in LAYOUTS if pairs else ():
+        wider = with_paired_gains(symmetry, arch, pairs, layout)
+        gap = verifier.gap(wider)
+        if gap <= TOLERANCE:
+            return wider, gap
+    for pair in pairs if len(pairs) > 1 else ():
+        symmetry, gap = _with_paired_gains(verifier, symmetry, arch, [pair])
+        worst = max(worst, gap)
+    return symmetry, worst
 
 
 def _moving_together(symmetry: Symmetry) -> list[set[str]]:

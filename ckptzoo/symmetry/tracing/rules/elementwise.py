@@ -428,6 +428,8 @@ def _parameter_in_heads(call: Call, labels: Labels, parameter: Value, operation:
         if line is None:
             constraints.fix_axis(name, axis, size)
             if wide:
+                role = {MUL: "gain", ADD: "shift"}.get(operation, operation)
+                constraints.head_vectors.append((name, role))
                 others = tuple(number for number in range(at.ndim) if number not in wide)
                 places = at[tuple(slice(1) if number in others else slice(None) for number in range(at.ndim))]
                 shape = np.broadcast_shapes(labels.path.shape, places.shape)

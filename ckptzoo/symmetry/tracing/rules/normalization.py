@@ -77,11 +77,12 @@ def _norm_in_heads(call: Call, labels: Labels, first: int, affine: tuple[Value |
     elif inner:
         constraints.record_sum(labels)
     labels = with_new_paths(call, labels)
-    for value in affine:
+    for value, role in zip(affine, ("gain", "shift"), strict=True):
         if value is not None:
             for axis, size in enumerate(value.tensor.shape):
                 constraints.fix_axis(value.name, axis, size)
                 if first + axis in labels.varying_axes:
+                    constraints.head_vectors.append((value.name, role))
                     places = np.arange(size).reshape(
                         [-1 if at == first + axis else 1 for at in range(call.result.ndim)]
                     )

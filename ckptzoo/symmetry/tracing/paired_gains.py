@@ -1,0 +1,105 @@
+"""Gains of queries and of keys that all heads share, as behind a norm in each head: only their products count.
+
+The table of a trace leaves such vectors alone, as no group of channels has one gain for several heads. Where queries
+and keys meet entry by entry, an entry of the queries' gain may be multiplied by any number other than 0 and that of the
+keys' gain divided by it, with their shifts; under rotary embeddings both entries of a pair together. Which layout of
+pairs it is, is found by trying them with numbers.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.groups import AxisAction, Fixed, Group, Segment
+from ckptzoo.schema.symmetry import Symmetry
+from ckptzoo.symmetry.tracing.groups import unique_name
+
+LAYOUTS = ("entries", "halves", "turns")
+"""Which entries have one scale: each its own; those at the same place in both halves; two beside each other."""
+
+
+@dataclass(frozen=True)
+class PairedGains:
+    """A gain of queries and one of keys, each with the shifts behind it.
+
+    Parameters
+    ----------
+    multiplied, divided
+        names, the gain first.
+    size
+        entries of each.
+    """
+
+    multiplied: tuple[str, ...]
+    divided: tuple[str, ...]
+    size: int
+
+
+def paired_gains(symmetry: Symmetry, arch: Architecture, vectors: Iterable[tuple[str, str]]) -> list[PairedGains]:
+    """Gains that come one after the other, are used once, and on which no group acts.
+
+    Parameters
+    ----------
+    symmetry
+        the table.
+    arch
+        its tensors.
+    vectors
+        names of gains and shifts of the channels in heads and their roles, in the order of the operations.
+    """
+    listed = list(vectors)
+    uses = Counter(name for name, _ in listed)
+    runs: list[list[str]] = []
+    for name, role in listed:
+        usable = uses[name] == 1 and len(arch[name].shape) == 1 and not symmetry.actions_on(name)
+        if role == "gain":
+            runs.append([])
+        if usable and runs and role in ("gain", "shift"):
+            runs[-1].append(name)
+        else:
+            runs.append([])  # nothing goes on behind it
+    found: list[PairedGains] = []
+    for first, second in itertools.pairwise(runs):
+        shapes = [{arch[name].shape for name in names} for names in (first, second)]
+        taken = bool(found) and found[-1].divided == tuple(first)
+        if first and second and not taken and len(shapes[0]) == 1 and shapes[0] == shapes[1]:
+            found.append(PairedGains(tuple(first), tuple(second), arch[first[0]].shape[0]))
+    return found
+
+
+def with_paired_gains(symmetry: Symmetry, arch: Architecture, pairs: Sequence[PairedGains], layout: str) -> Symmetry:
+    """The table with a group of scales for each pair; the table itself where a size does not fit with the layout.
+
+    Parameters
+    ----------
+    symmetry
+        the table.
+    arch
+        its tensors.
+    pairs
+        as ``paired_gains`` gives them.
+    layout
+        one of ``LAYOUTS``.
+    """
+    groups, actions = list(symmetry.groups), list(symmetry.actions)
+    for pair in pairs:
+        n = pair.size if layout == "entries" else pair.size // 2
+        if layout != "entries" and pair.size % 2:
+            return symmetry
+        module, _, tensor = pair.multiplied[0].rpartition(".")
+        name = unique_name(module or tensor, [group.id for group in groups])
+        groups.append(Group(name, n, Fixed(), "nonzero"))
+        segments = {
+            "entries": (Segment(name, 0, 1, n),),
+            "halves": (Segment(name, 0, 1, n), Segment(name, n, 1, n)),
+            "turns": (Segment(name, 0, 2, n),),
+        }[layout]
+        for names, exponent in ((pair.multiplied, 1), (pair.divided, -1)):
+            for number, vector in enumerate(names):
+                role = "shift" if number else "gain"
+                actions.append(AxisAction(vector, 0, segments, exponent, role == "gain", role))
+    order = {tensor: number for number, tensor in enumerate(arch.names)}
+    actions.sort(key=lambda action: (order[action.tensor], action.axis))
+    return Symmetry(tuple(groups), tuple(actions), symmetry.folds)

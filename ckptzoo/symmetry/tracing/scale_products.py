@@ -2,8 +2,8 @@
 
 The result of such a product has a scale of its own while the module is traced, so that everything that later operations
 say of it is known before it is decided on. Where the two factors may be anything that they may be apart, each axis with
-such results has the scale of the value and, beside it, that of the gate. Where the product itself may not be scaled, or
-is tied to what a table cannot say, one factor alone keeps its scale, or none.
+such results has the scale of the value and, beside it, that of the gate. Where the product itself may not be scaled the
+factors have inverse scales; where it is tied to what a table cannot say, one factor alone keeps its scale, or none.
 """
 
 from collections.abc import Iterator, Sequence
@@ -155,6 +155,9 @@ def _give_up(constraints: Constraints, product: ScaleProduct, others: Sequence[S
     """Leave one factor its scale, which the product has too, or none; where one is another product, that."""
     constraints.operation = product.operation
     factors = product.first, product.second
+    if not constraints.can_scale(product.scale).any() and all(constraints.can_scale(item).all() for item in factors):
+        constraints.tie_inverse_scales(*factors, "multiplies values whose product cannot be scaled")
+        return
     alive = [bool(constraints.can_scale(item).any()) for item in factors]
     made = constraints.scales.find(np.concatenate([np.empty(0, np.int64), *(item.scale for item in others)]))
     nested = [bool(np.isin(constraints.scales.find(item), made).any()) for item in factors]

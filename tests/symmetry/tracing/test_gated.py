@@ -89,12 +89,13 @@ CASES = {
     ),
     "GELU behind": Case(
         lambda m, x: m.d(F.gelu(reglu(m, x))), UNIT, rows(3),
-        "g 4 sym none | g: -> g@0+4 | u: -> g@0+4 | d: g@0+4 ->", ("*",),
+        """g 4 sym positive | g:2 4 like(g) none | g: -> g@0+4 | u.weight 0 -1 out g@0+4 | u.bias 0 -1 bias g@0+4
+        d: g:2@0+4 ->""", ("*",),
     ),
     "LayerNorm behind": Case(
         lambda m, x: m.d(m.n(reglu(m, x))), UNIT | {"n": part(nn.LayerNorm, 4)}, rows(3),
-        """g 4 sym none | n 4 like(g) positive | g: -> g@0+4 | u: -> g@0+4 | d: n@0+4 ->
-        n.weight 0 +1 gain n@0+4 | n.bias 0 +1 shift n@0+4""", ("*",),
+        """g 4 sym positive | n 4 like(g) positive | g: -> g@0+4 | u.weight 0 -1 out g@0+4 | u.bias 0 -1 bias g@0+4
+        d: n@0+4 -> | n.weight 0 +1 gain n@0+4 | n.bias 0 +1 shift n@0+4""", (),
     ),
     "BatchNorm behind": Case(
         lambda m, x: m.d(m.n(reglu(m, x))), UNIT | {"n": part(nn.BatchNorm1d, 4)}, rows(3), "g 4 sym none | ...",
@@ -201,8 +202,7 @@ def test_tables(name: str) -> None:
         ("a bias behind", 8, 4),
         # each gain takes a scale that no other tensor has
         ("a gain behind", 8, 4),
-        # products that a normalisation reads: s for the gate and 1 / s for the value
-        ("GELU behind", 0, 4),
+        ("GELU behind", 4, 0),
         ("a product of three has two scales", 8, 4),
     ],
 )

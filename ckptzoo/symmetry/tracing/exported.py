@@ -67,7 +67,8 @@ class Module:
 
     def used_once(self, node: fx.Node) -> bool:
         """Whether it is a parameter that one operation uses once."""
-        if node not in self.parameters or self._uses[self.parameters[node]] != 1:
+        # a tied parameter comes as several nodes, of which some may be unused
+        if node not in self.parameters or self._uses[self.parameters[node]] != 1 or len(node.users) != 1:
             return False
         (user,) = node.users
         return sum(item is node for item in _nodes_in((user.args, user.kwargs))) == 1

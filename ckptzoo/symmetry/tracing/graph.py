@@ -19,6 +19,7 @@ from torch.export import ExportedProgram, export
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import traceback as fx_traceback
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.symmetry.tracing.example import Example
@@ -83,7 +84,8 @@ def operations(module: nn.Module, example: Example, *, functional: bool = False)
             if functional:
                 program = program.run_decompositions({})
     except Exception as error:  # the module's own code runs here, without numbers: it may raise anything
-        check_that_it_runs(module, example)
+        outputs = check_that_it_runs(module, example)
+        _check_outputs(module, outputs)
         expected = "operations that do not depend on the input's numbers, so that torch.export can trace them"
         raise _refused(module, error, expected, DECLARE_BY_HAND) from error
     signature = program.graph_signature
@@ -104,8 +106,17 @@ def _tensors(program: ExportedProgram, module: nn.Module) -> Iterator[tuple[str,
         yield node, (name, constant)
 
 
-def check_that_it_runs(module: nn.Module, example: Example) -> None:
-    """Check that a module takes an example, whatever torch.export makes of it.
+def _check_outputs(module: nn.Module, outputs: Any) -> None:
+    """Check that a module's outputs are tensors and what torch.export knows beside them."""
+    for item in pytree.tree_leaves(outputs):
+        if not isinstance(item, torch.Tensor | int | float | bool | str | None):
+            step = "Return tensors alone; a language model of transformers does with config.use_cache = False."
+            got = f"a {type(item).__name__} among them"
+            raise SymmetryError(Problem("symmetry.trace", type(module).__name__, "outputs of tensors", got, step))
+
+
+def check_that_it_runs(module: nn.Module, example: Example) -> Any:
+    """Check that a module takes an example, whatever torch.export makes of it; returns the outputs.
 
     Raises
     ------
@@ -114,7 +125,7 @@ def check_that_it_runs(module: nn.Module, example: Example) -> None:
     """
     try:
         with torch.no_grad(), Float64Mode():
-            example.copy().call(module)
+            return example.copy().call(module)
     except Exception as error:  # whatever the module's own code raises
         expected = "an example input that the module takes"
         step = "Pass one such as the module takes: examples along the first axis, floats, or integers for an embedding."

@@ -95,7 +95,7 @@ def with_kinds(symmetry: Symmetry, kinds: Mapping[str, str]) -> Symmetry:
     groups = tuple(
         replace(group, scale="none")
         if isinstance(group.perm, Like) and group.perm.group in kinds
-        else replace(group, scale=kinds.get(group.id, group.scale))
+        else _with_kind(group, kinds.get(group.id, group.scale))
         for group in symmetry.groups
     )
     pairs = {name for name, kind in kinds.items() if kind == "complex"}
@@ -105,6 +105,12 @@ def with_kinds(symmetry: Symmetry, kinds: Mapping[str, str]) -> Symmetry:
     )
     actions = (_with_parts(action, symmetry, pairs) if pairs & action.groups else action for action in actions)
     return replace(symmetry, groups=groups, actions=with_scaled_gates(actions, groups))
+
+
+def _with_kind(group: Group, kind: str) -> Group:
+    if kind == "complex" and isinstance(group.perm, Wreath):  # of one pair in each block it makes no difference
+        group = replace(group, perm=replace(group.perm, inner="fixed"))
+    return replace(group, scale=kind)
 
 
 def _in_pairs(action: AxisAction, group: Group) -> bool:

@@ -196,6 +196,23 @@ def test_layers_of_torch(norm_first: bool, bias: bool) -> None:
     check_fold(module, traced, stream(3, 2))
 
 
+def test_a_tied_table_of_which_one_name_is_not_used() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.shared = nn.Embedding(WORDS, D)
+            self.layer = nn.TransformerEncoderLayer(D, 2, FF, batch_first=True)
+            self.tokens = self.shared
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.layer(self.tokens(ids))
+
+    traced = trace(Tied(), tokens(2))
+    assert folded_dimensions(traced) > 0
+    check_fold(Tied(), traced, tokens(3, 1))
+
+
 class Recurrent(nn.Module):
     """A recurrent layer with or without an embedding in front of it."""
 

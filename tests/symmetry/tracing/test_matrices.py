@@ -154,6 +154,11 @@ def test_rotary_embeddings_leave_complex_numbers() -> None:
     assert {item.within for item in rows_of_q.segments} == {"q"}
 
 
+def test_heads_of_one_rotary_pair() -> None:
+    table = checked_trace(Block(8, 4, 4, 2, 6), TOKENS).symmetry
+    assert (table["q"].n, table["q"].scale, table["v"].scale) == (4, "complex", "linear")
+
+
 @pytest.mark.parametrize(("tied", "free", "stream"), [(False, 328, "orthogonal"), (True, 192, "sign")])
 def test_llama_has_the_dimensions_of_its_nullity(tied: bool, free: int, stream: str) -> None:
     module = Llama(tied)

@@ -55,7 +55,6 @@ def test_an_unknown_operation_is_named_with_its_module_and_line() -> None:
         (lambda m, x: torch.einsum("bi,oi->bo", m.a(x), m.c.weight), "'einsum'"),
         (lambda m, x: torch.bmm(m.a(x)[None], m.c.weight.t()[None])[0], "'bmm'"),
         (lambda m, x: m.a(x) @ m.a(x)[0], "a product of matrices, or with a parameter of two axes on the right"),
-        (lambda m, x: m.c(F.dropout(m.a(x))), "training=self.training"),
         (lambda m, x: m.c(torch.randn_like(x[:, :4]) * m.a(x)), "'randn_like'"),
         (lambda m, x: F.linear(m.a(x), m.c.weight.exp(), m.c.bias), "parameters of several axes in layers"),
         (lambda m, x: m.c(m.a(x) ** x[:, :4]), "a number as the exponent"),
@@ -70,6 +69,23 @@ def test_what_rules_do_not_cover(forward, message: str) -> None:
         trace(module, rows(5))
     assert message in str(caught.value) and "test_refused.py line" in str(caught.value)
     assert str(caught.value).startswith("symmetry.trace: ") and str(caught.value).endswith(STEP)
+
+
+def test_dropout_that_stays_on() -> None:
+    with pytest.raises(
+        SymmetryError, match=r"test_refused.py line \d+\): expected dropout that is off .* training=self"
+    ):
+        trace(net(lambda m, x: m.c(F.dropout(m.a(x))), a=linear(5, 4), c=linear(4, 2)), rows(5))
+
+
+def test_outputs_that_are_no_tensors() -> None:
+    class Cache:
+        """What torch.export does not know."""
+
+    with pytest.raises(
+        SymmetryError, match=r"expected outputs of tensors, got a Cache among them\. .*use_cache = False"
+    ):
+        trace(net(lambda m, x: (m.a(x), Cache()), a=linear(5, 4)), rows(5))
 
 
 @pytest.mark.parametrize(

@@ -216,9 +216,9 @@ class Call:
         labels = self.constraints.write(name, source, value.tensor.shape[axis], "bias")
         return labels.on_axis(axis, value.tensor.ndim)
 
-    def unsupported(self, expected: str, got: str) -> SymmetryError:
+    def unsupported(self, expected: str, got: str, step: str = DECLARE_BY_HAND) -> SymmetryError:
         """The error for a use that the rules do not cover."""
-        return SymmetryError(Problem("symmetry.trace", self.constraints.operation, expected, got, DECLARE_BY_HAND))
+        return SymmetryError(Problem("symmetry.trace", self.constraints.operation, expected, got, step))
 
 
 def values_in(item: Any) -> Iterator[Value]:

@@ -131,7 +131,8 @@ def dropout(call: Call) -> Labels:
     """Dropout in evaluation mode, which changes nothing."""
     # torch.nn.functional.dropout drops by default, in evaluation mode too
     if call.argument("train") and call.argument("p"):
-        raise call.unsupported("dropout with training=self.training, which is off in evaluation mode", "training=True")
+        expected, step = "dropout that is off in evaluation mode", "Pass training=self.training."
+        raise call.unsupported(expected, "training=True", step)
     return homogeneous(call)
 
 

@@ -214,7 +214,7 @@ def test_alignment_finds_a_permuted_unit_and_refuses_to_fit_scales() -> None:
     reference = {name: array[0] for name, array in raw.items()}
     found = align(apply(g, raw, TWO), reference, TWO, gauge="canonical")
     assert found.distance[0] < 1e-9 < found.distance[1]
-    with pytest.raises(SymmetryError, match=r"scales 'fit': expected a table without gates.*gauge='min-mass'"):
+    with pytest.raises(SymmetryError, match=r"scales 'fit': expected no axis with gates.*gauge='min-mass'"):
         align(raw, reference, TWO, scales="fit")
 
 

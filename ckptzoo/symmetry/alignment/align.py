@@ -194,7 +194,8 @@ def align(
     table = table_of(arch)
     if mixes(table) and (scales == "fit" or method == "activations"):
         option = "scales 'fit'" if scales == "fit" else "method 'activations'"
-        step = "Align by weights at fixed scales, or by the permutations alone: ckptzoo.symmetry.monomial(table)."
+        among = "unnested(ckptzoo.symmetry.monomial(table))" if is_nested(table) else "monomial(table)"
+        step = f"Align by weights at fixed scales, or by the permutations alone: ckptzoo.symmetry.{among}."
         raise SymmetryError(Problem("align", option, "a table without matrices", "one with matrices", step))
     if is_nested(table) and (scales == "fit" or method == "activations"):
         option = "scales 'fit'" if scales == "fit" else "method 'activations'"
@@ -205,7 +206,9 @@ def align(
         raise SymmetryError(Problem("align", option, expected, "one with them", step))
     if scales == "fit" and any(action.gates for action in table.actions):
         step = "Align at fixed scales, after a gauge that settles them: gauge='min-mass'."
-        raise SymmetryError(Problem("align", "scales 'fit'", "a table without gates", "one with gates", step))
+        raise SymmetryError(
+            Problem("align", "scales 'fit'", "no axis with gates, as of products of two scaled values", "some", step)
+        )
     if (method == "activations") != (activations is not None):
         got = "none" if activations is None else f"some for method {method!r}"
         raise SymmetryError(
@@ -394,8 +397,10 @@ def _reference(
             raise _refused(f"tensor {name!r}", f"shape {shape}, or (1 or {K}, *shape)", str(found[name].shape))
     if len(sizes := {len(array) for array in found.values()}) > 1:
         raise _refused("leading axes", "one number of networks in every tensor", str(sorted(sizes)))
-    if not finite({name: found[name] for name in comparable(found, table)}, next(iter(sizes))).all():
-        raise _refused("weights", "finite numbers", "others")
+    for name in comparable(found, table):
+        if not finite({name: found[name]}, next(iter(sizes))).all():
+            step = "Align to a network without them: the distance to them is not defined."
+            raise SymmetryError(Problem("reference", f"tensor {name!r}", "finite numbers", "others", step))
     return found
 
 

@@ -191,6 +191,6 @@ def test_what_is_refused() -> None:
     three = random_weights(name, 3, 2)
     refused(r"reference: tensor 'fc1.weight': .* \(1 or 2, .*got \(3, 20, 6\)", reference=three)
     broken = {**reference, "fc3.weight": np.full((4, 20), np.inf)}
-    refused("reference: weights: expected finite numbers, got others", reference=broken)
+    refused("reference: tensor '.*': expected finite numbers, got others", reference=broken)
     refused("got shape", weights={key: array[:, :3] for key, array in weights.items()})
     refused("expected one of", arch="nothing")

@@ -200,7 +200,7 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     refused("method for scales 'fit': expected weights, got activations", scales="fit", method="activations")
     refused(r"gauge 'min-max'.*Did you mean min-mass", error=UnknownNameError, gauge="min-max")
     refused("reference '0-9': expected one of best, barycentre, 0-0", "0-9", error=UnknownNameError)
-    refused("reference: weights: expected finite numbers, got others", "0-2", error=SymmetryError)
+    refused("reference: tensor '.*': expected finite numbers, got others", "0-2", error=SymmetryError)
     assert run(["align", str(path), "--to", "0-9", "--label", "one"]) == 2
     assert "Did you mean 0-2" in capsys.readouterr().err
     other = tmp_path / "other"

@@ -419,6 +419,8 @@ def _with_paired_gains(
     worst = 0.0
     for layout in LAYOUTS if pairs else ():
         wider = with_paired_gains(symmetry, arch, pairs, layout)
+        if wider is symmetry:  # a size does not fit with the layout
+            continue
         gap = verifier.gap(wider)
         if gap <= TOLERANCE:
             return wider, gap

@@ -163,8 +163,8 @@ def test_brute_force_over_all_permutations(noise: float, least: int) -> None:
             name: np.concatenate([2 * outer[block] + np.array(inside[2 * number + block]) for block in range(2)])
             for number, name in enumerate(("heads", "qk", "vo"))
         }
+        perms["x"] = np.arange(3)
         element = GroupElement({name: np.tile(perm, (40, 1)) for name, perm in perms.items()}, {})
-        element.perms["x"] = np.tile(np.arange(3), (40, 1))  # type: ignore[index]
         moved = apply(element, weights, table)
         best = np.maximum(best, sum((moved[key] * reference[key]).reshape(40, -1).sum(axis=1) for key in moved))
     assert (found.value <= best + 1e-12 * np.abs(best)).all()

@@ -29,7 +29,7 @@ def turned(values: torch.Tensor, layout: str) -> torch.Tensor:
     """With rotary embeddings of pairs in two halves or in turns, or without."""
     if layout == "entries":
         return values
-    half = HEAD // 2
+    half = values.shape[-1] // 2
     angles = torch.arange(values.shape[2])[:, None] * 0.3 ** torch.arange(half)
     cos, sin = angles.cos(), angles.sin()
     if layout == "halves":
@@ -40,20 +40,20 @@ def turned(values: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 class Attention(nn.Module):
-    def __init__(self, norm: type[nn.Module] | None, layout: str, **options: float) -> None:
+    def __init__(self, norm: type[nn.Module] | None, layout: str, head: int = HEAD, **options: float) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.q, self.k, self.v = (nn.Linear(WIDTH, HEADS * HEAD) for _ in range(3))
-        self.o, self.layout = nn.Linear(HEADS * HEAD, 5), layout
+        self.q, self.k, self.v = (nn.Linear(WIDTH, HEADS * head) for _ in range(3))
+        self.o, self.layout, self.head = nn.Linear(HEADS * head, WIDTH), layout, head
         if norm is None:  # gains beside each other, without modules of their own
-            self.q_gain, self.k_gain = (nn.Parameter(torch.rand(HEAD) + 0.5) for _ in range(2))
+            self.q_gain, self.k_gain = (nn.Parameter(torch.rand(head) + 0.5) for _ in range(2))
             self.norms = None
         else:
-            self.q_norm, self.k_norm = (norm(HEAD, **options) for _ in range(2))
+            self.q_norm, self.k_norm = (norm(head, **options) for _ in range(2))
             self.norms = self.q_norm, self.k_norm
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (part(x).unflatten(2, (HEADS, HEAD)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        q, k, v = (part(x).unflatten(2, (HEADS, self.head)).transpose(1, 2) for part in (self.q, self.k, self.v))
         if self.norms is None:
             q, k = F.normalize(q, dim=-1) * self.q_gain, F.normalize(k, dim=-1) * self.k_gain
         else:
@@ -98,3 +98,11 @@ def test_shifted_gains_have_no_scales() -> None:
     table = checked_trace(Attention(RMSNorm, "halves", offset=1.0), EXAMPLE).symmetry
     gains = [action for name in ("q_norm.weight", "k_norm.weight") for action in table.actions_on(name)]
     assert all(table[name].scale == "none" for action in gains for name in action.groups)
+
+
+def test_each_pair_has_its_own_layout() -> None:
+    """Heads of an odd size, which have no halves, beside others with rotary embeddings."""
+    module = nn.Sequential(Attention(RMSNorm, "entries", head=3), Attention(RMSNorm, "halves"))
+    table = checked_trace(module, EXAMPLE).symmetry
+    sizes = [table[name].n for part in "01" for act in table.actions_on(f"{part}.q_norm.weight") for name in act.groups]
+    assert sizes == [3, HEAD // 2]

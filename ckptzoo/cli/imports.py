@@ -71,6 +71,20 @@ def import_(
     id_pattern: Annotated[
         str | None, typer.Option("--id", metavar="PATTERN", help='For files: such as "{stem}" or "{parent}-{stem}".')
     ] = None,
+    member: Annotated[
+        str | None,
+        typer.Option("--member", metavar="REGEX", help="For files: what in a path names its run, such as 'seed\\d+'."),
+    ] = None,
+    step: Annotated[
+        str | None,
+        typer.Option("--step", metavar="REGEX", help="For files: the number of a step in a path: 'ckpt_(\\d+)'."),
+    ] = None,
+    stacked: Annotated[
+        bool | None,
+        typer.Option(
+            "--stacked/--no-stacked", help="For files: whether the first axis of every tensor counts samples."
+        ),
+    ] = None,
     checkpoint_offset: Annotated[
         int | None,
         typer.Option("--checkpoint-offset", metavar="N", help="For ray-tune: iteration less the checkpoint's number."),
@@ -94,6 +108,9 @@ def import_(
         None if layout is None else layout.read_text(),
         checkpoint_offset,
         percent,
+        member,
+        step,
+        stacked,
     )
     with bar("importing", nbytes=True) as progress:
         result = import_zoo(

@@ -1,7 +1,8 @@
 """Imports published zoos, in the formats of the literature and any other checkpoint files."""
 
 from ckptzoo.hub.imports.adapters import ADAPTERS, Options
-from ckptzoo.hub.imports.run import ImportResult, import_zoo
+from ckptzoo.hub.imports.report import ImportResult
+from ckptzoo.hub.imports.run import import_zoo
 from ckptzoo.hub.imports.split_lists import import_order, import_split
 
 __all__ = ["ADAPTERS", "ImportResult", "Options", "import_order", "import_split", "import_zoo"]

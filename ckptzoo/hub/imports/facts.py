@@ -15,7 +15,7 @@ _COLUMNS = {
     "seed": ("seed", "config.seed", "model.seed", "random_seed", "config.random_seed"),
     "wall_seconds": ("time_total_s", "time_total"),
     "dataset": ("dataset", "config.dataset", "dataset.name"),
-    "epoch": ("epoch", "epochs_trained"),
+    "epoch": ("epoch", "epochs_trained", "current_epoch"),
 }
 """Columns, and what programs call them, the likeliest first. Training figures are means during an epoch, with dropout,
 so that they stay in ``extra``."""

@@ -9,23 +9,24 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 import ckptzoo
-from ckptzoo.console import PrintedResult
 from ckptzoo.errors import IntegrityError, Problem, SpecError, ZooError
 from ckptzoo.format import durable
 from ckptzoo.hub.contributions.evaluation import Factory, network_factory, trace_symmetry
 from ckptzoo.hub.imports.adapters import ADAPTERS, Adapter, Found, Options
-from ckptzoo.hub.imports.adapters.adapter import FoundArrays, Picked, checkpoint_id, identifier
+from ckptzoo.hub.imports.adapters.adapter import FoundArrays, PassedOver, Picked, checkpoint_id, identifier
 from ckptzoo.hub.imports.facts import Row, merged
 from ckptzoo.hub.imports.remote_sources import open_source
-from ckptzoo.hub.imports.sources import Source
+from ckptzoo.hub.imports.report import ImportResult
+from ckptzoo.hub.imports.sources import Source, WatchedSource
 from ckptzoo.hub.imports.target import Declaration, Target, check_folder, unit_of
 from ckptzoo.hub.untrusted import Limits, StateDict
+from ckptzoo.hub.untrusted.errors import NoNetworkError
 from ckptzoo.hub.untrusted.formats import HEAD_BYTES, content_format
 from ckptzoo.hub.untrusted.process import ReadingProcess
 from ckptzoo.hub.untrusted.protocol import Job
@@ -35,10 +36,7 @@ from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.documents import canonical
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import common
-from ckptzoo.text import Progress, counted, excerpt, size
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from ckptzoo.text import Progress, counted, excerpt
 
 BATCH_FILES, BATCH_BYTES = 256, 64 * 2**20
 """Files that are read together; two such batches are in memory."""
@@ -46,82 +44,7 @@ AUTO = "auto"
 _RECOGNISED_BY, _RECOGNISED_BYTES = 1_000, 256 * 2**20
 """Paths of a source that ``auto`` looks at, and bytes of their files: packed ones are unpacked for it."""
 _MAX_LISTED = 20
-
-
-@dataclass(frozen=True)
-class ImportResult(PrintedResult):
-    """What an import did.
-
-    Parameters
-    ----------
-    to
-        the zoo, or the collection of zoos.
-    source, adapter
-        what was read, and as which format.
-    zoos
-        folder inside ``to`` (``.`` for itself) and how many checkpoints were added to each.
-    added, present
-        checkpoints that were added, and files whose checkpoints the zoo had.
-    skipped
-        files that were left out, each with its problem.
-    repeated
-        ids of one network that came several times, by the first of them.
-    notes
-        what was done to how many kinds of files.
-    seconds, nbytes
-        time taken, bytes of the source.
-    """
-
-    to: str
-    source: str
-    adapter: str
-    zoos: Mapping[str, int]
-    added: int
-    present: int
-    skipped: Sequence[Mapping[str, str]]
-    repeated: Mapping[str, Sequence[str]]
-    notes: Mapping[str, int]
-    seconds: float
-    nbytes: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
-        return {
-            "to": self.to,
-            "source": self.source,
-            "format": self.adapter,
-            "zoos": dict(self.zoos),
-            "added": self.added,
-            "present": self.present,
-            "skipped": [dict(item) for item in self.skipped],
-            "repeated": {first: list(others) for first, others in self.repeated.items()},
-            "notes": dict(self.notes),
-            "seconds": round(self.seconds, 3),
-            "bytes": self.nbytes,
-        }
-
-    def print(self, console: "Console | None" = None) -> None:
-        """Print what was done, in a few lines.
-
-        Parameters
-        ----------
-        console
-            a rich console; None for the standard output.
-        """
-        done = f"{counted(self.added, 'checkpoint')} added to {self.to}"
-        lines = [f"{self.source} ({self.adapter}): {done} in {self.seconds:.1f} s, {size(self.nbytes)} read"]
-        if self.present:
-            lines.append(f"{counted(self.present, 'file')} left out, whose checkpoints the zoo has")
-        if len(self.zoos) > 1:
-            lines += [f"  {path}: {counted(count, 'checkpoint')}" for path, count in self.zoos.items()]
-        lines += [f"note: {note} ({counted(count, 'kind')} of files)" for note, count in self.notes.items()]
-        for first, others in list(self.repeated.items())[:_MAX_LISTED]:
-            lines.append(f"note: one network {len(others) + 1} times: {first} and {_listed(others)}")
-        lines += [f"skipped: {item['problem']}" for item in self.skipped[:_MAX_LISTED]]
-        if len(self.skipped) > _MAX_LISTED:
-            lines.append(f"... and {len(self.skipped) - _MAX_LISTED:,} more that were skipped")
-        for line in lines:
-            (print if console is None else console.print)(line)
+_MAX_NOTES, _MAX_FOLDERS = 200, 10_000
 
 
 def import_zoo(
@@ -200,7 +123,7 @@ def import_zoo(
     ('files', 1)
     """
     start = time.monotonic()
-    opened, folder = open_source(source, endpoint=endpoint, token=token), Path(to).absolute()
+    opened, folder = WatchedSource(open_source(source, endpoint=endpoint, token=token)), Path(to).absolute()
     check_folder(folder)
     chosen = _adapter(opened, adapter)
     license = license or chosen.license
@@ -215,11 +138,13 @@ def import_zoo(
         defaults["extra"] = {"mean": list(scaling[0]), "std": list(scaling[1])}
     importer = _Importer(opened, chosen, target, defaults, split_by, skip_bad=skip_bad)
     importer.run(options or Options(), progress)
+    importer.note_unclear_runs()
     if target.has_several:
         ckptzoo.write_collection(folder)
     result = ImportResult(
         str(to), opened.address, chosen.name, target.zoos, importer.added, importer.present, tuple(importer.skipped),
-        {first: tuple(others) for first, others in importer.repeated.items()}, target.notes,
+        importer.passed_over, {first: tuple(others) for first, others in importer.repeated.items()},
+        {**target.notes, **importer.notes},
         time.monotonic() - start, opened.nbytes,
     )  # fmt: skip
     if skip_bad:
@@ -283,7 +208,7 @@ def _adapter(source: Source, name: str) -> Adapter:
 
 @dataclass
 class _Batch:
-    found: list[tuple[Found, bytes]] = field(default_factory=list)
+    found: list[tuple[Found, Sequence[bytes]]] = field(default_factory=list)
     nbytes: int = 0
     ends_member: bool = False
 
@@ -292,12 +217,23 @@ class _Importer:
     """Collects a batch in one thread while the last one is read in another and the one before it added in a third."""
 
     def __init__(
-        self, source: Source, adapter: Adapter, target: Target, defaults: Row, split_by: str | None, *, skip_bad: bool
+        self,
+        source: WatchedSource,
+        adapter: Adapter,
+        target: Target,
+        defaults: Row,
+        split_by: str | None,
+        *,
+        skip_bad: bool,
     ) -> None:
         self.source, self.adapter, self.target, self.defaults = source, adapter, target, defaults
         self.split_by, self.skip_bad = split_by, skip_bad
         self.added = self.present = 0
         self.skipped: list[dict[str, str]] = []
+        self.notes: dict[str, int] = {}
+        self._passed_over: dict[str, str] = {}
+        self._found: set[str] = set()
+        self._times: dict[str, dict[str, tuple[Any, Any]]] = {}
         self.repeated: dict[str, list[str]] = {}
         self._first_ids: dict[bytes, str] = {}
         self._seen: set[str] = set()
@@ -313,6 +249,7 @@ class _Importer:
             try:
                 self._collect(options, progress)
                 self._finish()
+                self._check_found()
             except BaseException as error:
                 self._finish_quietly()
                 if isinstance(error, ZooError):
@@ -327,20 +264,25 @@ class _Importer:
         for found in self.adapter.checkpoints(self.source, options):
             if progress is not None:
                 progress(min(self.source.position, total), total)
+            if isinstance(found, PassedOver):
+                self._passed_over[found.path] = found.reason
+                continue
+            self._found.add(found.path)
             if isinstance(found, FoundArrays):
                 self._finish()
                 self._add_arrays(found)
                 continue
-            unit = unit_of(self.source.name, found.member, found.step)
+            unit = self._unit(found)
             if unit in self._seen:
-                self._refuse(found.path, "member and step", "each once", checkpoint_id(found.member, found.step))
+                got = found.id or checkpoint_id(found.member, found.step)
+                self._refuse(found.path, "id" if found.id else "member and step", "each once", got)
                 continue
             self._seen.add(unit)
             if unit in self.target.units:
                 self.present += 1
                 continue
             if batch.found and (len(batch.found) >= BATCH_FILES or batch.nbytes + found.size > BATCH_BYTES):
-                batch.ends_member = found.member != member
+                batch.ends_member = found.member != member or bool(found.id)
                 self._submit(batch)
                 batch = _Batch()
             try:
@@ -382,9 +324,17 @@ class _Importer:
         checkpoints: list[tuple[Any, Row, bool, str]] = []
         for (found, _), states in zip(batch.found, read, strict=True):
             try:
+                if isinstance(states, NoNetworkError):
+                    self._passed_over[found.path] = "; ".join(item.got for item in states.problems)
+                    continue
                 if isinstance(states, ZooError):
                     raise states
-                made = [self._checkpoint(found, picked) for picked in found.pick(states)]
+                self._note_left_out(states)
+                checkpoints_of_file = found.pick(states)
+                for note in dict.fromkeys(picked.note for picked in checkpoints_of_file if picked.note):
+                    self._note(note)
+                made = [self._checkpoint(found, picked) for picked in checkpoints_of_file]
+                self._note_times(found, [row for _, row, _, _ in made])
                 if not self.skip_bad:
                     checkpoints += made
                     continue
@@ -401,29 +351,89 @@ class _Importer:
             self.target.end_member()
 
     def _read(self, batch: _Batch) -> list[list[StateDict] | ZooError]:
-        """The state dicts of every file, or its error."""
-        made: dict[int, list[StateDict] | ZooError] = {}
-        jobs: list[tuple[int, Job]] = []
-        for number, (found, data) in enumerate(batch.found):
-            location = f"{self.source.address}: {found.path}"
-            try:
-                file_format = content_format(data[:HEAD_BYTES], location=location)
-                if file_format == "safetensors":
-                    name = found.path.rpartition("/")[2]
-                    made[number] = [read_state_dict(BytesIO(data), location, name, Limits())]
-                else:
-                    jobs.append((number, Job(location, file_format, len(data), strict=False)))
-            except ZooError as error:
-                made[number] = error
+        """The state dicts of every checkpoint file, or its error; those of shards put together."""
+        made: list[list[list[StateDict] | ZooError]] = [[] for _ in batch.found]
+        jobs: list[tuple[list[list[StateDict] | ZooError], str, Job, bytes]] = []
+        for (found, contents), parts in zip(batch.found, made, strict=True):
+            location, name = f"{self.source.address}: {found.path}", found.path.rpartition("/")[2]
+            for data in contents:
+                try:
+                    file_format = content_format(data[:HEAD_BYTES], location=location)
+                    if file_format == "safetensors":
+                        parts.append([read_state_dict(BytesIO(data), location, name, Limits())])
+                    else:
+                        jobs.append((parts, name, Job(location, file_format, len(data), strict=False), data))
+                except ZooError as error:
+                    parts.append(error)
         if jobs:
-            contents = [batch.found[number][1] for number, _ in jobs]
-            answers, arrays = self.process.read([job for _, job in jobs], contents)
-            for (number, _), answer in zip(jobs, answers, strict=True):
-                name = batch.found[number][0].path.rpartition("/")[2]
-                made[number] = (
+            answers, arrays = self.process.read([job for _, _, job, _ in jobs], [data for *_, data in jobs])
+            for (parts, name, *_), answer in zip(jobs, answers, strict=True):
+                parts.append(
                     answer if isinstance(answer, IntegrityError) else [item.state_dict(name, arrays) for item in answer]
                 )
-        return [made[number] for number in range(len(batch.found))]
+        return [_whole(parts, found.path) for (found, _), parts in zip(batch.found, made, strict=True)]
+
+    def _unit(self, found: Found) -> str:
+        """The unit of a file's rows: that of the same file in another archive of the same name is the same."""
+        return (
+            unit_of(self.source.name, found.id, None)
+            if found.id
+            else unit_of(self.source.name, found.member, found.step)
+        )
+
+    def _note_left_out(self, states: Sequence[StateDict]) -> None:
+        """Count what was left out of a file's networks, by what it is."""
+        for text in dict.fromkeys(text for state in states for text in state.left_out):
+            self._note(f"left out: {text}")
+
+    def _note(self, note: str) -> None:
+        if note in self.notes or len(self.notes) < _MAX_NOTES:
+            self.notes[note] = self.notes.get(note, 0) + 1
+
+    def _note_times(self, found: Found, rows: Sequence[Row]) -> None:
+        """Remember when the files of a folder were saved, so that those of one run can be told from members."""
+        if not found.id or len(self._times) >= _MAX_FOLDERS:
+            return
+        folder = self._times.setdefault(found.path.rpartition("/")[0], {})
+        for row in rows:
+            time = row.get("epoch", row.get("step"))
+            if time is not None and len(folder) < _MAX_LISTED:
+                folder.setdefault(row["member"], (time, row.get("seed")))
+
+    def note_unclear_runs(self) -> None:
+        """Note folders whose files are members of their own and were saved at several epochs of what may be one run."""
+        for folder, members in self._times.items():
+            times = {time for time, _ in members.values()}
+            seeds = [seed for _, seed in members.values()]
+            if len(times) > 1 and (None in seeds or len(set(seeds)) < len(seeds)):
+                where = f"in {excerpt(folder, 80)}" if folder else "of the source"
+                self._note(
+                    f"files {where} were saved at several epochs and are members of their own; "
+                    "where they are checkpoints of one run, --member names it"
+                )
+
+    @property
+    def passed_over(self) -> tuple[dict[str, str], ...]:
+        """Files that hold no network, and those that were not opened."""
+        unopened = (path for path in self.source.paths if path not in self.source.opened and path not in self._found)
+        reasons = dict.fromkeys(unopened, f"no checkpoint of the format {self.adapter.name}, by its name")
+        return tuple({"file": path, "reason": reason} for path, reason in (reasons | self._passed_over).items())
+
+    def _check_found(self) -> None:
+        """Refuse a source in which no file held a network.
+
+        Raises
+        ------
+        ZooError
+            So it is; the first files are named, and why they are none.
+        """
+        if self.added or self.present or self.skipped:
+            return
+        passed = self.passed_over
+        got = "; ".join(f"{item['file'][:80]}: {item['reason'][:160]}" for item in passed[:3]) or "no files"
+        got += f"; and {len(passed) - 3:,} more" if len(passed) > 3 else ""
+        step = "Save model.state_dict() of each network, or say with --layout what vectors hold."
+        raise ZooError(Problem(self.source.address, "networks", "at least one", got, step))
 
     def _checkpoint(self, found: Found, picked: Picked) -> tuple[Any, Row, bool, str]:
         suffix = f"/{identifier(picked.suffix)}" if picked.suffix else ""
@@ -434,11 +444,11 @@ class _Importer:
             picked.row.get("extra", {}),
             {"file": found.path},
         )
-        row["id"] = checkpoint_id(found.member, found.step, picked.suffix)
-        row["member"] = checkpoint_id(found.member, None, picked.suffix)
+        row["id"] = checkpoint_id(found.id or found.member, None if found.id else found.step, picked.suffix)
+        row.setdefault("member", checkpoint_id(found.id or found.member, None, picked.suffix))
         if found.step is not None:
             row.setdefault("step", found.step)
-        row["unit"] = unit_of(self.source.name, found.member, found.step) + suffix
+        row["unit"] = self._unit(found) + suffix
         row["source"] = self.source.name
         return picked.tensors, row, picked.gaussian, self._label(row, found.path)
 
@@ -509,13 +519,27 @@ class _Importer:
         self.skipped.append({"file": path, "problem": str(error)})
 
 
+def _whole(parts: Sequence[list[StateDict] | ZooError], path: str) -> list[StateDict] | ZooError:
+    """The state dicts of a file, or the one that shards hold together."""
+    if len(parts) == 1:
+        return parts[0]
+    states: list[StateDict] = []
+    for part in parts:
+        if isinstance(part, ZooError):
+            return part
+        states += part
+    tensors = {name: array for state in states for name, array in state.tensors.items()}
+    if len(states) != len(parts) or len(tensors) != sum(len(state.tensors) for state in states):
+        step = "Fetch the shards again, from one release."
+        return ZooError(Problem(path, "shards", "one network, each tensor once", "others", step))
+    aliases = {name: first for state in states for name, first in state.aliases.items()}
+    left_out = tuple(text for state in states for text in state.left_out)
+    return [StateDict(path.rpartition("/")[2], tensors, aliases, states[0].facts, left_out)]
+
+
 def _digest(arrays: Iterable[NDArray[Any]]) -> bytes:
     """Of a checkpoint's numbers, whatever their names."""
     digest = sha256()
     for array in arrays:
         digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))  # pyright: ignore[reportArgumentType]
     return digest.digest()[:16]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4:,} more" if len(names) > 4 else "")

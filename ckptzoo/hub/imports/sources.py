@@ -10,7 +10,8 @@ import zipfile
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -126,6 +127,27 @@ class Source(ABC):
     @abstractmethod
     def files(self) -> Iterator[SourceFile]:
         """A pass over all files: folders and zip archives in order of their paths, tar archives in their own."""
+
+
+class WatchedSource(Source):
+    """A source that remembers the paths of its files, and which of them were opened."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source.address, source.name, source.nbytes)
+        self.name = source.name
+        self._source, self.paths, self.opened = source, dict[str, None](), set[str]()
+
+    def files(self) -> Iterator[SourceFile]:
+        """A pass over all files."""
+        for file in self._source.files():
+            self.position = self._source.position
+            self.paths[file.path] = None
+            yield replace(file, open=partial(self._open, file))
+        self.position = self._source.position
+
+    def _open(self, file: SourceFile) -> IO[bytes]:
+        self.opened.add(file.path)
+        return file.open()
 
 
 def open_path(path: Path) -> Source:

@@ -16,6 +16,7 @@ layer                      what it does
                            of themselves, overlap, hold two directories, or whose checksums are wrong
 ``inert``                  reads pickles with classes of its own alone: nothing that a pickle names is imported or
                            called, in files within files too
+``tensor_forms``           reads sparse tensors whose indices are checked; tensors of other forms are refused by name
 ``rules``                  of what is contributed, refuse everything but dense tensors and plain containers, by name
 a process of its own       a crash or a hang ends that process alone, and the file is refused; it has no environment
                            variables, no descriptors but its pipes, and an empty working folder

@@ -12,9 +12,19 @@ SAVE_AGAIN = "Save the state dict again with safetensors.torch.save_file or torc
 """The next step where the message names no other."""
 
 
+class NoNetworkError(IntegrityError):
+    """A file that was read to its end and holds no network, nor any other weights."""
+
+
 def reject(location: str, what: str, expected: str, got: object, next_step: str = SAVE_AGAIN) -> NoReturn:
     """Refuse a file: one problem, with untrusted text made harmless."""
     raise IntegrityError(Problem(excerpt(location, 1000), what, expected, excerpt(got), next_step))
+
+
+def reject_without_network(location: str, got: object, next_step: str) -> NoReturn:
+    """Refuse a file that holds no network, nor any other weights."""
+    problem = Problem(excerpt(location, 1000), "content", "a state dict: names and tensors", excerpt(got), next_step)
+    raise NoNetworkError(problem)
 
 
 def with_next_step(problems: Iterable[Problem], next_step: str = SAVE_AGAIN) -> IntegrityError:

@@ -20,6 +20,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from ckptzoo.hub.untrusted.tensor_forms import SPARSE
 from ckptzoo.hub.untrusted.values import (
     MAX_NAME,
     Array,
@@ -117,8 +118,9 @@ class _RebuildFromType(Known):
     """A tensor with attributes, or of a subclass: the tensor."""
 
     def __new__(cls, rebuild: Any, kind: Any, args: Any, *_: Any) -> Any:
-        known = isinstance(rebuild, type) and issubclass(rebuild, Known) and isinstance(args, tuple)
-        return rebuild(*args) if known else Inert(rebuild, kind, args)
+        if isinstance(rebuild, type) and issubclass(rebuild, Known) and isinstance(args, tuple):
+            return rebuild(*args)
+        return class_named("torch._tensor._rebuild_from_type_v2")(rebuild, kind, args)
 
 
 class _JaxArray(Known):
@@ -159,6 +161,7 @@ _KNOWN: dict[str, type[Any]] = {
     "torch._utils._rebuild_parameter_with_state": _First, "torch.nn.parameter.Parameter": _First,
     "torch._tensor._rebuild_from_type_v2": _RebuildFromType, "torch.Size": _First, "torch.device": _Device,
     "jax._src.array._reconstruct_array": _JaxArray, "numpy.dtype": DType,
+    **SPARSE,
 }  # fmt: skip
 for _core in ("numpy.core", "numpy._core"):
     _KNOWN |= {

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format.header import numpy_dtype
-from ckptzoo.hub.untrusted.errors import name_error, reject
+from ckptzoo.hub.untrusted.errors import NoNetworkError, name_error, reject
 from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.results import Fact, Scalar, StateDict
 from ckptzoo.schema.architecture import ITEMSIZE
@@ -102,7 +102,10 @@ def encode_request(jobs: Sequence[Job], limits: Limits) -> bytes:
 def encode_answer(files: Sequence[FileAnswer], arrays: Sequence[NDArray[Any]]) -> bytes:
     """The head of an answer: ``padded`` bytes of the arrays follow it, in order."""
     described = [
-        {"refused": [[item.what, item.expected, item.got, item.next_step] for item in file.problems][:20]}
+        {
+            "refused": [[item.what, item.expected, item.got, item.next_step] for item in file.problems][:20],
+            "without_network": isinstance(file, NoNetworkError),
+        }
         if isinstance(file, IntegrityError)
         else {"states": [_encode_state(state) for state in file]}
         for file in files
@@ -219,7 +222,8 @@ def _checked_file(item: Any, location: str, arrays: int, limits: Limits) -> File
     content = cast(dict[str, Any], item) if isinstance(item, dict) else {}
     refused = content.get("refused")
     if isinstance(refused, list) and refused:
-        return IntegrityError([_checked_problem(location, one) for one in cast(list[Any], refused)[:20]])
+        kind = NoNetworkError if content.get("without_network") is True else IntegrityError
+        return kind([_checked_problem(location, one) for one in cast(list[Any], refused)[:20]])
     states = [
         _checked_state(one, location, limits) for one in _checked_list(content.get("states"), location, limits.states)
     ]

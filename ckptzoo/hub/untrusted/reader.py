@@ -12,6 +12,7 @@ import json
 import resource
 import sys
 import warnings
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import IO, Any
@@ -21,9 +22,11 @@ from numpy.typing import NDArray
 
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.hub.untrusted.archives import check_archive
-from ckptzoo.hub.untrusted.errors import reject
+from ckptzoo.hub.untrusted.errors import reject, reject_without_network
 from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.numpy_files import read_npy, read_npz
+from ckptzoo.hub.untrusted.objects import is_tensor
+from ckptzoo.hub.untrusted.other_contents import MASK, is_mask
 from ckptzoo.hub.untrusted.protocol import LENGTH_BYTES, FileAnswer, Job, WorkerResult, encode_answer, padded
 from ckptzoo.hub.untrusted.rules import TENSOR_STEP
 from ckptzoo.hub.untrusted.state_dicts import StateCandidate, find_state_dicts
@@ -54,7 +57,7 @@ class _Answer:
             root = _load(job, data, self.limits)
             found = find_state_dicts(root, location=job.location, limits=self.limits)
             indices: dict[tuple[Any, ...], int] = {}
-            return [self._add_state(state, indices, job.location) for state in found]
+            return self._without_masks([self._add_state(state, indices, job.location) for state in found], job.location)
         except IntegrityError as error:
             answer = error
         except MemoryError:
@@ -82,6 +85,17 @@ class _Answer:
             at.append(indices[key])
         return WorkerResult(state.key, tuple(state.tensors), tuple(at), state.facts, state.left_out)
 
+    def _without_masks(self, results: list[WorkerResult], location: str) -> list[WorkerResult]:
+        """The state dicts that are no masks; the others name these as left out."""
+        name = location.rpartition("/")[2]
+        masks = [item for item in results if is_mask([self.arrays[at] for at in item.tensor_indices], name)]
+        if not masks:
+            return results
+        left_out = tuple(f"{item.key}: {MASK}" if item.key else MASK for item in masks)
+        if len(masks) == len(results):
+            reject_without_network(location, "; ".join(left_out[:5]), "Leave it out.")
+        return [replace(item, left_out=item.left_out + left_out) for item in results if item not in masks]
+
     def _array(self, tensor: Any, name: str, location: str) -> NDArray[Any]:
         if str(tensor.dtype) not in ITEMSIZE:
             reject(location, f"dtype of {name!r}", "one of " + ", ".join(ITEMSIZE), tensor.dtype, TENSOR_STEP)
@@ -105,8 +119,11 @@ def _load(job: Job, data: bytes, limits: Limits) -> Any:
     if file_format == "npy":
         return {"array": read_npy(data, name="array", location=location, limits=limits)}
     if file_format == "pickle":
-        return read_pickle(data, location=location, limits=limits)
-    return read_torch(data, location=location, limits=limits, strict=job.strict)
+        root = read_pickle(data, location=location, limits=limits)
+    else:
+        root = read_torch(data, location=location, limits=limits, strict=job.strict)
+    # vectors or samples, which those who import may cut
+    return {"array": root} if is_tensor(root) and not job.strict else root
 
 
 def set_limits(memory_bytes: int) -> int:

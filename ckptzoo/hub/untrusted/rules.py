@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from ckptzoo.hub.untrusted.errors import reject
 from ckptzoo.hub.untrusted.inert import STORAGE_DTYPES
+from ckptzoo.hub.untrusted.tensor_forms import SPARSE, UNREAD
 from ckptzoo.schema.architecture import ITEMSIZE
 from ckptzoo.text import excerpt
 
@@ -14,16 +15,9 @@ _CONTAINERS_AND_TENSORS = {
     "torch._utils._rebuild_parameter_with_state",
 }  # fmt: skip
 _TENSOR_KINDS = {
-    "torch._utils._rebuild_sparse_tensor": "a sparse tensor",
-    "torch.serialization._get_layout": "a sparse tensor",
-    "torch._utils._rebuild_sparse_csr_tensor": "a sparse tensor",
-    "torch._utils._rebuild_qtensor": "a quantized tensor",
-    "torch._utils._rebuild_meta_tensor_no_storage": "a meta tensor, which has no numbers",
-    "torch._utils._rebuild_nested_tensor": "a nested tensor",
-    "torch._utils._rebuild_wrapper_subclass": "a tensor subclass",
+    **dict.fromkeys(SPARSE, "a sparse tensor"),
+    **UNREAD,
     "torch._tensor._rebuild_from_type_v2": "a tensor subclass, or a tensor with attributes",
-    "torch._utils._rebuild_device_tensor_from_numpy": "a tensor of another device",
-    "torch._utils._rebuild_device_tensor_from_cpu_tensor": "a tensor of another device",
 }
 # Modules whose names in a pickle mean that somebody tries to run code, rather than that an object was saved whole.
 _CODE_MODULES = {

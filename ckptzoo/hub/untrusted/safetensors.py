@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from ckptzoo.errors import IntegrityError
 from ckptzoo.format.header import Entry, header_length, numpy_dtype, read_header
-from ckptzoo.hub.untrusted.errors import name_error, reject, with_next_step
+from ckptzoo.hub.untrusted.errors import name_error, reject, reject_without_network, with_next_step
 from ckptzoo.hub.untrusted.limits import Limits
+from ckptzoo.hub.untrusted.other_contents import MASK, is_mask, other_content
 from ckptzoo.hub.untrusted.results import Fact, StateDict
 from ckptzoo.schema.architecture import name_problem
 from ckptzoo.schema.documents import parse
@@ -42,6 +43,9 @@ def read_state_dict(file: IO[bytes], location: str, name: str, limits: Limits) -
     )
     if not arrays:
         reject(location, "content", "a state dict: names and tensors", "no tensors", "Save model.state_dict().")
+    what = other_content({key: array.dtype.name for key, array in arrays.items()})
+    if what is not None or is_mask(list(arrays.values()), name):
+        reject_without_network(location, what or MASK, "Leave it out.")
     facts: dict[str, Fact] = {}
     left_out: list[str] = []
     for key, text in list(metadata.items())[:_MAX_FACTS]:

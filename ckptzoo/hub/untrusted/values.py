@@ -13,7 +13,7 @@ from ckptzoo.schema.architecture import ITEMSIZE
 
 _NUMPY_CODES = {numpy_dtype(name).str[1:]: name for name in ITEMSIZE if name != "bfloat16"}
 """What dtypes of numpy are in pickles: ``f4`` is float32."""
-_MAX_DIMENSIONS = 32
+MAX_DIMENSIONS = 32
 MAX_NAME = 500
 """Characters of a global's name that are kept."""
 
@@ -165,7 +165,7 @@ class Tensor(Numbers):
         if not isinstance(storage, Storage):
             raise InertError("tensor", "a storage", described(storage))
         naturals = are_naturals((offset,)) and are_naturals(shape) and are_naturals(strides)
-        if not naturals or not len(shape) == len(strides) <= _MAX_DIMENSIONS:
+        if not naturals or not len(shape) == len(strides) <= MAX_DIMENSIONS:
             got = f"{described(offset)}, {described(shape)}, {described(strides)}"
             raise InertError("tensor", "an offset, a shape and as many strides, integers from 0", got)
         self.storage, self.offset, self.shape, self.strides = storage, offset, shape, strides
@@ -244,7 +244,7 @@ class Array(Numbers):
             raise InertError("dtype", "one of " + ", ".join(ITEMSIZE), self.dtype)
         found = dtype.numpy
         content = bytes_of(data)
-        if len(shape) > _MAX_DIMENSIONS or len(content) != prod(shape) * found.itemsize:
+        if len(shape) > MAX_DIMENSIONS or len(content) != prod(shape) * found.itemsize:
             raise InertError(f"array of shape {shape}", f"{prod(shape) * found.itemsize} bytes", f"{len(content)}")
         array = np.frombuffer(content, found).reshape(shape, order="F" if fortran else "C")
         return array.astype(found.newbyteorder("="), copy=False)

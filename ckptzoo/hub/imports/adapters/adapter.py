@@ -11,11 +11,16 @@ from numpy.typing import NDArray
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.hub.imports.facts import Row
 from ckptzoo.hub.imports.sources import Source, SourceFile
+from ckptzoo.hub.untrusted import SUFFIXES as CHECKPOINT_SUFFIXES
 from ckptzoo.hub.untrusted import Limits, StateDict
 from ckptzoo.schema.metadata import MAX_ID
 
 MAX_SIDE_BYTES = 256 * 2**20
 """A file of facts."""
+SUFFIXES = (*CHECKPOINT_SUFFIXES, ".pkl", ".pickle", ".npy")
+"""Suffixes of files that may hold checkpoints."""
+SETTINGS_OF_RAY = "params.pkl"
+"""A pickle of settings that Ray Tune writes into every folder."""
 _UNSUITABLE = re.compile(r"[^A-Za-z0-9._=,@+-]+")
 
 
@@ -35,6 +40,11 @@ class Options:
         what to add to the number of a checkpoint of Ray to get its iteration; None: found out.
     percent
         whether accuracies go up to 100.
+    member_pattern, step_pattern
+        for files: regular expressions that find in a path the run that a file belongs to, and the number of the step at
+        which it was saved; their first group, or all that they match. Where the run's is empty, all are one run.
+    stacked
+        for files: whether the first axis of every tensor counts samples; None: refused where it may.
     """
 
     id_pattern: str | None = None
@@ -42,6 +52,9 @@ class Options:
     layout: str | None = None
     checkpoint_offset: int | None = None
     percent: bool = False
+    member_pattern: str | None = None
+    step_pattern: str | None = None
+    stacked: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -58,17 +71,20 @@ class Picked:
         columns that differ from those of ``Found``; ``extra`` is merged.
     gaussian
         whether they are means, with the standard deviation of ``T`` as ``T_std``.
+    note
+        what was done to its numbers, for the report.
     """
 
     suffix: str
     tensors: Mapping[str, NDArray[Any]]
     row: Row = field(default_factory=dict[str, Any])
     gaussian: bool = False
+    note: str = ""
 
 
 @dataclass(frozen=True)
 class Found:
-    """A file with checkpoints.
+    """A file with checkpoints, or the files that hold one checkpoint together.
 
     Parameters
     ----------
@@ -81,9 +97,11 @@ class Found:
     size
         bytes that reading it takes.
     read
-        the file's bytes; may be called until the next is asked for.
+        the bytes of each file; may be called until the next is asked for.
     pick
         the checkpoints among its state dicts.
+    id
+        of its checkpoints; made of the member and the step where it is empty.
     """
 
     path: str
@@ -91,8 +109,25 @@ class Found:
     step: int | None
     row: Row
     size: int
-    read: Callable[[], bytes] = field(repr=False)
+    read: Callable[[], Sequence[bytes]] = field(repr=False)
     pick: Callable[[Sequence[StateDict]], Sequence[Picked]] = field(repr=False)
+    id: str = ""
+
+
+@dataclass(frozen=True)
+class PassedOver:
+    """A file that is not read, and why.
+
+    Parameters
+    ----------
+    path
+        in the source.
+    reason
+        in a few words.
+    """
+
+    path: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -137,8 +172,8 @@ class Adapter(Protocol):
         """Whether a source with these paths (its first ones) looks like this format."""
         ...
 
-    def checkpoints(self, source: Source, options: Options) -> Iterator[Found | FoundArrays]:
-        """Every checkpoint, in the source's order."""
+    def checkpoints(self, source: Source, options: Options) -> Iterator[Found | FoundArrays | PassedOver]:
+        """Every checkpoint, in the source's order, and files that are passed over for a reason of their own."""
         ...
 
 
@@ -210,6 +245,12 @@ def parse_json(data: bytes, location: str) -> Any:
         raise ZooError(Problem(location, "file", "JSON", f"{type(error).__name__}: {error}"[:200], step)) from None
 
 
-def reader(file: SourceFile, limit: int) -> Callable[[], bytes]:
+def reader(file: SourceFile, limit: int) -> Callable[[], Sequence[bytes]]:
     """Reads a file when it is asked for."""
-    return lambda: file.read(limit)
+    return lambda: [file.read(limit)]
+
+
+def all_fit(paths: Sequence[str], fits: Callable[[str], object]) -> bool:
+    """Whether there are files that fit a format, and none that may hold other checkpoints."""
+    rest = [path for path in paths if not fits(path) and path.rpartition("/")[2] != SETTINGS_OF_RAY]
+    return any(map(fits, paths)) and not any(path.lower().endswith(SUFFIXES) for path in rest)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from ckptzoo.hub.imports.adapters.adapter import Found, Options, Picked, identifier, reader
+from ckptzoo.hub.imports.adapters.adapter import Found, Options, Picked, all_fit, identifier, reader
 from ckptzoo.hub.imports.facts import row_of
 from ckptzoo.hub.imports.sources import Source
 from ckptzoo.hub.untrusted import Limits, StateDict
@@ -23,8 +23,8 @@ class Haiku:
     by_order = False
 
     def recognises(self, paths: Sequence[str]) -> bool:
-        """Whether there is a ``model_step_N.pt``."""
-        return any(_CHECKPOINT.fullmatch(path) for path in paths)
+        """Whether all checkpoint files are a ``model_step_N.pt``."""
+        return all_fit(paths, _CHECKPOINT.fullmatch)
 
     def checkpoints(self, source: Source, options: Options) -> Iterator[Found]:
         """Every sample; its facts are in the file."""
@@ -34,8 +34,7 @@ class Haiku:
             member = identifier(matched["folder"] or source.name)
 
             def pick(states: Sequence[StateDict], path: str = file.path) -> Sequence[Picked]:
-                found = [_picked(state, path, options) for state in states if _is_parameters(state)]
-                return found or [_picked(state, path, options) for state in states[:1]]
+                return [_picked(state, path, options) for state in [*filter(_is_parameters, states)] or states]
 
             yield Found(
                 file.path, member, int(matched["number"]), {}, file.size, reader(file, Limits().file_bytes), pick
@@ -50,4 +49,5 @@ def _picked(state: StateDict, path: str, options: Options) -> Picked:
     row = row_of(state.facts, location=path, percent=options.percent)
     if type(iteration := state.facts.get("iteration")) is int:
         row["step"] = iteration
-    return Picked("", state.tensors, row)
+    suffix = "" if _is_parameters(state) else state.source.partition("#")[2]
+    return Picked(suffix, state.tensors, row)

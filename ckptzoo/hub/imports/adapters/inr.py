@@ -7,7 +7,7 @@ AllanYangZhou/nfn (``<prefix>_<label>s/net<i>.pth``).
 import re
 from collections.abc import Iterator, Sequence
 
-from ckptzoo.hub.imports.adapters.adapter import Found, Options, every_state, identifier, reader
+from ckptzoo.hub.imports.adapters.adapter import Found, Options, all_fit, every_state, identifier, reader
 from ckptzoo.hub.imports.sources import Source
 from ckptzoo.hub.untrusted import Limits
 
@@ -23,8 +23,8 @@ class ImplicitRepresentations:
     by_order = False
 
     def recognises(self, paths: Sequence[str]) -> bool:
-        """Whether there are files named in one of the two ways."""
-        return any(_DWSNETS.fullmatch(path) or _NFN.fullmatch(path) for path in paths)
+        """Whether all checkpoint files are named in one of the two ways."""
+        return all_fit(paths, lambda path: _DWSNETS.fullmatch(path) or _NFN.fullmatch(path))
 
     def checkpoints(self, source: Source, options: Options) -> Iterator[Found]:
         """Every file with a label in its path."""

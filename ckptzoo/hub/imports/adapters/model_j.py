@@ -7,11 +7,13 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ckptzoo.hub.imports.adapters.adapter import Found, Options, Picked, every_state, identifier, reader
+from ckptzoo.hub.imports.adapters.adapter import Found, Options, Picked, all_fit, every_state, identifier, reader
 from ckptzoo.hub.imports.facts import row_of
+from ckptzoo.hub.imports.runs import run_of
 from ckptzoo.hub.imports.sources import Source
 from ckptzoo.hub.untrusted import Limits, StateDict
 
+_MODEL = "model.safetensors"
 _MAX_LITERAL = 100_000
 
 
@@ -23,13 +25,16 @@ class ModelJungle:
     by_order = False
 
     def recognises(self, paths: Sequence[str]) -> bool:
-        """Whether folders hold a ``model.safetensors`` each."""
-        return any(path.endswith("/model.safetensors") or path == "model.safetensors" for path in paths)
+        """Whether all checkpoint files are a ``model.safetensors`` in folders of other names, and no steps of a run."""
+        models = [path for path in paths if path.rpartition("/")[2] == _MODEL]
+        folders = {path.split("/")[-2] if "/" in path else "" for path in models}
+        is_one_each = len(folders) == len(models) and not any(run_of(path).is_part for path in models)
+        return is_one_each and all_fit(paths, lambda path: path.rpartition("/")[2] == _MODEL)
 
     def checkpoints(self, source: Source, options: Options) -> Iterator[Found]:
         """Every ``model.safetensors``; the header's texts are facts, read as Python's literals."""
         for file in source.files():
-            if file.name != "model.safetensors":
+            if file.name != _MODEL:
                 continue
             member = identifier(file.folder.rpartition("/")[2] or source.name)
 

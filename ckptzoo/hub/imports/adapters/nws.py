@@ -10,7 +10,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ckptzoo.errors import Problem, ZooError
-from ckptzoo.hub.imports.adapters.adapter import MAX_SIDE_BYTES, FoundArrays, Options, identifier, side_files
+from ckptzoo.hub.imports.adapters.adapter import (
+    MAX_SIDE_BYTES,
+    FoundArrays,
+    Options,
+    all_fit,
+    identifier,
+    side_files,
+)
 from ckptzoo.hub.imports.facts import Row, row_of
 from ckptzoo.hub.imports.sources import Source
 from ckptzoo.hub.imports.tables import read_layout, read_table
@@ -29,8 +36,8 @@ class NeuralWeightSpace:
     by_order = False
 
     def recognises(self, paths: Sequence[str]) -> bool:
-        """Whether there is a ``weights/N.bin``."""
-        return any(_CHECKPOINT.fullmatch(path) for path in paths)
+        """Whether all checkpoint files are a ``weights/N.bin``."""
+        return all_fit(paths, _CHECKPOINT.fullmatch)
 
     def checkpoints(self, source: Source, options: Options) -> Iterator[FoundArrays]:
         """Every vector, cut by the layout."""

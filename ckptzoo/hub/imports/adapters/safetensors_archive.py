@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ckptzoo.hub.imports.adapters.adapter import Found, Options, every_state, identifier, reader
+from ckptzoo.hub.imports.runs import run_of
+from ckptzoo.hub.imports.shards import is_shard
 from ckptzoo.hub.imports.sources import Source
 from ckptzoo.hub.untrusted import Limits
 
@@ -17,13 +19,14 @@ class SafetensorsArchive:
     """Members are the numbers in the files' names; there are no facts."""
 
     name = "safetensors-archive"
-    license: str | None = "Apache-2.0"
+    license: str | None = None
     by_order = False
 
     def recognises(self, paths: Sequence[str]) -> bool:
-        """Whether there are several files, all of them numbered safetensors files."""
-        files = [path for path in paths if path.endswith(".safetensors")]
-        return len(files) > 1 and len(files) == len(paths) and all(map(_NUMBERED.fullmatch, files))
+        """Whether all are numbered safetensors files, none of them a shard or a step of a run."""
+        numbers = {matched["number"] for path in paths if (matched := _NUMBERED.fullmatch(path)) is not None}
+        is_one_each = len(numbers) == len(paths) > 1
+        return is_one_each and not any(is_shard(path) or run_of(path).is_part for path in paths)
 
     def checkpoints(self, source: Source, options: Options) -> Iterator[Found]:
         """Every safetensors file."""

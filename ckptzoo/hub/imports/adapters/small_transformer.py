@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ckptzoo.errors import Problem, ZooError
-from ckptzoo.hub.imports.adapters.adapter import Found, Options, every_state, identifier, reader, side_files
+from ckptzoo.hub.imports.adapters.adapter import Found, Options, all_fit, every_state, identifier, reader, side_files
 from ckptzoo.hub.imports.facts import merged, row_of
 from ckptzoo.hub.imports.sources import Source
 from ckptzoo.hub.imports.tables import read_table
@@ -27,9 +27,8 @@ class SmallTransformer:
     by_order = False
 
     def recognises(self, paths: Sequence[str]) -> bool:
-        """Whether there are files named so."""
-        named = [path for path in paths if _CHECKPOINT.fullmatch(path)]
-        return bool(named) and any(_TABLE.fullmatch(path) for path in paths)
+        """Whether all checkpoint files are named so, and there is a table."""
+        return all_fit(paths, _CHECKPOINT.fullmatch) and any(_TABLE.fullmatch(path) for path in paths)
 
     def checkpoints(self, source: Source, options: Options) -> Iterator[Found]:
         """Every file, with its row of the tables where there is one."""

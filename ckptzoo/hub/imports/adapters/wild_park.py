@@ -6,7 +6,7 @@ mkofinas/neural-graphs at 1f2b671, ``experiments/cnn_generalization/dataset/``.
 import re
 from collections.abc import Iterator, Sequence
 
-from ckptzoo.hub.imports.adapters.adapter import Found, Options, Picked, identifier, reader
+from ckptzoo.hub.imports.adapters.adapter import Found, Options, Picked, all_fit, identifier, reader
 from ckptzoo.hub.imports.facts import merged, row_of
 from ckptzoo.hub.imports.sources import Source
 from ckptzoo.hub.untrusted import Limits, StateDict
@@ -22,8 +22,8 @@ class WildPark:
     by_order = False
 
     def recognises(self, paths: Sequence[str]) -> bool:
-        """Whether there is a ``checkpoint_N/checkpoint.pt``."""
-        return any(_CHECKPOINT.fullmatch(path) for path in paths)
+        """Whether all checkpoint files are a ``checkpoint_N/checkpoint.pt``."""
+        return all_fit(paths, _CHECKPOINT.fullmatch)
 
     def checkpoints(self, source: Source, options: Options) -> Iterator[Found]:
         """Every checkpoint; its facts are in the file."""
@@ -33,7 +33,7 @@ class WildPark:
             member = identifier(matched["trial"].rpartition("/")[2])
 
             def pick(states: Sequence[StateDict], path: str = file.path) -> Sequence[Picked]:
-                return [_picked(state, path, options) for state in states[:1]]
+                return [_picked(state, path, options) for state in states]
 
             yield Found(
                 file.path, member, int(matched["number"]), {}, file.size, reader(file, Limits().file_bytes), pick
@@ -49,4 +49,4 @@ def _picked(state: StateDict, path: str, options: Options) -> Picked:
     row = row_of(merged(last, rest, settings), location=path, percent=options.percent)
     if type(iteration := state.facts.get("iteration")) is int:
         row["step"] = iteration
-    return Picked("", state.tensors, row)
+    return Picked(state.source.partition("#")[2], state.tensors, row)

@@ -1,0 +1,109 @@
+"""The report of an import: what was added, left out and passed over."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ckptzoo.console import PrintedResult
+from ckptzoo.text import counted, excerpt, size
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_MAX_LISTED = 20
+
+
+@dataclass(frozen=True)
+class ImportResult(PrintedResult):
+    """What an import did.
+
+    Parameters
+    ----------
+    to
+        the zoo, or the collection of zoos.
+    source, adapter
+        what was read, and as which format.
+    zoos
+        folder inside ``to`` (``.`` for itself) and how many checkpoints were added to each.
+    added, present
+        checkpoints that were added, and files whose checkpoints the zoo had.
+    skipped
+        files that were left out, each with its problem.
+    passed_over
+        files that hold no network or were not opened, each with the reason.
+    repeated
+        ids of one network that came several times, by the first of them.
+    notes
+        what was done to how many kinds of files, or to how many files.
+    seconds, nbytes
+        time taken, bytes of the source.
+    """
+
+    to: str
+    source: str
+    adapter: str
+    zoos: Mapping[str, int]
+    added: int
+    present: int
+    skipped: Sequence[Mapping[str, str]]
+    passed_over: Sequence[Mapping[str, str]]
+    repeated: Mapping[str, Sequence[str]]
+    notes: Mapping[str, int]
+    seconds: float
+    nbytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Every figure by name."""
+        return {
+            "to": self.to,
+            "source": self.source,
+            "format": self.adapter,
+            "zoos": dict(self.zoos),
+            "added": self.added,
+            "present": self.present,
+            "skipped": [dict(item) for item in self.skipped],
+            "passed_over": [dict(item) for item in self.passed_over],
+            "repeated": {first: list(others) for first, others in self.repeated.items()},
+            "notes": dict(self.notes),
+            "seconds": round(self.seconds, 3),
+            "bytes": self.nbytes,
+        }
+
+    def print(self, console: "Console | None" = None) -> None:
+        """Print what was done, in a few lines.
+
+        Parameters
+        ----------
+        console
+            a rich console; None for the standard output.
+        """
+        done = f"{counted(self.added, 'checkpoint')} added to {self.to}"
+        lines = [f"{self.source} ({self.adapter}): {done} in {self.seconds:.1f} s, {size(self.nbytes)} read"]
+        if self.present:
+            lines.append(f"{counted(self.present, 'file')} left out, whose checkpoints the zoo has")
+        if len(self.zoos) > 1:
+            lines += [f"  {path}: {counted(count, 'checkpoint')}" for path, count in self.zoos.items()]
+        lines += [f"note: {note} ({count:,} times)" for note, count in self.notes.items()]
+        for first, others in list(self.repeated.items())[:_MAX_LISTED]:
+            lines.append(f"note: one network {len(others) + 1} times: {first} and {_listed(others)}")
+        lines += _passed_over(self.passed_over)
+        lines += [f"skipped: {item['problem']}" for item in self.skipped[:_MAX_LISTED]]
+        if len(self.skipped) > _MAX_LISTED:
+            lines.append(f"... and {len(self.skipped) - _MAX_LISTED:,} more that were skipped")
+        for line in lines:
+            (print if console is None else console.print)(line)
+
+
+def _passed_over(files: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    """A line for each reason for which files were passed over."""
+    by_reason: dict[str, list[str]] = {}
+    for item in files:
+        by_reason.setdefault(item["reason"], []).append(item["file"])
+    for reason, paths in list(by_reason.items())[:_MAX_LISTED]:
+        yield f"passed over {counted(len(paths), 'file')}: {reason}: {_listed([excerpt(path, 80) for path in paths])}"
+    if len(by_reason) > _MAX_LISTED:
+        yield f"... and for {len(by_reason) - _MAX_LISTED:,} more reasons; --json lists every file"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4:,} more" if len(names) > 4 else "")

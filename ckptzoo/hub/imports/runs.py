@@ -1,0 +1,113 @@
+"""Which run a checkpoint file belongs to, and at which step it was saved: by its path, and by what it says itself."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+_STEP_WORDS = "global_?steps?|steps?|iterations?|iters?|itr?|updates?|kimg"
+_SAVE_WORDS = "checkpoints?|ckpts?|chkpts?|chk|cp|snapshots?|snap|rounds?|levels?"
+_EPOCH_WORDS = "epochs?|ep"
+_TIME = re.compile(
+    rf"(?:^|(?<=[-_. =]))(?:(?P<step>{_STEP_WORDS})|(?P<save>{_SAVE_WORDS})|(?P<epoch>{_EPOCH_WORDS}))"
+    r"[-_= .]?(?P<number>\d{1,12}(?:\.\d+)?)(?=$|[-_. ])"
+    rf"|(?:^|(?<=[-_. ]))(?P<before>\d{{1,12}})[-_ ]?(?:(?P<steps>{_STEP_WORDS})|(?P<epochs>{_EPOCH_WORDS}))"
+    r"(?![-_= .]?\d)(?=$|[-_. ])",
+    re.IGNORECASE,
+)
+"""A number beside a word that says when in its run a file was saved."""
+_MOMENT = re.compile(r"(?:^|(?<=[-_. ]))(?:best|last|final|latest|current|initial|init|end)(?=$|[-_. ])", re.IGNORECASE)
+_FIGURE = re.compile(
+    r"(?:^|(?<=[-_. ]))(?:(?:val|valid|test|train)[-_.]?)?(?:accuracy|acc|loss|error|err|score|metric|f1|auc|fid|psnr)"
+    r"[-_=]?\d+(?:\.\d+)?(?=$|[-_. ])",
+    re.IGNORECASE,
+)
+"""A figure in a name, which differs from one checkpoint of a run to the next."""
+_PLAIN_NAMES = {
+    "checkpoint", "checkpoints", "ckpt", "ckpts", "model", "models", "net", "network", "weights", "state_dict",
+    "pytorch_model", "model_state", "snapshots", "diffusion_pytorch_model", "adapter_model",
+}  # fmt: skip
+"""Names of files and folders that say nothing about a run."""
+_RANK = {"step": 0, "steps": 0, "save": 1, "epoch": 2, "epochs": 2}
+STEP_FACTS = ("global_step", "step", "iteration", "iter", "n_iter", "num_steps", "current_step")
+"""What programs call the number of a checkpoint's optimiser steps, the likeliest first."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The run of a file.
+
+    Parameters
+    ----------
+    member
+        its path without what says when in the run it was saved, and without names that say nothing; empty where nothing
+        is left.
+    step
+        the number that says when; None where there is none.
+    epoch
+        the number beside a word for epochs.
+    is_part
+        whether the path says that it is one of several checkpoints of a run.
+    """
+
+    member: str
+    step: int | None
+    epoch: float | None
+    is_part: bool
+
+
+def run_of(path: str) -> Run:
+    """The run of a file by its path.
+
+    Examples
+    --------
+    >>> run_of("seed0/ckpt_2.pth")
+    Run(member='seed0', step=2, epoch=None, is_part=True)
+    >>> run_of("run1/checkpoint-500/model.safetensors")
+    Run(member='run1', step=500, epoch=None, is_part=True)
+    >>> run_of("netG_epoch_3.pth").epoch, run_of("fold_0/model_best.pt").member, run_of("model_7.pt").member
+    (3.0, 'fold_0', 'model_7')
+    """
+    found: list[tuple[str, float]] = []
+    kept: list[str] = []
+    is_part = False
+    for name in str(without_suffixes(path)).split("/"):
+        matches = list(_TIME.finditer(name))
+        for item in matches:
+            word = next(word for word in _RANK if item[word] is not None)
+            found.append((word, float(item["number"] or item["before"])))
+        rest = _FIGURE.sub("", _TIME.sub("", name)) if matches else name
+        rest = _MOMENT.sub("", rest)
+        is_part = is_part or rest != name
+        if rest := re.sub(r"[-_. =]{2,}", lambda item: item[0][0], rest).strip("-_. ="):
+            kept.append(rest)
+    telling = [name for name in kept if name.lower() not in _PLAIN_NAMES]
+    # without any other name the whole source is one run where it has steps, and each plain name a network where not
+    member = "/".join(telling if telling or is_part else kept)
+    steps = sorted((_RANK[word], number) for word, number in found if number.is_integer())
+    epoch = next((number for word, number in found if word in ("epoch", "epochs")), None)
+    return Run(member, int(steps[0][1]) if steps else None, epoch, is_part)
+
+
+def without_suffixes(path: str) -> PurePosixPath:
+    """A path without the suffix of a checkpoint, and without that of the ImageNet example, ``.pth.tar``."""
+    found = PurePosixPath(path)
+    return found.with_suffix("").with_suffix("") if path.lower().endswith(".pth.tar") else found.with_suffix("")
+
+
+def step_of(facts: Mapping[str, Any]) -> int | None:
+    """The optimiser steps that a file says it was saved at.
+
+    Examples
+    --------
+    >>> step_of({"epoch": 3, "global_step": 2814}), step_of({"epoch": 3})
+    (2814, None)
+    """
+    return next((facts[name] for name in STEP_FACTS if type(facts.get(name)) is int and facts[name] >= 0), None)
+
+
+def searched(pattern: re.Pattern[str], path: str) -> str | None:
+    """What a pattern finds in a path: its first group, or all of it where it has none; None where it finds nothing."""
+    matched = pattern.search(path)
+    return None if matched is None else matched[1 if pattern.groups else 0]

@@ -1,0 +1,128 @@
+"""Layers within one another, as jax and Flax keep parameters, as state dicts with dotted names."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ckptzoo.hub.untrusted.objects import MAX_DEPTH, MAX_LEAVES, is_aside, is_tensor, items_of, number_list
+from ckptzoo.hub.untrusted.tensor_forms import holds_numbers
+
+# Names of a layer's own tensors in torch, Flax and TensorFlow.
+LEAF_NAMES = {
+    "weight", "bias", "kernel", "scale", "gamma", "beta", "embedding", "w", "b", "mean", "var",
+    "running_mean", "running_var", "num_batches_tracked", "moving_mean", "moving_variance",
+}  # fmt: skip
+# Keys that hold a whole state dict each: several of them are several networks, and not one with dotted names.
+WRAPPER_NAMES = {
+    "state_dict", "model_state_dict", "model_state", "model", "net", "network", "weights", "module", "ema",
+    "ema_state_dict", "model_ema", "teacher", "student", "generator", "discriminator",
+    "swa", "swa_model", "best_state", "best_model",
+}  # fmt: skip
+_COPY_WORDS = {
+    "ema", "target", "targets", "avg", "average", "averaged", "swa", "best", "old", "slow", "fast", "shadow", "polyak",
+    "online", "teacher", "student", "loc", "scale", "mean", "std", "sigma", "mu", "rho", "var", "logvar",
+}  # fmt: skip
+"""Words of keys that hold another copy of the layers beside them: an average, a target, a deviation of each weight."""
+_COLLECTIONS = {"batch_stats", "state", "buffers", "stats", "constants", "cache"}
+"""What Flax and Haiku keep of a network beside its parameters."""
+_WORDS = re.compile(r"[^a-z0-9]+")
+
+Tree = dict[str, Any]
+"""Leaves by dotted names: tensors, and what else stands beside them in a layer."""
+
+
+def layer_tree(value: Any, depth: int = 0) -> Tree | None:
+    """The leaves of one network of layers within one another, by dotted names; None where it is anything else.
+
+    A mapping with dotted names is a state dict by itself, and no layer. What is empty is a layer without parameters.
+    """
+    if depth > MAX_DEPTH or not isinstance(value, Mapping | list | tuple):
+        return None
+    items = [(key, item) for key, item in items_of(value) if not _is_empty(item)]
+    if len(items) > MAX_LEAVES or any(not _is_layer_name(key) or is_aside(key, item) for key, item in items):
+        return None
+    if len({str(key) for key, _ in items}) < len(items):
+        return None
+    has_tensors = any(is_tensor(item) for _, item in items)
+    leaves: Tree = {}
+    trees: dict[str, Tree] = {}
+    for key, item in items:
+        is_numbers = has_tensors and number_list(key, item) is not None
+        if is_tensor(item) or is_numbers or not holds_numbers(item):
+            leaves[str(key)] = item
+            continue
+        is_wrapper = key in WRAPPER_NAMES and isinstance(item, Mapping)
+        inner = None if is_wrapper else layer_tree(item, depth + 1)
+        if inner is None or len(leaves) + len(inner) > MAX_LEAVES:
+            return None
+        trees[str(key)] = inner
+        leaves |= {f"{key}.{name}": leaf for name, leaf in inner.items()}
+    is_network = any(map(is_tensor, leaves.values())) and not (len(trees) > 1 and copies(trees))
+    return leaves if is_network else None
+
+
+def copies(trees: Mapping[str, Tree]) -> list[dict[str, str]]:
+    """The networks of which one key's layers are a copy of another's, such as an average of them.
+
+    Returns
+    -------
+    list[dict[str, str]]
+        Of each network its keys, and the key that gives its tensors their names; empty where no key is a copy.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> layer = {"linear.w": np.ones(2)}
+    >>> copies({"params": layer, "ema_params": layer, "batch_stats": {"norm.mean": np.ones(2)}})
+    [{'params': 'params', 'batch_stats': 'batch_stats'}, {'ema_params': 'params', 'batch_stats': 'batch_stats'}]
+    """
+    signatures = {key: _signature(tree) for key, tree in trees.items()}
+    groups: dict[Any, list[str]] = {}
+    for key, signature in signatures.items():
+        groups.setdefault(signature, []).append(key)
+    copied = [keys for keys in groups.values() if len(keys) > 1 and any(map(is_copy_name, keys))]
+    if not copied:
+        return []
+    shared = [key for key in trees if key in _COLLECTIONS and not any(key in keys for keys in copied)]
+    found: list[dict[str, str]] = []
+    for keys in copied:
+        first = next((key for key in keys if not is_copy_name(key)), keys[0])
+        beside = {key: key for key in shared}
+        found += [{key: first, **beside} for key in keys]
+    alone = [key for key in trees if key not in shared and not any(key in keys for keys in copied)]
+    return found + [{key: key} for key in alone]
+
+
+def are_networks(trees: Sequence[Tree]) -> bool:
+    """Tells whether layers within one another that stand side by side are a network each.
+
+    So it is where all have the same tensors, and these are several layers: members of an ensemble, and no equal layers.
+    """
+    signatures = {_signature(tree) for tree in trees}
+    names = {name for tree in trees for name, leaf in tree.items() if is_tensor(leaf)}
+    has_layers = any("." in name for name in names) or not names <= LEAF_NAMES | {"0", "1"}
+    return len(trees) > 1 and len(signatures) == 1 and has_layers
+
+
+def is_copy_name(key: str) -> bool:
+    """Tells whether a key is that of another copy of a network, such as an average of its weights.
+
+    Examples
+    --------
+    >>> is_copy_name("ema_params"), is_copy_name("params")
+    (True, False)
+    """
+    return bool(_COPY_WORDS.intersection(_WORDS.split(key.lower())))
+
+
+def _signature(tree: Tree) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted((name, getattr(leaf, "shape", None)) for name, leaf in tree.items() if is_tensor(leaf)))
+
+
+def _is_layer_name(key: Any) -> bool:
+    return isinstance(key, int) or (isinstance(key, str) and "." not in key)
+
+
+def _is_empty(value: Any) -> bool:
+    """Tells whether it is None or an empty container: a layer without parameters."""
+    return value is None or (isinstance(value, Mapping | list | tuple) and not value)

@@ -1,0 +1,160 @@
+"""What the objects in a loaded file are: tensors, modules, settings, the state of training."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from ckptzoo.hub.untrusted.tensor_forms import unread_form
+from ckptzoo.hub.untrusted.values import Inert, InertError, Numbers
+
+MAX_DEPTH = 6
+"""Levels of containers that are opened."""
+MAX_LEAVES = 10_000
+"""Tensors of a state dict that is kept as nested layers or as a module."""
+_MAX_MODULES = 64
+"""Levels of modules within one another."""
+_MAX_NUMBERS = 10**6
+"""Numbers of a list that stands for an array."""
+# Names beside a state dict in the checkpoints of common training programs: the state of training, and settings.
+_TRAINING_NAMES = re.compile(
+    r"(^|_)(optim\w*|opt|sched\w*|lr_?sched\w*|amp|scaler|grad_scaler|rng|callbacks?|loops)(_|$)"
+)
+_SETTINGS_NAMES = re.compile(r"(^|_)(hparams|hyper_parameters|args|config|cfg)(_|$)")
+_MASK_NAMES = re.compile(r"(^|_)masks?$")
+_FIGURE_NAMES = re.compile(
+    r"(^|_)(loss|losses|acc|accuracy|accuracies|errors?|epochs?|steps?|iters?|iterations?|times?|lrs?|history|curve|"
+    r"metrics?|scores?|rewards?|returns?|sizes?|shapes?|classes|seeds?|activations?)(_|$)"
+)
+"""Names of lists of numbers that are noted about a network, and no tensors of it."""
+_CONSTRAINTS = "torch.distributions.constraints."
+
+
+def is_tensor(value: Any) -> bool:
+    """Tells whether a value is a tensor, be its form one that is read or not."""
+    return isinstance(value, Numbers | np.ndarray) or unread_form(value) is not None
+
+
+def is_module(value: Any) -> bool:
+    """Tells whether an object was a ``torch.nn.Module``."""
+    return isinstance(value, Inert) and all(
+        isinstance(value.attributes.get(name), dict) for name in ("_parameters", "_buffers", "_modules")
+    )
+
+
+def module_tensors(module: Inert, prefix: str = "", depth: int = 0) -> dict[str, Any]:
+    """The tensors that ``module.state_dict()`` would give.
+
+    Raises
+    ------
+    InertError
+        There are more tensors or levels than bounds allow: modules may contain one another.
+    """
+    attributes = module.attributes
+    dropped = attributes.get("_non_persistent_buffers_set")
+    own = {**attributes["_parameters"], **attributes["_buffers"]}
+    found = {
+        f"{prefix}{name}": value
+        for name, value in own.items()
+        if is_tensor(value) and not (isinstance(dropped, set) and name in attributes["_buffers"] and name in dropped)
+    }
+    for name, inner in attributes["_modules"].items():
+        if is_module(inner):
+            if depth >= _MAX_MODULES or len(found) >= MAX_LEAVES:
+                raise InertError("module", f"at most {MAX_LEAVES} tensors in {_MAX_MODULES} levels", "more")
+            found |= module_tensors(inner, f"{prefix}{name}.", depth + 1)
+    return found
+
+
+def is_figure_name(key: Any) -> bool:
+    """Tells whether a name is that of figures about a network, such as its losses."""
+    return isinstance(key, str) and bool(_FIGURE_NAMES.search(key.lower()[:200]))
+
+
+def number_list(key: Any, value: Any) -> np.ndarray[Any, Any] | None:
+    """The array that a list of numbers beside tensors stands for; None for figures, and for any other value.
+
+    Examples
+    --------
+    >>> number_list("bias", [0.5, 1.0]), number_list("train_losses", [0.5, 1.0])
+    (array([0.5, 1. ]), None)
+    """
+    if not isinstance(value, list | tuple) or is_figure_name(key):
+        return None
+    flat, count = [cast(Sequence[Any], value)], 0
+    while flat:
+        items = flat.pop()
+        count += len(items)
+        inner = [item for item in items if isinstance(item, list | tuple)]
+        are_numbers = all(type(item) in (int, float) and abs(item) < 2.0**63 for item in items)
+        if not items or count > _MAX_NUMBERS or not (len(inner) == len(items) or are_numbers):
+            return None
+        flat += inner
+    try:
+        return np.array(value)
+    except ValueError:  # rows of several lengths
+        return None
+
+
+def plain(value: Any) -> Any:
+    """What OmegaConf and argparse keep settings in, as plain values; a constraint of torch as its name."""
+    for _ in range(MAX_DEPTH):
+        if not isinstance(value, Inert):
+            break
+        attributes = value.attributes
+        if value.name.startswith(_CONSTRAINTS):
+            arguments = [f"{name}={item!r}" for name, item in attributes.items() if isinstance(item, int | float)]
+            return f"{value.name.removeprefix(_CONSTRAINTS)}({', '.join(arguments)})"
+        whole = attributes if value.name == "argparse.Namespace" else value
+        inner = attributes.get("_val", attributes.get("_content", whole))
+        if inner is value:
+            break
+        value = inner
+    return value
+
+
+def items_of(value: Any) -> Iterator[tuple[Any, Any]]:
+    """The keys and values of a mapping, of a sequence, or of an object's attributes."""
+    if isinstance(value, Inert):
+        yield from value.attributes.items()
+    elif isinstance(value, Mapping):
+        yield from cast(Mapping[Any, Any], value).items()
+    elif isinstance(value, list | tuple):
+        yield from enumerate(cast(Sequence[Any], value))
+
+
+def is_container(value: Any) -> bool:
+    """Tells whether a value is opened."""
+    return isinstance(value, Mapping | list | tuple | Inert) and not is_module(value)
+
+
+def is_aside(key: Any, value: Any) -> bool:
+    """Tells whether an entry is the state of an optimiser or of a scheduler, settings, or masks."""
+    if is_training_state(key, value):
+        return True
+    name = key.lower()[:200] if isinstance(key, str) else ""
+    return is_container(value) and bool(_SETTINGS_NAMES.search(name) or _MASK_NAMES.search(name))
+
+
+def is_training_state(key: Any, value: Any) -> bool:
+    """Tells whether an entry is the state of an optimiser or of a scheduler."""
+    if isinstance(value, Mapping) and "param_groups" in value:
+        return True
+    return is_container(value) and isinstance(key, str) and bool(_TRAINING_NAMES.search(key.lower()[:200]))
+
+
+def describe(value: Any) -> str:
+    """An untrusted value in a few words."""
+    if (form := unread_form(value)) is not None:
+        return form
+    if is_tensor(value):
+        return f"{'a tensor' if isinstance(value, Numbers) else 'an array'} of shape {value.shape}"
+    if isinstance(value, Mapping):
+        state = value.get("state") if "param_groups" in value else None
+        count = len(cast(Mapping[Any, Any], state if isinstance(state, Mapping) and state else value))
+        return f"{count} {'entry' if count == 1 else 'entries'}"
+    if isinstance(value, str | bytes | bytearray | list | tuple | set):
+        unit = {"str": "a text of {} characters", "bytes": "{} bytes", "bytearray": "{} bytes"}
+        return unit.get(type(value).__name__, "{} items").format(len(cast(Sequence[Any], value)))
+    return "None" if value is None else f"a {value.name if isinstance(value, Inert) else type(value).__name__}"

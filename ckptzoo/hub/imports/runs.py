@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any
 
 _STEP_WORDS = "global_?steps?|steps?|iterations?|iters?|itr?|updates?|kimg"
@@ -24,6 +23,10 @@ _FIGURE = re.compile(
     re.IGNORECASE,
 )
 """A figure in a name, which differs from one checkpoint of a run to the next."""
+_ANY_WORD = re.compile(
+    rf"{_STEP_WORDS}|{_SAVE_WORDS}|{_EPOCH_WORDS}|best|last|final|latest|current|init|end", re.IGNORECASE
+)
+"""Paths without any of these, as most have, name no moment of a run."""
 _PLAIN_NAMES = {
     "checkpoint", "checkpoints", "ckpt", "ckpts", "model", "models", "net", "network", "weights", "state_dict",
     "pytorch_model", "model_state", "snapshots", "diffusion_pytorch_model", "adapter_model",
@@ -69,10 +72,14 @@ def run_of(path: str) -> Run:
     >>> run_of("netG_epoch_3.pth").epoch, run_of("fold_0/model_best.pt").member, run_of("model_7.pt").member
     (3.0, 'fold_0', 'model_7')
     """
+    names = without_suffixes(path).split("/")
     found: list[tuple[str, float]] = []
     kept: list[str] = []
     is_part = False
-    for name in str(without_suffixes(path)).split("/"):
+    if _ANY_WORD.search(path) is None:
+        telling = [name for name in names if name.lower() not in _PLAIN_NAMES] or names
+        return Run("/".join(telling), None, None, is_part=False)
+    for name in names:
         matches = list(_TIME.finditer(name))
         for item in matches:
             word = next(word for word in _RANK if item[word] is not None)
@@ -90,10 +97,12 @@ def run_of(path: str) -> Run:
     return Run(member, int(steps[0][1]) if steps else None, epoch, is_part)
 
 
-def without_suffixes(path: str) -> PurePosixPath:
+def without_suffixes(path: str) -> str:
     """A path without the suffix of a checkpoint, and without that of the ImageNet example, ``.pth.tar``."""
-    found = PurePosixPath(path)
-    return found.with_suffix("").with_suffix("") if path.lower().endswith(".pth.tar") else found.with_suffix("")
+    start = path.rpartition("/")[0]
+    name = path[len(start) + 1 :] if start else path
+    stem = name[:-8] if name.lower().endswith(".pth.tar") else name.rpartition(".")[0]
+    return (f"{start}/" if start else "") + (stem or name)
 
 
 def step_of(facts: Mapping[str, Any]) -> int | None:

@@ -10,7 +10,7 @@ import zipfile
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -142,7 +142,7 @@ class WatchedSource(Source):
         for file in self._source.files():
             self.position = self._source.position
             self.paths[file.path] = None
-            yield replace(file, open=partial(self._open, file))
+            yield SourceFile(file.path, file.size, partial(self._open, file))
         self.position = self._source.position
 
     def _open(self, file: SourceFile) -> IO[bytes]:

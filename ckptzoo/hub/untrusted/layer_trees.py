@@ -36,7 +36,7 @@ def layer_tree(value: Any, depth: int = 0) -> Tree | None:
 
     A mapping with dotted names is a state dict by itself, and no layer. What is empty is a layer without parameters.
     """
-    if depth > MAX_DEPTH or not isinstance(value, Mapping | list | tuple):
+    if depth > MAX_DEPTH or not isinstance(value, dict | list | tuple):
         return None
     items = [(key, item) for key, item in items_of(value) if not _is_empty(item)]
     if len(items) > MAX_LEAVES or any(not _is_layer_name(key) or is_aside(key, item) for key, item in items):
@@ -51,7 +51,7 @@ def layer_tree(value: Any, depth: int = 0) -> Tree | None:
         if is_tensor(item) or is_numbers or not holds_numbers(item):
             leaves[str(key)] = item
             continue
-        is_wrapper = key in WRAPPER_NAMES and isinstance(item, Mapping)
+        is_wrapper = key in WRAPPER_NAMES and isinstance(item, dict)
         inner = None if is_wrapper else layer_tree(item, depth + 1)
         if inner is None or len(leaves) + len(inner) > MAX_LEAVES:
             return None
@@ -125,4 +125,4 @@ def _is_layer_name(key: Any) -> bool:
 
 def _is_empty(value: Any) -> bool:
     """Tells whether it is None or an empty container: a layer without parameters."""
-    return value is None or (isinstance(value, Mapping | list | tuple) and not value)
+    return value is None or (isinstance(value, dict | list | tuple) and not value)

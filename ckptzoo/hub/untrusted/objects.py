@@ -1,7 +1,7 @@
 """What the objects in a loaded file are: tensors, modules, settings, the state of training."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -31,9 +31,12 @@ _FIGURE_NAMES = re.compile(
 _CONSTRAINTS = "torch.distributions.constraints."
 
 
+_READ = (Numbers, np.ndarray)
+
+
 def is_tensor(value: Any) -> bool:
     """Tells whether a value is a tensor, be its form one that is read or not."""
-    return isinstance(value, Numbers | np.ndarray) or unread_form(value) is not None
+    return isinstance(value, _READ) or unread_form(value) is not None
 
 
 def is_module(value: Any) -> bool:
@@ -118,19 +121,21 @@ def items_of(value: Any) -> Iterator[tuple[Any, Any]]:
     """The keys and values of a mapping, of a sequence, or of an object's attributes."""
     if isinstance(value, Inert):
         yield from value.attributes.items()
-    elif isinstance(value, Mapping):
-        yield from cast(Mapping[Any, Any], value).items()
+    elif isinstance(value, dict):
+        yield from cast(dict[Any, Any], value).items()
     elif isinstance(value, list | tuple):
         yield from enumerate(cast(Sequence[Any], value))
 
 
 def is_container(value: Any) -> bool:
     """Tells whether a value is opened."""
-    return isinstance(value, Mapping | list | tuple | Inert) and not is_module(value)
+    return isinstance(value, dict | list | tuple | Inert) and not is_module(value)
 
 
 def is_aside(key: Any, value: Any) -> bool:
     """Tells whether an entry is the state of an optimiser or of a scheduler, settings, or masks."""
+    if isinstance(value, _READ):  # most entries
+        return False
     if is_training_state(key, value):
         return True
     name = key.lower()[:200] if isinstance(key, str) else ""
@@ -139,7 +144,7 @@ def is_aside(key: Any, value: Any) -> bool:
 
 def is_training_state(key: Any, value: Any) -> bool:
     """Tells whether an entry is the state of an optimiser or of a scheduler."""
-    if isinstance(value, Mapping) and "param_groups" in value:
+    if isinstance(value, dict) and "param_groups" in value:
         return True
     return is_container(value) and isinstance(key, str) and bool(_TRAINING_NAMES.search(key.lower()[:200]))
 
@@ -150,9 +155,9 @@ def describe(value: Any) -> str:
         return form
     if is_tensor(value):
         return f"{'a tensor' if isinstance(value, Numbers) else 'an array'} of shape {value.shape}"
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         state = value.get("state") if "param_groups" in value else None
-        count = len(cast(Mapping[Any, Any], state if isinstance(state, Mapping) and state else value))
+        count = len(cast(dict[Any, Any], state if isinstance(state, dict) and state else value))
         return f"{count} {'entry' if count == 1 else 'entries'}"
     if isinstance(value, str | bytes | bytearray | list | tuple | set):
         unit = {"str": "a text of {} characters", "bytes": "{} bytes", "bytearray": "{} bytes"}

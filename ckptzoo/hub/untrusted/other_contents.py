@@ -25,11 +25,11 @@ _TRAINING_WORDS = """
 _MOMENT_WORDS = "sq_mean square_mean cov_mat_sqrt w2_avg pre_d d_hat theta_swa sigma_diag"
 """In SWAG as its authors, MultiSWAG and torch-uncertainty save it, and in laplace-torch."""
 _FIGURE_WORDS = """
-    results timesteps ep_lengths successes loss losses train_loss test_loss val_loss valid_loss acc accuracy accuracies
-    train_acc test_acc val_acc train_accuracy test_accuracy val_accuracy train_losses test_losses val_losses errors
-    error rewards returns scores score metrics history curve lr lrs learning_rate time times epoch epochs iteration
-    iterations steps logits probs probabilities predictions preds outputs labels targets images inputs x_train y_train x_test
-    y_test x_val y_val train_x train_y test_x test_y
+    results timesteps ep_lengths successes loss losses train_loss test_loss val_loss valid_loss acc accuracy
+    accuracies train_acc test_acc val_acc train_accuracy test_accuracy val_accuracy train_losses test_losses
+    val_losses errors error rewards returns scores score metrics history curve lr lrs learning_rate time times
+    epoch epochs iteration iterations steps logits probs probabilities predictions preds outputs labels targets
+    images inputs x_train y_train x_test y_test x_val y_val train_x train_y test_x test_y
 """
 """In evaluations of stable-baselines3, curves of training, data sets and outputs."""
 _STATISTIC_WORDS = """

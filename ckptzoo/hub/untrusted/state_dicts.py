@@ -152,6 +152,9 @@ class _Search:
         if self.opened > self.limits.states:
             reject(self.location, "content", f"at most {self.limits.states} containers of state dicts", "more")
         items = list(items_of(value))
+        if items and isinstance(value, dict) and all(isinstance(item, Numbers) for _, item in items):
+            self.add_state(path, items)  # as torch saves nearly all of them
+            return
         aside = {at for at, (key, item) in enumerate(items) if is_aside(key, item) or id(item) in self.enclosing}
         inside = {at: item for at, (_, item) in enumerate(items) if at not in aside}
         holding = [at for at, item in inside.items() if not is_tensor(item) and self.contains_state(item, depth + 1)]
@@ -218,14 +221,14 @@ class _Search:
         """Whether there is a state dict in it: a mapping with tensors, layers, or a container of such."""
         if is_module(value):
             return bool(module_tensors(value))
-        if not isinstance(value, Mapping | list | tuple | Inert) or depth > MAX_DEPTH + 1:
+        if not isinstance(value, dict | list | tuple | Inert) or depth > MAX_DEPTH + 1:
             return False
         if id(value) not in self.contains_known:
             self.contains_known[id(value)] = False
             items = [(key, item) for key, item in items_of(value) if not is_aside(key, item)]
-            if isinstance(value, Mapping) and any(is_tensor(item) for _, item in items):
+            if isinstance(value, dict) and any(is_tensor(item) for _, item in items):
                 self.contains_known[id(value)] = True
-            elif isinstance(value, Mapping | Inert) or all(isinstance(item, Mapping | None) for _, item in items):
+            elif isinstance(value, dict | Inert) or all(isinstance(item, dict | None) for _, item in items):
                 self.contains_known[id(value)] = any(self.contains_state(item, depth + 1) for _, item in items)
         return self.contains_known[id(value)]
 
@@ -299,7 +302,7 @@ class _Search:
 
     def is_scalars(self, path: tuple[str, ...], value: Any) -> bool:
         """Whether a value beside the state dicts is a mapping whose scalars are facts, as settings are."""
-        if not isinstance(value, Mapping) or not value or len(path) > MAX_DEPTH or id(value) in self.enclosing:
+        if not isinstance(value, dict) or not value or len(path) > MAX_DEPTH or id(value) in self.enclosing:
             return False
         items = list(items_of(value))
         # among settings, those of the optimiser are settings

@@ -1,7 +1,7 @@
 """Tensors that are no dense arrays: sparse ones of torch and scipy are read, of all others the form is named."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any, cast
 
@@ -229,6 +229,6 @@ def holds_numbers(value: Any) -> bool:
 def _inside(value: Any) -> list[Any]:
     if isinstance(value, Inert):
         return [*value.args, value.state, *(value.items or ())]
-    if isinstance(value, Mapping):
-        return list(cast(Mapping[Any, Any], value).values())[:_MAX_LOOKED_AT]
+    if isinstance(value, dict):
+        return list(cast(dict[Any, Any], value).values())[:_MAX_LOOKED_AT]
     return list(cast(Sequence[Any], value))[:_MAX_LOOKED_AT] if isinstance(value, list | tuple) else []

@@ -215,9 +215,9 @@ class _Rows:
 def _id(path: str, pattern: str | None) -> str:
     whole = without_suffixes(path)
     if pattern is None:
-        return identifier(str(whole).replace("/", "-"))
-    name = PurePosixPath(path).name
-    fields = {"stem": whole.name, "name": name, "parent": whole.parent.name, "path": str(whole)}
+        return identifier(whole.replace("/", "-"))
+    parent, _, stem = whole.rpartition("/")
+    fields = {"stem": stem, "name": path.rpartition("/")[2], "parent": parent.rpartition("/")[2], "path": whole}
     try:
         return identifier(re.sub(r"\{(\w+)\}", lambda found: fields[found[1]], pattern))
     except KeyError as error:

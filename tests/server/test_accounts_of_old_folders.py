@@ -88,10 +88,10 @@ Service(sys.argv[1])
 
 def test_one_that_is_killed_midway_is_done_again(tmp_path: Path) -> None:
     folder_of_version_1(tmp_path)
-    with pytest.raises(ZooError, match=r"tables: expected version 3, got 1\. Start ckptzoo serve once"):
+    with pytest.raises(ZooError, match=r"tables: expected version 4, got 1\. Start ckptzoo serve once"):
         database_of(tmp_path)
     assert subprocess.run([sys.executable, "-c", KILLED, tmp_path], check=False, timeout=60).returncode == -9
-    with pytest.raises(ZooError, match=r"tables: expected version 3, got 1"):
+    with pytest.raises(ZooError, match=r"tables: expected version 4, got 1"):
         database_of(tmp_path)
     with hosted(tmp_path) as server:
         server.tokens.update(TOKENS)

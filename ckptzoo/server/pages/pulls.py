@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from starlette.responses import Response
 
 from ckptzoo.schema.review_mark import ReviewMark, read_mark
-from ckptzoo.server.access import WRITE, may
+from ckptzoo.server.access import ADMIN, WRITE, may
 from ckptzoo.server.errors import Refusal
 from ckptzoo.server.pages.cards import comment_html
 from ckptzoo.server.pages.html import field, page, see
@@ -184,10 +184,11 @@ def review_command(request: AuthorizedRequest, pull: StoredDiscussion) -> str:
 def checks_of(
     request: AuthorizedRequest, connection: sqlite3.Connection, events: Sequence[Event], head: str
 ) -> Checks | None:
-    """The newest checks of a commit that were posted by somebody who may write to the repository."""
+    """The newest checks of a commit, posted by somebody who may write to the repository, with a token that might too."""
     for event in reversed(events):
         mark = read_mark(_text(event)) if event.type == "comment" else None
-        if mark is None or mark.head != head:
+        # the author's roles say nothing of the token with which the comment was written
+        if mark is None or mark.head != head or event.role not in (WRITE, ADMIN):
             continue
         if may(accounts.subject_of(connection, event.author), WRITE, request.repository.target):
             return Checks(event.author, mark, comment_html(_text(event)))

@@ -1,6 +1,6 @@
 """Repositories: make, list, describe, change, remove; their branches, tags and commits; account and card checks."""
 
-from functools import lru_cache
+import json
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from ckptzoo.server.access import ADMIN, READ, ROLES, WRITE, Target, may, role_in
 from ckptzoo.server.errors import Refusal, no_repository
+from ckptzoo.server.kept import Kept
 from ckptzoo.server.names import KINDS, checked_branch, checked_id
 from ckptzoo.server.request import AuthorizedRequest, text_of
 from ckptzoo.server.responses import MAX_FRONT_MATTER, front_matter, tags
@@ -185,7 +186,7 @@ def _describe(request: AuthorizedRequest, repository: Repository, commit: Commit
     card: dict[str, Any] = {}
     if readme is not None and not readme.folder:
         file = trees.file(readme.oid)
-        card = _card(str(request.service.blobs.path(file.sha256)))
+        card = _card(request.service.blobs.path(file.sha256))
     return {
         "_id": str(repository.id),
         "id": repository.name,
@@ -203,15 +204,22 @@ def _describe(request: AuthorizedRequest, repository: Repository, commit: Commit
     }
 
 
-@lru_cache(maxsize=1024)
-def _card(path: str) -> dict[str, Any]:
-    """The front matter of a stored README.md, empty where it is not well-formed; cached, because blobs never change."""
-    with Path(path).open("rb") as file:
-        text = file.read(MAX_FRONT_MATTER).decode(errors="replace")
-    try:
-        return front_matter(text)
-    except ValueError:
-        return {}
+_cards = Kept[dict[str, Any]](2**26, lambda card: 32 * (len(json.dumps(card)) + 8))
+"""Values of JSON take up to about 32 bytes in memory for each of theirs as text."""
+
+
+def _card(path: Path) -> dict[str, Any]:
+    """The front matter of a stored README.md, empty where it is not well-formed."""
+
+    def made() -> dict[str, Any]:
+        with path.open("rb") as file:
+            text = file.read(MAX_FRONT_MATTER).decode(errors="replace")
+        try:
+            return front_matter(text)
+        except ValueError:
+            return {}
+
+    return _cards.get(path, made)
 
 
 def _kind(body: dict[str, Any]) -> str:

@@ -148,7 +148,7 @@ def begun(request: AuthorizedRequest, secret: str, following: str) -> Response:
 
 def is_secure(service: Service, request: Request) -> bool:
     """Whether clients come by TLS."""
-    return (service.url or request.url.scheme).startswith("https")
+    return (service.url or request.scope["scheme"]).startswith("https")
 
 
 def _count(request: AuthorizedRequest) -> None:

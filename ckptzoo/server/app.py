@@ -338,7 +338,9 @@ class Application:
         self._check(route, pieces, caller, repository)
         return caller, repository
 
-    def _named(self, request: Request, route: Route, pieces: dict[str, str], connection: sqlite3.Connection) -> Admitted:
+    def _named(
+        self, request: Request, route: Route, pieces: dict[str, str], connection: sqlite3.Connection
+    ) -> Admitted:
         """Whom a token or a cookie names, and what the path does."""
         caller = self._session(connection, request) if route.page else self._bearer(connection, request, route)
         if "id" not in pieces:

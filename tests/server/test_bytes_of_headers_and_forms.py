@@ -28,8 +28,12 @@ HEADERS = (
 )  # fmt: skip
 TEXTS = st.one_of(
     st.binary(max_size=12),
-    st.sampled_from([b"\xe9", b"\xc3\xa9", b"\0", b"\r\n", b"\x7f", b"\xff\xfe", b"[", b"[::1", b"\xb2", b"0", b"-1", b""]),
-    st.sampled_from([b"9" * 5000, b"a" * 20_000, b"\xe9" * 20_000, b";" * 9000, b'"\\351\\000"', b'"', b"%", b"%ff", b"\\"]),
+    st.sampled_from(
+        [b"\xe9", b"\xc3\xa9", b"\0", b"\r\n", b"\x7f", b"\xff\xfe", b"[", b"[::1", b"\xb2", b"0", b"-1", b""]
+    ),
+    st.sampled_from(
+        [b"9" * 5000, b"a" * 20_000, b"\xe9" * 20_000, b";" * 9000, b'"\\351\\000"', b'"', b"%", b"%ff", b"\\"]
+    ),
 )
 STARTS = (
     b"", b"session=", b"oidc=", b"__Host-session=", b"__Host-oidc=", b"oidc=a; session=", b"Bearer ", b"bearer", b"Basic ",
@@ -86,7 +90,9 @@ NAMES = (
     "form_token", "next", "token", "name", "role", "scope", "days", "comment", "status", "head", "target", "action",
     "account", "everywhere", "paths", "expand",
 )  # fmt: skip
-FIELD = st.one_of(st.text(max_size=8), st.sampled_from(["\0", "é", "\x85", "\u202e", "a" * 70_000, "ada", "\r\n", "𝒳", "-1"]))
+FIELD = st.one_of(
+    st.text(max_size=8), st.sampled_from(["\0", "é", "\x85", "\u202e", "a" * 70_000, "ada", "\r\n", "𝒳", "-1"])
+)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | FIELD,
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(FIELD, inner, max_size=2), max_leaves=3,
@@ -120,7 +126,10 @@ def test_any_json_of_the_protocol(inside: InProcess, route: Route, data: st.Data
     path, body = request_of(route, "ada/zoo", "0" * 24, 1)
     with somebody(inside) as (token, _, _):
         if isinstance(body, dict):
-            body = {**body, **data.draw(st.dictionaries(st.sampled_from([*body, "visibility", "parts"]), JSON, max_size=3))}
+            body = {
+                **body,
+                **data.draw(st.dictionaries(st.sampled_from([*body, "visibility", "parts"]), JSON, max_size=3)),
+            }
             body = json.dumps(body).encode()
         answer = inside.ask(route.method, path, body or b"", [(b"authorization", f"Bearer {token}".encode())])
     assert answer.status < 500, (route.name, body, answer)
@@ -149,9 +158,7 @@ def test_lengths_of_uploads(inside: InProcess, length: bytes) -> None:
     with somebody(inside) as (token, _, _):
         bearer = [(b"authorization", f"Bearer {token}".encode())]
         batch = {"operation": "upload", "objects": [{"oid": "1" * 64, "size": 1}]}
-        answer = inside.ask(
-            "POST", "/datasets/ada/zoo.git/info/lfs/objects/batch", json.dumps(batch).encode(), bearer
-        )
+        answer = inside.ask("POST", "/datasets/ada/zoo.git/info/lfs/objects/batch", json.dumps(batch).encode(), bearer)
         address = answer.json()["objects"][0]["actions"]["upload"]["href"].removeprefix(ORIGIN)
         assert inside.ask("PUT", address, b"x", [(b"content-length", length)]).status == 400
 
@@ -160,7 +167,16 @@ def test_through_a_socket(zoo: Hosted) -> None:
     """What the HTTP parser lets pass, and what it does not."""
     host, port = zoo.url.removeprefix("http://").split(":")
     for header in HEADERS:
-        for value in (b"\xe9", b"oidc=\xe9; session=\xe9", b"Bearer \xe9", b"bytes=\xb2-", b"[", b"9" * 40, b"\x01", b"a" * 9000):
+        for value in (
+            b"\xe9",
+            b"oidc=\xe9; session=\xe9",
+            b"Bearer \xe9",
+            b"bytes=\xb2-",
+            b"[",
+            b"9" * 40,
+            b"\x01",
+            b"a" * 9000,
+        ):
             for path in (b"/-/oidc/callback?state=a", b"/-/tokens", b"/api/datasets", b"/datasets/lab/zoo"):
                 with socket.create_connection((host, int(port)), timeout=10) as connection:
                     name = b"" if header == b"host" else b"Host: 127.0.0.1:%s\r\n" % port.encode()

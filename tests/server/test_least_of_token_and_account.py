@@ -328,7 +328,9 @@ def need_of(route: Route) -> Any:
 
 @settings(max_examples=examples(100, FEW_EXAMPLES), deadline=None)
 @given(WORLDS, TOKENS, st.sampled_from(NAMES))
-def test_no_token_does_more_than_its_account_and_its_limits(server: InProcess, world: World, token: Token, place: str) -> None:
+def test_no_token_does_more_than_its_account_and_its_limits(
+    server: InProcess, world: World, token: Token, place: str
+) -> None:
     with served(server, world) as comments:
         bearer, session = callers(server, token)
         own = signed_in(server, token.user)
@@ -380,13 +382,19 @@ def test_lists_name_what_the_token_reaches(server: InProcess, world: World, toke
             listed = bearer.ask("GET", f"/api/organizations/{namespace}/settings/repositories").json()
             assert {item["id"] for item in listed} == {name for name in expected if name.startswith(f"{namespace}/")}
         orgs = {item["name"]: item["roleInOrg"] for item in bearer.ask("GET", "/api/whoami-v2").json()["orgs"]}
-        roles = {org: min(role, world.of_token(alive, org)) for (org, user), role in world.members.items() if user == token.user}
+        roles = {
+            org: min(role, world.of_token(alive, org))
+            for (org, user), role in world.members.items()
+            if user == token.user
+        }
         assert orgs == {org: WORDS[role] for org, role in roles.items() if role}
 
 
 @settings(max_examples=examples(100, FEW_EXAMPLES), deadline=None)
 @given(WORLDS, st.lists(st.tuples(st.sampled_from(["post", "edit", "open"]), TOKENS), min_size=1, max_size=4))
-def test_checks_count_with_the_role_they_were_written_with(server: InProcess, world: World, acts: list[tuple[str, Token]]) -> None:
+def test_checks_count_with_the_role_they_were_written_with(
+    server: InProcess, world: World, acts: list[tuple[str, Token]]
+) -> None:
     """The last of several posts and edits decides, each by another token."""
     with served(server, world):
         with server.service.database.reading() as connection:

@@ -242,10 +242,7 @@ def _missing_cells(lines: Sequence[str]) -> int:
 
 def _as_text(text: str, problem: str) -> str:
     more = " It is shown as text, and its beginning alone." if len(text) > _SHOWN else " It is shown as text."
-    return (
-        f"<p>The text has more than {problem}.{more}</p>"
-        f'<pre tabindex="0">{nh3.clean_text(text[:_SHOWN])}</pre>'
-    )
+    return f'<p>The text has more than {problem}.{more}</p><pre tabindex="0">{nh3.clean_text(text[:_SHOWN])}</pre>'
 
 
 class _Markdown(MarkdownIt):

@@ -191,7 +191,7 @@ def review_command(request: AuthorizedRequest, pull: StoredDiscussion) -> str:
 def checks_of(
     request: AuthorizedRequest, connection: sqlite3.Connection, events: Sequence[Event], head: str
 ) -> Checks | None:
-    """The newest checks of a commit, posted by somebody who may write to the repository, with a token that might too."""
+    """The newest checks of a commit by somebody who may write to the repository, with a token that might too."""
     for event in reversed(events):
         mark = read_mark(_text(event)) if event.type == "comment" else None
         # the author's roles say nothing of the token with which the comment was written

@@ -6,6 +6,8 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 Value = TypeVar("Value")
+ENTRY_BYTES = 500
+"""What a value takes besides itself: its key, of bounded length, and its place."""
 
 
 class Kept(Generic[Value]):

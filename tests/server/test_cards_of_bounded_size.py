@@ -37,6 +37,29 @@ CONSTRUCTS: dict[str, Callable[[int, int], str]] = {
     "addresses": lambda long, many: f"[a](%{'é' * long})" + "[i](j) " * many,
     "open formatting": lambda long, many: "<p>\n" + "".join(f"<b title={n}>" for n in range(many)) + "<p>a\n" * many,
     "long formatting": lambda long, many: f"<a title='{'k' * long}'>\n" + "<li>a\n" * many,
+    "hidden ends": lambda long, many: (
+        "<p>\n"
+        + "".join(f"<i title={n}>" for n in range(many // 2))
+        + "\n<textarea>"
+        + "</i>" * (many // 2)
+        + "</textarea>\n"
+        + "<p>a\n" * many
+    ),
+    "ends in cells": lambda long, many: (
+        "".join(f"<b title={n}>" for n in range(many // 2))
+        + "<table><td>"
+        + "</b>" * (many // 2)
+        + "</table>"
+        + "<p>a\n" * many
+    ),
+    "ends in comments": lambda long, many: (
+        "a" + "".join(f"<u title={n}><!-- </u> -->" for n in range(many)) + "\n\n<p>a" * many
+    ),
+    "ends in values": lambda long, many: (
+        "a" + "".join(f"<s title={n}><p title='</s>'>" for n in range(many)) + "\n\n<p>a" * many
+    ),
+    "emphasised cells": lambda long, many: "".join(f"[*<td>*](a{n})" for n in range(many)) + "\n\n<p>a" * many,
+    "other lines": lambda long, many: "|".join("a" * 150) + "\n" + "|".join("-" * 150) + "\n" + "b\x0b\x0bc\n" * many,
     "attributes": lambda long, many: f"<p {' '.join(f'a{n}' for n in range(many))}>",
     "open comments": lambda long, many: "a <!-- " * many,
     "code": lambda long, many: "`" * min(long, 400) + " ` `` " * many,
@@ -56,6 +79,12 @@ PARTS = st.tuples(st.sampled_from(sorted(CONSTRUCTS)), LONG, st.sampled_from([1,
 @given(st.lists(PARTS, min_size=1, max_size=3), st.booleans())
 def test_any_document_is_bounded(parts: list[tuple[str, int, int]], is_card: bool) -> None:
     text = document(parts)[: MAX_BYTES if is_card else MAX_COMMENT]
+    if cards._problem(text, len(text.encode())) is None:
+        tokens = cards._markdown().parse(text)
+        written = cards._written_bytes(tokens, 0, 2**23)
+        assert written > 2**23 or written >= len(
+            cards._markdown().renderer.render(tokens, cards._markdown().options, {})
+        )
     used = time.thread_time()
     html = made(text, is_card)
     used = time.thread_time() - used
@@ -99,6 +128,12 @@ def test_ordinary_cards_are_no_text(tmp_path: Path) -> None:
     path.write_text("# Card\n\n" + section * 150 + table * 2 + "```\nx\n```\n" + "Plain words. " * 8000)
     html = card_html(path, "/datasets/lab/zoo", "c" * 40)
     assert "The text has more than" not in html and html.count("<table>") == 2 and html.count("<h3>") == 150
+    raw = "<details><summary>More</summary>\n\n<b>Bold</b>, <a href='b.md'><img src='c.png'></a>, <code>d</code>\n\n</details>\n\n"
+    badges = "<p align='center'>\n<a href='https://example.org/'><img src='a.png'></a>\n</p>\n\n"
+    path = path.with_name("RAW.md")
+    path.write_text("# Card\n\n" + badges * 5 + section * 40 + raw * 100)
+    html = card_html(path, "/datasets/lab/zoo", "c" * 40)
+    assert "The text has more than" not in html and html.count("<summary>") == html.count("<b>") == 100
 
 
 def test_what_is_too_much_says_why() -> None:
@@ -128,7 +163,9 @@ def test_what_is_kept_is_bounded_by_bytes(asked: list[tuple[int, int]]) -> None:
 
 
 def test_cards_and_comments_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cards, "_kept", Kept[str](2**16, lambda html: 4 * len(html)))
-    for number in range(200):
+    monkeypatch.setattr(cards, "_kept", Kept[str](2**16, cards._kept._size))
+    for number in range(300):
         comment_html(f"{number} " + "words " * 400)
-        assert 0 < cards._kept.held <= 2**16
+        # one of which nothing is shown has a place too
+        comment_html(f"<!-- {number} -->")
+        assert 0 < cards._kept.held <= 2**16 and len(cards._kept._values) <= 2**16 // 500

@@ -1,5 +1,6 @@
 """README.md as HTML: Markdown, cleaned of all that could run, load from elsewhere, or look like a part of the page."""
 
+import hashlib
 import re
 from collections.abc import Callable, Sequence, Set
 from functools import cache
@@ -13,7 +14,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from ckptzoo.server.errors import Refusal
-from ckptzoo.server.kept import Kept
+from ckptzoo.server.kept import ENTRY_BYTES, Kept
 from ckptzoo.server.names import checked_path
 
 MAX_BYTES, MAX_COLUMNS = 2**18, 200
@@ -28,10 +29,12 @@ _MAX_COST, _LINE_COST = 50_000, 10
 _MARKS = "*_~`![]<>&\\#"
 _MAX_LINK = 2000
 """Characters of an address: time grows with the square of their number where they are percent-encoded."""
-_MAX_REOPENED = 2**22
-"""Bytes, as ``_reopened`` counts them."""
-_TAG_BYTES, _LINK_BYTES = 100, 160
-"""What a tag takes with the line break behind it, and what cleaning adds to a link besides the page's address."""
+_MAX_REOPENED = 2**25
+"""Bytes of elements that a parser of HTML opens again at most."""
+_ELEMENT_BYTES = 100
+"""About what one takes besides its attributes."""
+_TAG_BYTES, _LINK_BYTES, _TABLE_BYTES = 8, 160, 100
+"""What a tag takes besides its name, and what cleaning adds to a link besides the page's address, and to a table."""
 _KEPT_BYTES = 2**25
 _SHOWN = 20_000
 """Characters of what is shown as text."""
@@ -51,6 +54,8 @@ _FORMATTING = frozenset(
     {"a", "b", "big", "code", "em", "font", "i", "nobr", "s", "small", "strike", "strong", "tt", "u"}
 )
 """Elements that are opened again in the next paragraph where they were not closed (HTML, section 13.2.4.3)."""
+_HARMLESS = frozenset({"br", "img", "kbd", "span", "sub", "sup"})
+"""Elements in which, and behind which, a formatting element can be closed."""
 _TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]*)[^>]*")
 _DELIMITER = re.compile(r"[-:|\s>*+0-9.)]*")
 """What the second row of a table consists of, also in lists and quotations."""
@@ -58,8 +63,8 @@ _TABLE = re.compile("<table>")
 _FRONT_MATTER = re.compile(r"\A\s*---\r?\n.*?\r?\n---(?:\r?\n|\Z)", re.DOTALL)
 
 
-_kept = Kept[str](_KEPT_BYTES, lambda html: 4 * len(html))
-"""Of cards and comments; a character takes 4 bytes at most."""
+_kept = Kept[str](_KEPT_BYTES, lambda html: ENTRY_BYTES + 4 * len(html))
+"""Cards and comments as HTML; a character takes 4 bytes at most."""
 
 
 def card_html(blob: Path, address: str, commit: str) -> str:
@@ -92,7 +97,7 @@ def comment_html(text: str) -> str:
         size, tags = len(text.encode()), _TAGS - {"img"}
         return _html(text, size, MAX_COMMENT_HTML, _LINK_BYTES, lambda tag, name, value: _outside(value), tags)
 
-    return _kept.get(text, made)
+    return _kept.get(hashlib.sha256(text.encode()).digest(), made)
 
 
 Filter = Callable[[str, str, str], str | None]
@@ -106,7 +111,8 @@ def _html(text: str, size: int, limit: int, link_bytes: int, link: Filter, tags:
         # counted before it is made: references share their address and title until they are written
         if _written_bytes(tokens, link_bytes, limit) <= limit:
             html = _markdown().renderer.render(tokens, _markdown().options, {})
-            if _reopened(html) <= _MAX_REOPENED:
+            # every tag behind an element that was not closed may open it again
+            if _unclosed_bytes(tokens) * html.count("<") <= _MAX_REOPENED:
                 html = _clean(html, link, tags)
                 if len(html) <= limit:
                     return html
@@ -119,11 +125,14 @@ def _written_bytes(tokens: Sequence[Token], link_bytes: int, limit: int) -> int:
     total = 0
     for token in tokens:
         # an inline token's content is that of its children
-        total += _TAG_BYTES * token.nesting**2 + (0 if token.type == "inline" else _escaped(token.content))
+        total += 0 if token.type == "inline" else _escaped(token.content)
+        # <pre> and <code> are one token where their tags are two
+        total += 2 * len(token.tag) + _TAG_BYTES * (4 if token.type in ("fence", "code_block") else 1)
+        total += _escaped(token.info) + _TABLE_BYTES * (token.type == "table_open")
         if token.type in ("link_open", "image"):
             total += link_bytes
-        for value in token.attrs.values():
-            total += _escaped(str(value))
+        for name, value in token.attrs.items():
+            total += len(name) + 4 + _escaped(str(value))
             if total > limit:
                 return total
         if token.children:
@@ -137,26 +146,43 @@ def _escaped(text: str) -> int:
     return len(text) + 5 * text.count('"') + 4 * text.count("&") + 3 * (text.count("<") + text.count(">"))
 
 
-def _reopened(html: str) -> int:
-    """At least the bytes of tags that a parser adds where formatting elements are not closed.
+def _unclosed_bytes(tokens: Sequence[Token]) -> int:
+    """At least the bytes of formatting elements that a parser of HTML may find unclosed, at ``_ELEMENT_BYTES`` more.
 
-    They are opened again behind every tag of another kind, with their attributes: 5,000 of them before 5,000 paragraphs
-    are 25 million elements.
+    Without a bound 5,000 of them before 5,000 paragraphs are 25 million elements. Those of Markdown are closed, and raw
+    ones whose end tag stands in the same line of text, unless another raw tag is between: it may be one in which end
+    tags count for nothing, such as that of a cell, or of a text field.
     """
-    total, held = 0, 0
-    opened: dict[str, list[int]] = {name: [] for name in _FORMATTING}
-    for match in _TAG.finditer(html):
-        name = match[2].lower()
-        if name not in _FORMATTING:
-            total += held
-            if total > _MAX_REOPENED:
-                return total
-        elif not match[1]:
-            opened[name].append(len(match[0]) + _TAG_BYTES)
-            held += opened[name][-1]
-        elif opened[name]:
-            held -= opened[name].pop()
+    total = 0
+    for token in tokens:
+        if token.type == "html_block":
+            total += _formatting_bytes(token.content)
+        opened: list[tuple[str, int]] = []
+        for child in token.children or ():
+            is_raw = child.type == "html_inline"
+            match = _TAG.match(child.content) if is_raw else None
+            name = match[2].lower() if match else child.tag
+            is_end = bool(match and match[1]) or child.nesting < 0
+            if (is_raw and name not in _HARMLESS | _FORMATTING) or (is_end and name in _FORMATTING and not opened):
+                total += sum(size for _, size in opened)
+                opened.clear()
+            elif name not in _FORMATTING or (not is_raw and child.nesting == 0):
+                continue
+            elif not is_end:
+                attributes = sum(len(str(value)) for value in child.attrs.values())
+                opened.append((name, _ELEMENT_BYTES + len(child.content) + attributes))
+            elif opened[-1][0] == name:
+                opened.pop()
+            else:
+                total += sum(size for _, size in opened)
+                opened.clear()
+        total += sum(size for _, size in opened)
     return total
+
+
+def _formatting_bytes(html: str) -> int:
+    found = [len(match[0]) for match in _TAG.finditer(html) if not match[1] and match[2].lower() in _FORMATTING]
+    return sum(found) + _ELEMENT_BYTES * len(found)
 
 
 def _clean(html: str, link: Filter, tags: Set[str]) -> str:
@@ -215,7 +241,8 @@ def _problem(text: str, size: int) -> str | None:
     """Of what a text has more than may be made HTML; None where it may."""
     if size > MAX_BYTES:
         return f"{MAX_BYTES // 1024} kB"
-    lines = text.splitlines()
+    # as markdown-it does; splitlines would divide at further characters
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     if any(line.count("|") > MAX_COLUMNS for line in lines):
         return f"{MAX_COLUMNS} columns in a table"
     if max(text.count("<"), text.count("[")) > _MAX_OPENED:

@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from ckptzoo.server.access import ADMIN, READ, ROLES, WRITE, Target, may, role_in
 from ckptzoo.server.errors import Refusal, no_repository
-from ckptzoo.server.kept import Kept
+from ckptzoo.server.kept import ENTRY_BYTES, Kept
 from ckptzoo.server.names import KINDS, checked_branch, checked_id
 from ckptzoo.server.request import AuthorizedRequest, text_of
 from ckptzoo.server.responses import MAX_FRONT_MATTER, front_matter, tags
@@ -204,7 +204,7 @@ def _describe(request: AuthorizedRequest, repository: Repository, commit: Commit
     }
 
 
-_cards = Kept[dict[str, Any]](2**26, lambda card: 32 * (len(json.dumps(card)) + 8))
+_cards = Kept[dict[str, Any]](2**26, lambda card: ENTRY_BYTES + 32 * len(json.dumps(card)))
 """Values of JSON take up to about 32 bytes in memory for each of theirs as text."""
 
 

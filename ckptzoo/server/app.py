@@ -8,6 +8,7 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 from urllib.parse import quote
 
@@ -21,7 +22,7 @@ from ckptzoo.server.connections import network_of
 from ckptzoo.server.errors import Refusal, lacking, no_repository
 from ckptzoo.server.names import KINDS, checked_id, decoded
 from ckptzoo.server.pages import html, pulls, settings, signing_in, zoos
-from ckptzoo.server.request import AuthorizedRequest, Caller
+from ckptzoo.server.request import Admitted, AuthorizedRequest, Caller
 from ckptzoo.server.routes import (
     commits,
     content,
@@ -240,12 +241,12 @@ class Application:
             full = "full" in str(error) if isinstance(error, sqlite3.OperationalError) else error.errno in _DISK_FULL
             await self._drain(request)
             if not full:
-                _log.exception("%s %s", request.method, request.url.path)
+                _log.exception("%s %s", request.method, request.scope["path"])
             message = "The server's disk is full." if full else "The server could not read or write its disk."
             response = _refused(request, Refusal(507 if full else 500, message))
         # a mistake of a handler: the log gets the traceback, and the client an answer as for every other error
         except Exception:
-            _log.exception("%s %s", request.method, request.url.path)
+            _log.exception("%s %s", request.method, request.scope["path"])
             response = _refused(request, Refusal(500, "The server made a mistake."))
         handler = scope.get("state", {}).get("handler", "none")
         self.service.metrics.note(handler, response.status_code, started)
@@ -271,7 +272,8 @@ class Application:
         if not route.reads_body:
             is_small = caller is None or route.handler is content.paths_info
             body = await self._body(request, limits.small_json_bytes if is_small else limits.json_bytes, memory)
-        authorized = AuthorizedRequest(self.service, request, pieces, caller, repository, threads, memory, body)
+        admit = partial(self._admitted, request, route, pieces)
+        authorized = AuthorizedRequest(self.service, request, pieces, caller, repository, admit, threads, memory, body)
         if route.page and route.method == "POST":
             html.check_form(authorized)
             self.service.rates.take("forms", authorized.network if caller is None else authorized.user)
@@ -318,25 +320,42 @@ class Application:
             return bytes(body)
         raise Refusal(408, f"Body: expected all of it within {seconds:g} s.")
 
-    def _authorize(
-        self, request: Request, route: Route, pieces: dict[str, str]
-    ) -> tuple[Caller | None, stored.Repository | None]:
-        """The caller and the repository that the path names; refused unless the caller has the role that is needed.
+    def _authorize(self, request: Request, route: Route, pieces: dict[str, str]) -> Admitted:
+        """Caller and repository, as ``_admitted``; that a token was used is noted, also where it is refused."""
+        with self.service.database.reading() as connection:
+            caller, repository = self._named(request, route, pieces, connection)
+        if caller is not None and caller.token is not None and is_use_due(caller.token):
+            with self.service.database.writing() as connection:
+                note_use(connection, caller.token.number)
+        self._check(route, pieces, caller, repository)
+        return caller, repository
+
+    def _admitted(
+        self, request: Request, route: Route, pieces: dict[str, str], connection: sqlite3.Connection
+    ) -> Admitted:
+        """The caller, and the repository that the path names; refused unless the caller has the role that is needed."""
+        caller, repository = self._named(request, route, pieces, connection)
+        self._check(route, pieces, caller, repository)
+        return caller, repository
+
+    def _named(
+        self, request: Request, route: Route, pieces: dict[str, str], connection: sqlite3.Connection
+    ) -> Admitted:
+        """Whom a token or a cookie names, and what the path does."""
+        caller = self._session(connection, request) if route.page else self._bearer(connection, request, route)
+        if "id" not in pieces:
+            return caller, None
+        kind = KINDS[pieces.get("kind") or pieces.get("prefix") or "models"]
+        return caller, stored.find(connection, kind, checked_id(decoded(pieces["id"])))
+
+    def _check(
+        self, route: Route, pieces: dict[str, str], caller: Caller | None, repository: stored.Repository | None
+    ) -> None:
+        """Refuse unless the caller has the role that is needed.
 
         A repository that the caller may not read is answered like one that does not exist, so that its name is not
         given away.
         """
-        with self.service.database.reading() as connection:
-            caller = self._session(connection, request) if route.page else self._bearer(connection, request, route)
-            repository, name = None, ""
-            if "id" in pieces:
-                name = checked_id(decoded(pieces["id"]))
-                repository = stored.find(
-                    connection, KINDS[pieces.get("kind") or pieces.get("prefix") or "models"], name
-                )
-        if caller is not None and caller.token is not None and is_use_due(caller.token):
-            with self.service.database.writing() as connection:
-                note_use(connection, caller.token.number)
         is_private = self.service.private and not route.signed and route.handler not in _PUBLIC_PAGES
         if caller is None and (route.role is not None or is_private):
             raise _unauthorized("Expected a token, got none.")
@@ -345,13 +364,12 @@ class Application:
             limits = None if caller is None else caller.subject.token
             if limits is not None and ROLES.index(limits.role) < ROLES.index(needed):
                 raise lacking(needed, limits.role)
-            return caller, None
+            return
         role = None if repository is None else role_in(None if caller is None else caller.subject, repository.target)
         if role is None:
-            raise no_repository(name)
+            raise no_repository(decoded(pieces["id"]))
         if ROLES.index(role) < ROLES.index(needed):
             raise lacking(needed, role)
-        return caller, repository
 
     def _bearer(self, connection: sqlite3.Connection, request: Request, route: Route) -> Caller | None:
         """The owner of the token that came with a request; None without one."""
@@ -368,7 +386,7 @@ class Application:
         """Who has signed in and asks for a page; None for anybody else."""
         secret = request.cookies.get(signing_in.cookie_name(signing_in.is_secure(self.service, request)))
         session = None if secret is None else sessions.find(connection, secret)
-        return None if session is None else Caller(session.subject, session=session.digest)
+        return None if session is None else Caller(session.subject, session.token, session.digest)
 
     async def _drain(self, request: Request) -> None:
         """Read the rest of a refused body, because clients read the answer only after they have sent everything."""
@@ -420,7 +438,7 @@ def _refused(request: Request, refusal: Refusal) -> Response:
         return _error_response(refusal)
     if refusal.status != 401:
         return html.error_page(refusal)
-    address = quote(request.url.path, safe="") if request.method == "GET" else ""
+    address = quote(request.scope["path"], safe="") if request.method == "GET" else ""
     return html.see(f"/-/sign-in?next={address}")
 
 

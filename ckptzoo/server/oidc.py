@@ -125,7 +125,9 @@ class Provider:
         """
         with self._lock:
             attempt = self._attempts.pop(query.get("state", ""), None)
-        if attempt is None or attempt.ends < time.monotonic() or not secrets.compare_digest(attempt.browser, browser):
+        # as bytes, because text has to be ASCII
+        is_own = attempt is not None and secrets.compare_digest(attempt.browser.encode(), browser.encode())
+        if attempt is None or not is_own or attempt.ends < time.monotonic():
             raise Refusal(400, "Signing in: expected a fresh answer of the provider to this browser. Start again.")
         if "code" not in query:
             raise Refusal(400, f"Signing in: the provider says {query.get('error', 'nothing')[:100]!r}.")

@@ -3,8 +3,10 @@
 import json
 import re
 import socket
+import sqlite3
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NoReturn, TypeVar
@@ -38,7 +40,8 @@ class Caller:
     Parameters
     ----------
     token
-        that came with the request; None where somebody asks for a page.
+        that came with the request, or with which somebody has signed in who asks for a page; None where a one-time link
+        or an identity began the session.
     session
         the digest of the session of somebody who asks for a page.
     """
@@ -60,6 +63,8 @@ class AuthorizedRequest:
         None without a token.
     found_repository
         None for paths that name no repository.
+    admit
+        finds caller and repository again; raises where the request is no longer allowed.
     body
         empty for handlers that read it as it arrives.
     threads
@@ -73,6 +78,7 @@ class AuthorizedRequest:
     raw_pieces: Mapping[str, str]
     caller: Caller | None
     found_repository: Repository | None
+    admit: Callable[[sqlite3.Connection], "Admitted"] = field(repr=False)
     threads: CapacityLimiter
     memory: Share
     body: bytes = field(default=b"", repr=False)
@@ -118,7 +124,7 @@ class AuthorizedRequest:
         if match[1].lower() not in {*_OWN_NAMES, address, f"[{address}]"}:
             step = "Start it with --url where clients know it by another name."
             raise Refusal(421, f"Host: expected a name of the server's machine, got {host[:_MAX_SHOWN]!r}. {step}")
-        return f"{self.http_request.url.scheme}://{host}"
+        return f"{self.http_request.scope['scheme']}://{host}"
 
     @property
     def network(self) -> str:
@@ -141,9 +147,57 @@ class AuthorizedRequest:
         """Call a function that blocks."""
         return await to_thread.run_sync(function, *arguments, limiter=self.threads)
 
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """The database for writing, as ``Database.writing``, where the caller still may what it might.
+
+        A body may arrive for minutes after the caller was admitted. Tokens that were revoked and roles that were taken
+        meanwhile are of no use in the transaction that writes.
+
+        Raises
+        ------
+        Refusal
+            As when the request began; with status 409 where the caller's roles are others by now, or the repository is.
+        """
+        with self.service.database.writing() as connection:
+            caller, repository = self.admit(connection)
+            known = self.subject, self.found_repository and self.found_repository.id
+            if (caller and caller.subject, repository and repository.id) != known:
+                raise Refusal(409, "Roles or repositories have changed since the request began. Try again.")
+            yield connection
+
     def may(self, role: str) -> bool:
         """Whether the caller has at least this role in the repository that the path names."""
         return may(self.subject, role, self.repository.target)
+
+    @property
+    def role(self) -> str:
+        """The caller's role in the repository that the path names, token included."""
+        role = role_in(self.subject, self.repository.target)
+        assert role is not None
+        return role
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether a token says what the caller may, and not the account alone."""
+        return self.caller is not None and self.caller.token is not None
+
+    def require_account(self, what: str) -> None:
+        """Refuse in a session that began with a token, which may be somebody else's by now, and is to end with it.
+
+        Parameters
+        ----------
+        what
+            needs the account itself.
+
+        Raises
+        ------
+        Refusal
+            With status 403.
+        """
+        if self.is_limited:
+            expected = "expected a session that a one-time link or an identity provider began, got one of a token"
+            raise Refusal(403, f"{what}: {expected}. Ask the operator for a link (ckptzoo serve user NAME).")
 
     def require(self, role: str, target: Target) -> None:
         """Refuse unless the caller has at least this role in another repository, or in a namespace.
@@ -221,6 +275,10 @@ class AuthorizedRequest:
         if not all(isinstance(item, str | int) for item in items):
             raise Refusal(400, f"{name:.{_MAX_SHOWN}}: expected strings.")
         return [str(item) for item in items]
+
+
+Admitted = tuple[Caller | None, Repository | None]
+"""The caller of a request, and the repository that its path names."""
 
 
 def parsed_json(data: bytes) -> Any:

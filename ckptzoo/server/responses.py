@@ -18,7 +18,7 @@ from ckptzoo.server.errors import Refusal
 _CHUNK_BYTES = 2**20
 """A file is sent this many bytes at a time."""
 # 18 digits stay below 2**63
-_RANGE = re.compile(r"bytes=\s*(\d{0,18})-(\d{0,18})\s*")
+_RANGE = re.compile(r"bytes=\s*(\d{0,18})-(\d{0,18})\s*", re.ASCII)
 MAX_FRONT_MATTER = 2**16
 """How much of a README.md is searched for its front matter, in bytes; those of ckptzoo's pages are below 3,000."""
 _MAX_YAML_EVENTS, _MAX_YAML_DEPTH = 10_000, 32

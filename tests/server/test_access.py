@@ -292,6 +292,18 @@ def test_the_address_of_a_file_ends_with_the_role(laboratory: Hosted) -> None:
         accounts.set_grant(connection, "bob", secret.id, None, actor=OPERATOR)
     ask(laboratory, "PUT", f"/api/datasets/{OPEN}/settings", {"private": True})
     assert [status(item) for item in (granted, own, public)] == [403, 200, 403]
+    # as one does of which the token was revoked, or cannot reach the repository any more
+    with service.database.writing() as connection:
+        for name, scope in (("narrow", SECRET), ("short", "")):
+            laboratory.tokens[name] = tokens.make_token(connection, "lab", READ, scope=scope)
+        number = tokens.listed(connection, "lab")[-1].number
+    narrow, short = address(SECRET, "narrow"), address(SECRET, "short")
+    assert [status(item) for item in (narrow, short)] == [200] * 2
+    moved = {"type": "dataset", "fromRepo": SECRET, "toRepo": "lab/hidden"}
+    assert ask(laboratory, "POST", "/api/repos/move", moved).status == 200
+    with service.database.writing() as connection:
+        tokens.revoke(connection, "lab", number)
+    assert [status(item) for item in (narrow, short, own)] == [403, 403, 200]
     with service.database.writing() as connection:
         accounts.revoke(connection, "lab", actor=OPERATOR)
     assert status(own) == 403

@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 
 from ckptzoo.errors import ZooError
+from ckptzoo.schema.review_mark import ReviewMark
 from ckptzoo.server.service import database_of
-from ckptzoo.server.store import accounts
+from ckptzoo.server.store import accounts, sessions
+from ckptzoo.server.store.audit import OPERATOR
 from ckptzoo.server.store.tokens import digest_of
 from tests.support.hosted import Hosted, ask, hosted
+from tests.support.pages import Browser
 
 TOKENS = {
     "read": "hf_" + "1" * 40,
@@ -88,11 +91,34 @@ Service(sys.argv[1])
 
 def test_one_that_is_killed_midway_is_done_again(tmp_path: Path) -> None:
     folder_of_version_1(tmp_path)
-    with pytest.raises(ZooError, match=r"tables: expected version 3, got 1\. Start ckptzoo serve once"):
+    with pytest.raises(ZooError, match=r"tables: expected version 4, got 1\. Start ckptzoo serve once"):
         database_of(tmp_path)
     assert subprocess.run([sys.executable, "-c", KILLED, tmp_path], check=False, timeout=60).returncode == -9
-    with pytest.raises(ZooError, match=r"tables: expected version 3, got 1"):
+    with pytest.raises(ZooError, match=r"tables: expected version 4, got 1"):
         database_of(tmp_path)
     with hosted(tmp_path) as server:
         server.tokens.update(TOKENS)
         assert [status(server, "GET", "/api/whoami-v2", role) for role in TOKENS] == [200] * 4
+
+
+def test_checks_of_before_roles_were_stored_do_not_count(tmp_path: Path) -> None:
+    """A folder of version 3 opens; who posted its checks with which token is not known, so they are posted again."""
+    with hosted(tmp_path) as server:
+        api = server.api()
+        api.create_repo("lab/open", repo_type="dataset")
+        api.create_pull_request("lab/open", title="More", repo_type="dataset")
+        api.change_discussion_status("lab/open", 1, "open", repo_type="dataset")
+        head = (api.list_repo_refs("lab/open", repo_type="dataset", include_pull_requests=True).pull_requests or [])[0]
+        mark = ReviewMark(head.target_commit, head.target_commit, True).line()
+        api.comment_discussion("lab/open", 1, mark, repo_type="dataset")
+    with closing(sqlite3.connect(tmp_path / "hub.sqlite")) as connection:
+        connection.executescript("ALTER TABLE events DROP COLUMN role; PRAGMA user_version = 3;")
+    with hosted(tmp_path) as server:
+        with server.service.database.writing() as connection:
+            code = sessions.make_link(connection, "lab", actor=OPERATOR)
+        browser, place = Browser(server), "/datasets/lab/open/discussions/1"
+        assert browser.post(f"/-/link/{code}").status == 303
+        form = {"head": head.target_commit, "target": head.target_commit}
+        assert browser.post(f"{place}/merge", **form).status == 412
+        server.api().comment_discussion("lab/open", 1, mark, repo_type="dataset")
+        assert browser.post(f"{place}/merge", **form).status == 303

@@ -105,7 +105,7 @@ def test_what_is_wrong_is_named(served: Path, tmp_path: Path) -> None:
     assert done.returncode == 1 and len(json.loads(done.stdout)["problems"]) == 2
     with closing(sqlite3.connect(backup / DATABASE)) as connection:
         connection.execute("PRAGMA user_version = 1")
-    with pytest.raises(ZooError, match=r"tables: expected version 3, got 1\. Start ckptzoo serve once"):
+    with pytest.raises(ZooError, match=r"tables: expected version 4, got 1\. Start ckptzoo serve once"):
         restore(backup, tmp_path / "old")
     (backup / DATABASE).write_bytes(b"no database" * 100)
     with pytest.raises(ZooError, match="database: expected one of SQLite"):

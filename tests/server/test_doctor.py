@@ -78,8 +78,8 @@ def large(root: Path) -> Path:
         (corrupt, "database", "served"),
         (lambda root: (root / "hub.sqlite").write_bytes(b"no database" * 1000), "database", "not a database"),
         (execute("INSERT INTO refs VALUES (99, 'refs/heads/main', '0')"), "database", "without the rows"),
-        (execute("PRAGMA user_version = 2"), "tables", "expected version 3, got 2"),
-        (execute("PRAGMA user_version = 9"), "tables", "expected version 3, got 9"),
+        (execute("PRAGMA user_version = 2"), "tables", "expected version 4, got 2"),
+        (execute("PRAGMA user_version = 9"), "tables", "expected version 4, got 9"),
         (lambda root: (root / "hub.sqlite").unlink(), "folder", "expected hub.sqlite, got none"),
     ],
 )

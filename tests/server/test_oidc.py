@@ -3,8 +3,10 @@
 import threading
 import urllib.parse
 from collections.abc import Iterator
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -15,6 +17,7 @@ from ckptzoo.server.errors import Refusal
 from ckptzoo.server.oidc import Provider, provider_in
 from ckptzoo.server.store import accounts, sessions
 from ckptzoo.server.store.audit import OPERATOR
+from ckptzoo.server.store.tokens import make_token, revoke
 from tests.support.hosted import Hosted, hosted
 from tests.support.pages import Browser, Page
 
@@ -120,6 +123,106 @@ def test_a_name_that_is_taken_is_not_taken_over(server: Hosted) -> None:
     assert browser.get(callback).status == 303
     browser, page = signed_in(server, "ada")
     assert page.status == 303 and browser.get("/-/tokens").title == "Tokens of Ada"
+
+
+def together(browser: Browser, session: str) -> Browser:
+    """The browser with the cookie that it got at the start, and that of a session."""
+    browser.cookie = f"{session}; {browser.cookie}"
+    return browser
+
+
+def link_of(server: Hosted, user: str) -> str:
+    with server.service.database.writing() as connection:
+        return f"/-/link/{sessions.make_link(connection, user, actor=OPERATOR)}"
+
+
+def identities(server: Hosted) -> dict[str, str]:
+    with server.service.database.reading() as connection:
+        rows = connection.execute("SELECT subject, user FROM identities").fetchall()
+    return {row["subject"].partition("@")[0]: row["user"] for row in rows}
+
+
+@pytest.mark.parametrize("role", ["read", "contribute", "write"])
+@pytest.mark.parametrize("scope", ["", "ada/pub"])
+def test_a_token_connects_no_identity(server: Hosted, role: str, scope: str) -> None:
+    """As was tried: with a leaked token of a day, somebody else's identity was the account's for good."""
+    with server.service.database.writing() as connection:
+        text = make_token(connection, "ada", role, scope=scope, expires=timedelta(days=1))
+    server.tokens["leaked"] = text
+    browser = Browser(server)
+    assert browser.sign_in("leaked").status == 303
+    session = browser.cookie
+    callback = at_the_provider(browser, "eve")
+    page = together(browser, session).get(callback)
+    assert page.status == 403 and "one-time link" in page.text and "set-cookie" not in page.headers
+    assert identities(server) == {}
+    # eve's own account is another one, also where she starts in that session
+    assert signed_in(server, "eve")[0].get("/-/tokens").title == "Tokens of eve"
+    browser = Browser(server, session)
+    callback = at_the_provider(browser, "eve")
+    assert together(browser, session).get(callback).status == 303
+    assert browser.get("/-/tokens").title == "Tokens of eve" and identities(server) == {"eve": "eve"}
+
+
+@pytest.mark.parametrize("start", ["none", "token", "link", "other"])
+@pytest.mark.parametrize("finish", ["none", "token", "link", "other", "revoked", "signed out"])
+def test_an_attempt_ends_in_the_session_in_which_it_began(server: Hosted, start: str, finish: str) -> None:
+    with server.service.database.writing() as connection:
+        accounts.add(connection, "Ada", accounts.USER, actor=OPERATOR)
+        server.tokens["own"] = make_token(connection, "Ada", "write")
+    cookies = {"none": ""}
+    for name, path in (("link", link_of(server, "Ada")), ("other", link_of(server, "bob"))):
+        browser = Browser(server)
+        assert browser.post(path).status == 303
+        cookies[name] = browser.cookie
+    browser = Browser(server)
+    assert browser.sign_in("own").status == 303
+    cookies["token"] = cookies["revoked"] = browser.cookie
+    cookies["signed out"] = cookies[start]
+    browser = Browser(server, cookies[start])
+    callback = at_the_provider(browser, "eve")
+    with server.service.database.writing() as connection:
+        if finish == "revoked":
+            revoke(connection, "Ada")
+        elif finish == "signed out":
+            sessions.end_all(connection, "Ada")
+            sessions.end_all(connection, "bob")
+    page = together(browser, cookies[finish]).get(callback) if cookies[finish] else browser.get(callback)
+    is_same = start == finish or (start, finish) in (("none", "signed out"), ("none", "revoked"))
+    expected = {"none": 303, "token": 403, "link": 303, "other": 303}[start] if is_same else 400
+    assert page.status == expected, page.text
+    connected = {"none": "eve", "link": "Ada", "other": "bob"}[start] if expected == 303 else None
+    assert identities(server) == ({} if connected is None else {"eve": connected})
+
+
+def test_a_connected_identity_stays_with_its_account(server: Hosted) -> None:
+    signed_in(server, "eve")
+    browser = Browser(server)
+    browser.post(link_of(server, "ada"))
+    session = browser.cookie
+    callback = at_the_provider(browser, "eve")
+    assert together(browser, session).get(callback).status == 303
+    assert browser.get("/-/tokens").title == "Tokens of eve" and identities(server) == {"eve": "eve"}
+    with server.service.database.writing() as connection, pytest.raises(Refusal, match="got that of eve"):
+        sessions.set_identity(connection, server.service.oidc.issuer, "eve@example.org", "ada")  # pyright: ignore
+
+
+def test_a_token_that_is_revoked_while_the_provider_answers(server: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
+    browser = Browser(server)
+    browser.post(link_of(server, "ada"))
+    session = browser.cookie
+    callback = at_the_provider(browser, "eve")
+    claims = Provider._claims
+
+    def slow(self: Provider, *arguments: Any) -> Any:
+        found = claims(self, *arguments)
+        with server.service.database.writing() as connection:
+            sessions.end_all(connection, "ada")
+        return found
+
+    monkeypatch.setattr(Provider, "_claims", slow)
+    assert together(browser, session).get(callback).status == 409
+    assert identities(server) == {}
 
 
 def test_accounts_are_made_where_the_operator_says(tmp_path: Path, issuer: str) -> None:

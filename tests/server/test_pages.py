@@ -16,6 +16,7 @@ from ckptzoo.server.pages import zoos
 from ckptzoo.server.pages.cards import MAX_BYTES, MAX_COLUMNS, card_html, comment_html
 from ckptzoo.server.store import accounts, repositories, sessions, tokens
 from ckptzoo.server.store.audit import OPERATOR
+from ckptzoo.server.store.discussions import Discussions
 from tests.support.hosted import Hosted, hosted, push
 from tests.support.pages import Browser
 
@@ -182,7 +183,14 @@ def test_sessions_end(laboratory: Hosted, bob: Browser) -> None:
     twin = Browser(laboratory)
     twin.sign_in("bob-write")
     assert bob.post("/-/sign-out").status == 303 and bob.get("/-/tokens").status == 303
-    assert twin.post("/-/sign-out", everywhere="1").status == 303 and twin.get("/-/tokens").status == 303
+    # a token's session ends no other one
+    assert twin.post("/-/sign-out", everywhere="1").status == 403 and twin.get("/-/tokens").status == 200
+    with database.writing() as connection:
+        code = sessions.make_link(connection, "bob", actor=OPERATOR)
+    own = Browser(laboratory)
+    assert own.post(f"/-/link/{code}").status == 303
+    assert own.post("/-/sign-out", everywhere="1").status == 303
+    assert twin.get("/-/tokens").status == own.get("/-/tokens").status == 303
     for end in ("token", "account"):
         browser = Browser(laboratory)
         browser.sign_in("bob-read" if end == "token" else "bob-write")
@@ -204,8 +212,13 @@ def test_a_session_may_no_more_than_its_token(laboratory: Hosted) -> None:
     reader = Browser(laboratory)
     reader.sign_in("bob-read")
     assert reader.post(f"/datasets/{OPEN}/discussions/1/comment", comment="Hello").status == 403
-    assert reader.post("/-/tokens", role="write", days="30").status == 403
-    assert reader.post("/-/tokens", role="read", days="30").status == 200
+    for role in ("read", "write"):
+        page = reader.post("/-/tokens", role=role, days="30")
+        assert page.status == 403 and "one-time link" in page.text
+    assert "New token" not in reader.get("/-/tokens").text and "New token" not in reader.get("/-/audit").text
+    numbers = re.findall(r"/-/tokens/(\d+)/revoke", reader.get("/-/tokens").text)
+    assert len(numbers) == 1
+    assert reader.post(f"/-/tokens/{int(numbers[0]) + 1}/revoke").status == 403
     with laboratory.service.database.writing() as connection:
         laboratory.tokens["narrow"] = tokens.make_token(connection, "lab", "write", scope=OPEN)
     narrow = Browser(laboratory)
@@ -377,6 +390,18 @@ def test_what_a_merge_leaves_behind(laboratory: Hosted, ada: Browser) -> None:
     assert "--finish" not in Browser(laboratory).get(f"/datasets/{OPEN}").text
     push(laboratory, {"README.md": b"2", "derived/canonical/000002-00000000/a.txt": b"2"}, f"datasets/{OPEN}")
     assert "--finish" not in ada.get(f"/datasets/{OPEN}").text
+
+
+def test_long_discussions_have_pages(proposed: Hosted, bob: Browser) -> None:
+    for number in range(120):
+        with proposed.service.database.writing() as connection:
+            found = repositories.find(connection, "dataset", OPEN)
+            assert found is not None
+            Discussions(connection, found.id).comment(2, "bob", "contribute", f"comment {number}.")
+    last, first = bob.get(PULL).text, bob.get(f"{PULL}?p=0").text
+    assert "comment 119." in last and "comment 0." not in last and 'rel="prev"' in last
+    assert "comment 0." in first and "comment 119." not in first and f'href="{PULL}?p=1"' in first
+    assert bob.get(f"{PULL}?p=99").text.count("<article") == bob.get(PULL).text.count("<article") <= 50
 
 
 def test_files_and_history(laboratory: Hosted, ada: Browser) -> None:

@@ -131,5 +131,5 @@ def test_tables_of_a_newer_version_are_left_alone(tmp_path: Path) -> None:
     Service(tmp_path).close()
     with closing(sqlite3.connect(tmp_path / "hub.sqlite")) as connection:
         connection.execute("PRAGMA user_version = 99")
-    with pytest.raises(ZooError, match="version 3 or older, got 99"):
+    with pytest.raises(ZooError, match="version 4 or older, got 99"):
         Service(tmp_path)

@@ -1,8 +1,9 @@
 """README.md as HTML: Markdown, cleaned of all that could run, load from elsewhere, or look like a part of the page."""
 
+import hashlib
 import re
-from collections.abc import Callable, Set
-from functools import lru_cache
+from collections.abc import Callable, Sequence, Set
+from functools import cache
 from itertools import count
 from pathlib import Path
 from posixpath import normpath
@@ -13,12 +14,28 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from ckptzoo.server.errors import Refusal
+from ckptzoo.server.kept import ENTRY_BYTES, Kept
 from ckptzoo.server.names import checked_path
 
 MAX_BYTES, MAX_COLUMNS = 2**18, 200
 """A longer card, and one with a wider table, are shown as text: a table of 3,000 columns takes seconds to lay out."""
+MAX_CARD_HTML, MAX_COMMENT_HTML = 2**20, 2**18
+"""Characters that a card and a comment may become. Without a bound a reference of 60 kB that is used 1,000 times makes
+60 MB. A comment is below 64 K characters, and a page has many."""
 _MAX_OPENED = 10_000
 """Brackets of links and of tags: time grows with the square of their number, to 0.5 s for so many."""
+_MAX_COST, _LINE_COST = 50_000, 10
+"""Marks, and lines and cells with the cost of each: markdown-it takes up to 20 us for a mark and 200 for a cell."""
+_MARKS = "*_~`![]<>&\\#"
+_MAX_LINK = 2000
+"""Characters of an address: time grows with the square of their number where they are percent-encoded."""
+_MAX_REOPENED = 2**25
+"""Bytes of elements that a parser of HTML opens again at most."""
+_ELEMENT_BYTES = 100
+"""About what one takes besides its attributes."""
+_TAG_BYTES, _LINK_BYTES, _TABLE_BYTES = 8, 160, 100
+"""What a tag takes besides its name, and what cleaning adds to a link besides the page's address, and to a table."""
+_KEPT_BYTES = 2**25
 _SHOWN = 20_000
 """Characters of what is shown as text."""
 _TAGS = {
@@ -33,11 +50,23 @@ _ATTRIBUTES = {
     "td": {"colspan", "rowspan", "align"},
     "th": {"colspan", "rowspan", "align"},
 }
+_FORMATTING = frozenset(
+    {"a", "b", "big", "code", "em", "font", "i", "nobr", "s", "small", "strike", "strong", "tt", "u"}
+)
+"""Elements that are opened again in the next paragraph where they were not closed (HTML, section 13.2.4.3)."""
+_HARMLESS = frozenset({"br", "img", "kbd", "span", "sub", "sup"})
+"""Elements in which, and behind which, a formatting element can be closed."""
+_TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]*)[^>]*")
+_DELIMITER = re.compile(r"[-:|\s>*+0-9.)]*")
+"""What the second row of a table consists of, also in lists and quotations."""
 _TABLE = re.compile("<table>")
 _FRONT_MATTER = re.compile(r"\A\s*---\r?\n.*?\r?\n---(?:\r?\n|\Z)", re.DOTALL)
 
 
-@lru_cache(maxsize=256)
+_kept = Kept[str](_KEPT_BYTES, lambda html: ENTRY_BYTES + 4 * len(html))
+"""Cards and comments as HTML; a character takes 4 bytes at most."""
+
+
 def card_html(blob: Path, address: str, commit: str) -> str:
     """A stored README.md as HTML that may stand in a page.
 
@@ -50,28 +79,113 @@ def card_html(blob: Path, address: str, commit: str) -> str:
     commit
         whose files links and pictures mean.
     """
-    with blob.open("rb") as file:
-        data = file.read(MAX_BYTES + 1)
-    text = _FRONT_MATTER.sub("", data.decode(errors="replace"), count=1)
-    if len(data) > MAX_BYTES or _is_costly(text):
-        return _as_text(text)
-    return _clean(text, _relative_to(address, commit))
+
+    def made() -> str:
+        with blob.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        text = _FRONT_MATTER.sub("", data.decode(errors="replace"), count=1)
+        relative = _LINK_BYTES + len(address)
+        return _html(text, len(data), MAX_CARD_HTML, relative, _relative_to(address, commit), _TAGS)
+
+    return _kept.get((blob, address, commit), made)
 
 
-@lru_cache(maxsize=1024)
 def comment_html(text: str) -> str:
     """A comment as HTML that may stand in a page, without pictures."""
-    if len(text.encode()) > MAX_BYTES or _is_costly(text):
-        return _as_text(text)
-    return _clean(text, lambda tag, name, value: _outside(value), _TAGS - {"img"})
+
+    def made() -> str:
+        size, tags = len(text.encode()), _TAGS - {"img"}
+        return _html(text, size, MAX_COMMENT_HTML, _LINK_BYTES, lambda tag, name, value: _outside(value), tags)
+
+    return _kept.get(hashlib.sha256(text.encode()).digest(), made)
 
 
 Filter = Callable[[str, str, str], str | None]
 
 
-def _clean(text: str, link: Filter, tags: Set[str] = _TAGS) -> str:
-    html = _markdown().render(text)
+def _html(text: str, size: int, limit: int, link_bytes: int, link: Filter, tags: Set[str]) -> str:
+    """Markdown as HTML of at most ``limit`` characters; what would take too much is shown as text."""
+    problem = _problem(text, size)
+    if problem is None:
+        tokens = _markdown().parse(text)
+        # counted before it is made: references share their address and title until they are written
+        if _written_bytes(tokens, link_bytes, limit) <= limit:
+            html = _markdown().renderer.render(tokens, _markdown().options, {})
+            # every tag behind an element that was not closed may open it again
+            if _unclosed_bytes(tokens) * html.count("<") <= _MAX_REOPENED:
+                html = _clean(html, link, tags)
+                if len(html) <= limit:
+                    return html
+        problem = f"{limit // 1024} kB as HTML"
+    return _as_text(text, problem)
 
+
+def _written_bytes(tokens: Sequence[Token], link_bytes: int, limit: int) -> int:
+    """About what tokens become as HTML, at least its length; the count ends beyond the limit."""
+    total = 0
+    for token in tokens:
+        # an inline token's content is that of its children
+        total += 0 if token.type == "inline" else _escaped(token.content)
+        # <pre> and <code> are one token where their tags are two
+        total += 2 * len(token.tag) + _TAG_BYTES * (4 if token.type in ("fence", "code_block") else 1)
+        total += _escaped(token.info) + _TABLE_BYTES * (token.type == "table_open")
+        if token.type in ("link_open", "image"):
+            total += link_bytes
+        for name, value in token.attrs.items():
+            total += len(name) + 4 + _escaped(str(value))
+            if total > limit:
+                return total
+        if token.children:
+            total += _written_bytes(token.children, link_bytes, limit - total)
+        if total > limit:
+            return total
+    return total
+
+
+def _escaped(text: str) -> int:
+    return len(text) + 5 * text.count('"') + 4 * text.count("&") + 3 * (text.count("<") + text.count(">"))
+
+
+def _unclosed_bytes(tokens: Sequence[Token]) -> int:
+    """At least the bytes of formatting elements that a parser of HTML may find unclosed, at ``_ELEMENT_BYTES`` more.
+
+    Without a bound 5,000 of them before 5,000 paragraphs are 25 million elements. Those of Markdown are closed, and raw
+    ones whose end tag stands in the same line of text, unless another raw tag is between: it may be one in which end
+    tags count for nothing, such as that of a cell, or of a text field.
+    """
+    total = 0
+    for token in tokens:
+        if token.type == "html_block":
+            total += _formatting_bytes(token.content)
+        opened: list[tuple[str, int]] = []
+        for child in token.children or ():
+            is_raw = child.type == "html_inline"
+            match = _TAG.match(child.content) if is_raw else None
+            name = match[2].lower() if match else child.tag
+            is_end = bool(match and match[1]) or child.nesting < 0
+            if (is_raw and name not in _HARMLESS | _FORMATTING) or (is_end and name in _FORMATTING and not opened):
+                total += sum(size for _, size in opened)
+                opened.clear()
+            elif name not in _FORMATTING or (not is_raw and child.nesting == 0):
+                continue
+            elif not is_end:
+                attributes = sum(len(str(value)) for value in child.attrs.values())
+                opened.append((name, _ELEMENT_BYTES + len(child.content) + attributes))
+            elif opened[-1][0] == name:
+                opened.pop()
+            else:
+                total += sum(size for _, size in opened)
+                opened.clear()
+        total += sum(size for _, size in opened)
+    return total
+
+
+def _formatting_bytes(html: str) -> int:
+    found = [len(match[0]) for match in _TAG.finditer(html) if not match[1] and match[2].lower() in _FORMATTING]
+    return sum(found) + _ELEMENT_BYTES * len(found)
+
+
+def _clean(html: str, link: Filter, tags: Set[str]) -> str:
     def attribute(tag: str, name: str, value: str) -> str | None:
         return link(tag, name, value) if name in ("href", "src") else value
 
@@ -123,23 +237,57 @@ def _path_of(value: str) -> str | None:
         return None
 
 
-def _is_costly(text: str) -> bool:
-    is_wide = any(line.count("|") > MAX_COLUMNS for line in text.splitlines())
-    return is_wide or max(text.count("<"), text.count("[")) > _MAX_OPENED
+def _problem(text: str, size: int) -> str | None:
+    """Of what a text has more than may be made HTML; None where it may."""
+    if size > MAX_BYTES:
+        return f"{MAX_BYTES // 1024} kB"
+    # as markdown-it does; splitlines would divide at further characters
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    if any(line.count("|") > MAX_COLUMNS for line in lines):
+        return f"{MAX_COLUMNS} columns in a table"
+    if max(text.count("<"), text.count("[")) > _MAX_OPENED:
+        return f"{_MAX_OPENED:,} brackets"
+    pieces = len(lines) + text.count("|") + _missing_cells(lines)
+    if _LINE_COST * pieces + sum(map(text.count, _MARKS)) > _MAX_COST:
+        return f"{_MAX_COST // _LINE_COST:,} lines and cells, {_LINE_COST} marks counting as one of them"
+    return None
 
 
-def _as_text(text: str) -> str:
+def _missing_cells(lines: Sequence[str]) -> int:
+    """Cells that tables get where a row has fewer than the head; at most one table stands between empty lines."""
+    missing = columns = 0
+    for line in lines:
+        cells = line.count("|")
+        if columns:
+            missing += max(columns - cells, 0)
+        if not line.strip(" \t>"):
+            columns = 0
+        elif cells > columns and _DELIMITER.fullmatch(line):
+            columns = cells
+    return missing
+
+
+def _as_text(text: str, problem: str) -> str:
     more = " It is shown as text, and its beginning alone." if len(text) > _SHOWN else " It is shown as text."
-    return (
-        f"<p>The text has more than {MAX_BYTES // 1024} kB, a table of more than {MAX_COLUMNS} columns, or more than "
-        f"{_MAX_OPENED:,} brackets.{more}</p>"
-        f'<pre tabindex="0">{nh3.clean_text(text[:_SHOWN])}</pre>'
-    )
+    return f'<p>The text has more than {problem}.{more}</p><pre tabindex="0">{nh3.clean_text(text[:_SHOWN])}</pre>'
 
 
-@lru_cache(maxsize=1)
+class _Markdown(MarkdownIt):
+    """A parser to which a long address is none."""
+
+    def normalizeLink(self, url: str) -> str:
+        return url if len(url) > _MAX_LINK else super().normalizeLink(url)
+
+    def validateLink(self, url: str) -> bool:
+        return len(url) <= 3 * _MAX_LINK and super().validateLink(url)
+
+    def normalizeLinkText(self, link: str) -> str:
+        return link if len(link) > _MAX_LINK else super().normalizeLinkText(link)
+
+
+@cache
 def _markdown() -> MarkdownIt:
-    markdown = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
+    markdown = _Markdown("commonmark", {"html": True}).enable(["table", "strikethrough"])
     markdown.core.ruler.push("lower_headings", lambda state: _lower_headings(state.tokens))
     return markdown
 

@@ -31,9 +31,13 @@ STYLE = "/-/style.css"
 def page(
     request: AuthorizedRequest, template: str, status: int = 200, headers: dict[str, str] | None = None, **values: Any
 ) -> Response:
-    """A template as the answer to a request; it also gets the user's name and the session's form token."""
-    user = "" if request.caller is None else request.user
-    known = {"user": user, "form_token": form_token(request.service, request), "path": request.http_request.url.path}
+    """A template as the answer to a request; it also gets who asks, and the session's form token."""
+    known = {
+        "user": "" if request.caller is None else request.user,
+        "is_limited": request.is_limited,
+        "form_token": form_token(request.service, request),
+        "path": request.http_request.scope["path"],
+    }
     text = _environment().get_template(template).render(**known, **values)
     return HTMLResponse(text, status, {**HEADERS, **(headers or {})})
 
@@ -72,7 +76,7 @@ def check_form(request: AuthorizedRequest) -> None:
             403, f"Origin: expected {request.origin}, got {origin[:100] or 'none'}. Send the form from its page."
         )
     expected = form_token(request.service, request)
-    given = request.form.get("form_token", [""])[0]
+    given = _first(request, "form_token")
     if expected and not hmac.compare_digest(given.encode(), expected.encode()):
         raise Refusal(403, "The form is of another session. Go back, reload the page and send it again.")
 
@@ -85,10 +89,15 @@ def field(request: AuthorizedRequest, name: str, limit: int = 1000) -> str:
     Refusal
         It is longer than ``limit`` characters.
     """
-    text = request.form.get(name, [""])[0].replace("\r\n", "\n").strip()
+    text = _first(request, name).replace("\r\n", "\n").strip()
     if len(text) > limit:
         raise Refusal(413, f"{name}: expected at most {limit:,} characters, got {len(text):,}.")
     return text
+
+
+def _first(request: AuthorizedRequest, name: str) -> str:
+    # a list of a form that came as JSON may be empty
+    return next(iter(request.form.get(name, ())), "")
 
 
 def style(request: AuthorizedRequest) -> Response:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from starlette.responses import Response
 
 from ckptzoo.schema.review_mark import ReviewMark, read_mark
-from ckptzoo.server.access import WRITE, may
+from ckptzoo.server.access import ADMIN, WRITE, may
 from ckptzoo.server.errors import Refusal
 from ckptzoo.server.pages.cards import comment_html
 from ckptzoo.server.pages.html import field, page, see
@@ -28,6 +28,7 @@ from ckptzoo.server.store.discussions import Discussions, Event, StoredDiscussio
 from ckptzoo.server.store.git_objects import Trees
 
 _PAGE = 50
+"""Discussions, events and commits of a page."""
 _SHOWN_FILES = 200
 
 
@@ -114,20 +115,26 @@ def listing(request: AuthorizedRequest) -> Response:
 
 
 def details(request: AuthorizedRequest) -> Response:
-    """A pull request or a discussion, with everything that happened."""
+    """A pull request or a discussion, and a page of what happened; without a number the last one."""
     with request.service.database.reading() as connection:
         context = context_of(request, connection, "pulls")
         discussions = Discussions(connection, request.repository.id)
         discussion = discussions.get(request.path_number("number"))
         events = discussions.events(discussion.number)
         pull = _pull(request, connection, discussion, events) if discussion.target is not None else None
+    last = max(len(events) - 1, 0) // _PAGE
+    number = min(request.page(), last) if "p" in request.query else last
+    base = f"{address_of(request.repository)}/discussions/{discussion.number}?p="
+    shown = events[number * _PAGE : (number + 1) * _PAGE]
     return page(
         request,
         "pull.html",
         **context,
         discussion=discussion,
         pull=pull,
-        events=[(event, _done(event), _html(event)) for event in events],
+        events=[(event, _done(event), _html(event)) for event in shown],
+        before=f"{base}{number - 1}" if number else "",
+        after=f"{base}{number + 1}" if number < last else "",
         may_change=request.caller is not None and (discussion.author == request.user or request.may(WRITE)),
     )
 
@@ -184,10 +191,11 @@ def review_command(request: AuthorizedRequest, pull: StoredDiscussion) -> str:
 def checks_of(
     request: AuthorizedRequest, connection: sqlite3.Connection, events: Sequence[Event], head: str
 ) -> Checks | None:
-    """The newest checks of a commit that were posted by somebody who may write to the repository."""
+    """The newest checks of a commit by somebody who may write to the repository, with a token that might too."""
     for event in reversed(events):
         mark = read_mark(_text(event)) if event.type == "comment" else None
-        if mark is None or mark.head != head:
+        # the author's roles say nothing of the token with which the comment was written
+        if mark is None or mark.head != head or event.role not in (WRITE, ADMIN):
             continue
         if may(accounts.subject_of(connection, event.author), WRITE, request.repository.target):
             return Checks(event.author, mark, comment_html(_text(event)))

@@ -5,7 +5,7 @@ from itertools import islice
 
 from starlette.responses import Response
 
-from ckptzoo.server.access import ADMIN, ROLES, TOKEN_ROLES, Target, TokenLimits, may
+from ckptzoo.server.access import ADMIN, ROLES, TOKEN_ROLES, Target, may
 from ckptzoo.server.errors import Refusal
 from ckptzoo.server.names import checked_user
 from ckptzoo.server.pages.html import field, page, see
@@ -32,7 +32,7 @@ def change_repository(request: AuthorizedRequest) -> Response:
     """Do what a form of the page of settings asks for."""
     found, action = request.repository, field(request, "action")
     following = f"{address_of(found)}/settings"
-    with request.service.database.writing() as connection:
+    with request.writing() as connection:
         if action in ("hide", "show"):
             repositories.set_private(connection, found, action == "hide")
             audit.note(connection, request.user, action, found.name)
@@ -60,7 +60,7 @@ def change_members(request: AuthorizedRequest) -> Response:
         raise Refusal(404, "There is nothing at this address.")
     role = None if field(request, "action") == "remove" else _role(request)
     member = field(request, "account", 100)
-    with request.service.database.writing() as connection:
+    with request.writing() as connection:
         if member == request.user and role != ADMIN:
             raise Refusal(400, "Member: expected another than yourself, so that somebody may still change it.")
         accounts.set_member(connection, name, member, role, actor=request.user)
@@ -68,20 +68,18 @@ def change_members(request: AuthorizedRequest) -> Response:
 
 
 def own_tokens(request: AuthorizedRequest) -> Response:
-    """The caller's tokens, and a form for another one."""
+    """The caller's tokens, and a form for another one; in a session of a token that one alone."""
     return _tokens(request, made=None)
 
 
 def make_token(request: AuthorizedRequest) -> Response:
-    """Make a token and show it, once."""
-    limits = _own_limits(request)
+    """Make a token and show it, once; it would outlive the session of another token, and exceed its limits."""
+    request.require_account("Making tokens")
     role, scope, days = field(request, "role"), field(request, "scope", 200), field(request, "days")
     if role not in TOKEN_ROLES or days not in _DAYS:
         raise Refusal(400, f"Token: expected a role of {', '.join(TOKEN_ROLES)} and one of the times of the form.")
-    if limits is not None and TOKEN_ROLES.index(role) > TOKEN_ROLES.index(limits.role):
-        raise Refusal(403, f"Token: expected one that may {limits.role} at most, as that with which you signed in.")
     expires = timedelta(days=int(days)) if days else None
-    with request.service.database.writing() as connection:
+    with request.writing() as connection:
         text = tokens.make_token(
             connection,
             request.user,
@@ -96,15 +94,20 @@ def make_token(request: AuthorizedRequest) -> Response:
 
 def revoke_token(request: AuthorizedRequest) -> Response:
     """Remove one of the caller's tokens, and the sessions that began with it."""
-    _own_limits(request)
-    with request.service.database.writing() as connection:
-        if not tokens.revoke(connection, request.user, request.path_number("number"), actor=request.user):
+    number = request.path_number("number")
+    assert request.caller is not None
+    if request.caller.token is not None and request.caller.token.number != number:
+        request.require_account("Revoking other tokens")
+    with request.writing() as connection:
+        if not tokens.revoke(connection, request.user, number, actor=request.user):
             raise Refusal(404, "Expected one of your tokens, got none. It was revoked already.")
     return see("/-/tokens")
 
 
 def audit_log(request: AuthorizedRequest) -> Response:
     """The last changes that the caller made, and those in namespaces that the caller administers."""
+    # it names tokens, identities and repositories, wherever they are
+    request.require_account("The audit log")
 
     def concerns(entry: audit.Entry) -> bool:
         place = entry.target.removeprefix("dataset ").removeprefix("model ").removeprefix("space ").partition("/")[0]
@@ -117,29 +120,12 @@ def audit_log(request: AuthorizedRequest) -> Response:
 
 
 def _tokens(request: AuthorizedRequest, made: str | None) -> Response:
+    assert request.caller is not None
     with request.service.database.reading() as connection:
         listed = tokens.listed(connection, request.user)
-    return page(request, "tokens.html", tokens=listed, made=made, token_roles=TOKEN_ROLES, limits=_limits(request))
-
-
-def _limits(request: AuthorizedRequest) -> TokenLimits | None:
-    return None if request.subject is None else request.subject.token
-
-
-def _own_limits(request: AuthorizedRequest) -> TokenLimits | None:
-    """Those of the token with which the caller has signed in.
-
-    Raises
-    ------
-    Refusal
-        With status 403 where it is good for one place alone: with another token it would be for all.
-    """
-    limits = _limits(request)
-    if limits is not None and limits.scope:
-        raise Refusal(
-            403, f"Token: expected to be signed in for all places, it is {limits.scope}. Use a one-time link."
-        )
-    return limits
+    if request.caller.token is not None:
+        listed = [item for item in listed if item.number == request.caller.token.number]
+    return page(request, "tokens.html", tokens=listed, made=made, token_roles=TOKEN_ROLES, oidc=request.service.oidc)
 
 
 def _role(request: AuthorizedRequest) -> str:

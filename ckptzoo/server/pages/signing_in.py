@@ -13,14 +13,15 @@ from ckptzoo.server.request import AuthorizedRequest
 from ckptzoo.server.service import Service
 from ckptzoo.server.store import accounts, audit, sessions
 
-_BROWSER = "oidc"
-"""The cookie of a browser that is at the provider."""
 _SECONDS = sessions.SESSION_DAYS * 86400
 
 
-def cookie_name(secure: bool) -> str:
-    """Of the session. ``__Host-``: browsers take it with TLS alone, of this host, for all paths (RFC 6265bis)."""
-    return "__Host-session" if secure else "session"
+def cookie_name(secure: bool, what: str = "session") -> str:
+    """The name of a session's cookie, or of that of a browser that is at the provider (``oidc``).
+
+    ``__Host-``: browsers take it with TLS alone, of this host, for all paths (RFC 6265bis).
+    """
+    return f"__Host-{what}" if secure else what
 
 
 def sign_in(request: AuthorizedRequest) -> Response:
@@ -64,27 +65,39 @@ def oidc_start(request: AuthorizedRequest) -> Response:
     """Send somebody to the provider."""
     _count(request)
     browser = secrets.token_urlsafe(32)
-    response = see(_provider(request).start(_redirect(request), browser, _next(field(request, "next"))))
+    following = _next(field(request, "next"))
+    response = see(_provider(request).start(_redirect(request), _bound(request, browser), following))
     secure = is_secure(request.service, request.http_request)
+    name = cookie_name(secure, "oidc")
     # the provider sends people back from another site, with which browsers send Lax cookies
-    response.set_cookie(_BROWSER, browser, max_age=600, path="/-/oidc", secure=secure, httponly=True, samesite="lax")
+    response.set_cookie(name, browser, max_age=600, path="/", secure=secure, httponly=True, samesite="lax")
     return response
 
 
 def oidc_callback(request: AuthorizedRequest) -> Response:
-    """Begin a session of whom the provider has signed in."""
+    """Begin a session of whom the provider has signed in.
+
+    An identity that nobody has is connected to the account that is signed in, which gives it all that the account may.
+    """
     _count(request)
-    provider = _provider(request)
-    identity = provider.finish(_redirect(request), request.http_request.cookies.get(_BROWSER, ""), request.query)
-    with request.service.database.writing() as connection:
+    provider, name = _provider(request), cookie_name(is_secure(request.service, request.http_request), "oidc")
+    browser = request.http_request.cookies.get(name, "")
+    identity = provider.finish(_redirect(request), _bound(request, browser), request.query)
+    with request.writing() as connection:
         user = sessions.user_of_identity(connection, identity.issuer, identity.subject)
         if user is None and request.caller is not None:
-            user = request.user  # signed in otherwise, and connects the two
+            request.require_account("Connecting an identity")
+            user = request.user
             sessions.set_identity(connection, identity.issuer, identity.subject, user)
         elif user is None:
             user = _new_user(connection, provider, identity)
         secret = sessions.begin(connection, user)
     return begun(request, secret, identity.following)
+
+
+def _bound(request: AuthorizedRequest, browser: str) -> str:
+    """What an attempt at the provider belongs to: a browser, and the session in which it was started."""
+    return f"{browser} {'' if request.caller is None else request.caller.session}"
 
 
 def _new_user(connection: sqlite3.Connection, provider: Provider, identity: Identity) -> str:
@@ -112,8 +125,9 @@ def _redirect(request: AuthorizedRequest) -> str:
 def sign_out(request: AuthorizedRequest) -> Response:
     """End the session, or all of the user."""
     if request.caller is not None:
-        with request.service.database.writing() as connection:
+        with request.writing() as connection:
             if field(request, "everywhere"):
+                request.require_account("Signing out everywhere")
                 sessions.end_all(connection, request.user)
             else:
                 sessions.end(connection, request.caller.session)
@@ -134,7 +148,7 @@ def begun(request: AuthorizedRequest, secret: str, following: str) -> Response:
 
 def is_secure(service: Service, request: Request) -> bool:
     """Whether clients come by TLS."""
-    return (service.url or request.url.scheme).startswith("https")
+    return (service.url or request.scope["scheme"]).startswith("https")
 
 
 def _count(request: AuthorizedRequest) -> None:

@@ -363,5 +363,5 @@ def _pages(request: AuthorizedRequest, number: int, has_more: bool) -> dict[str,
 
 
 def _address(request: AuthorizedRequest, query: dict[str, str]) -> str:
-    path = quote(request.http_request.url.path)
+    path = quote(request.http_request.scope["path"])
     return f"{path}?{urlencode(query)}" if query else path

@@ -134,7 +134,7 @@ def _store_small(request: AuthorizedRequest, proposal: _Proposal, value: dict[st
 def _commit(request: AuthorizedRequest, proposal: _Proposal) -> Response:
     revision, new_pull = request.piece("revision"), request.is_set("create_pr")
     blobs = request.service.blobs
-    with blobs.held(), request.service.database.writing() as connection:
+    with blobs.held(), request.writing() as connection:
         history, trees = History(connection, request.repository.id), Trees(connection, request.repository.id)
         discussions = Discussions(connection, request.repository.id)
         ref = history.writable(revision)
@@ -148,6 +148,7 @@ def _commit(request: AuthorizedRequest, proposal: _Proposal) -> Response:
             pull = discussions.create(
                 title=(proposal.title or "")[:_MAX_PULL_TITLE],
                 author=request.user,
+                role=request.role,
                 description=proposal.description,
                 base=base.oid,
                 target=ref,

@@ -16,6 +16,7 @@ from ckptzoo.server.responses import file_response
 from ckptzoo.server.store import accounts, repositories
 from ckptzoo.server.store.commits import Commit, History
 from ckptzoo.server.store.git_objects import Node, Trees, position
+from ckptzoo.server.store.tokens import usable
 
 
 def tree(request: AuthorizedRequest) -> Response:
@@ -88,8 +89,8 @@ def resolve(request: AuthorizedRequest) -> Response:
         text = "text/plain; charset=utf-8"
         return file_response(request.http_request, service.blobs.path(file.sha256), file.oid, headers, text)
     fields = {"commit": commit.oid, "name": path.split("/")[-1], "repository": request.repository.id}
-    if request.caller is not None:
-        fields["user"] = request.user
+    if request.caller is not None and request.caller.token is not None:
+        fields["token"] = request.caller.token.number
     query = service.signer.query(f"read {file.sha256}", fields)
     target = f"{service.blobs_url or request.origin}/_blobs/{file.sha256}?{query}"
     # Clients read digest and size off the redirect, before they follow it.
@@ -103,9 +104,10 @@ def blob(request: AuthorizedRequest) -> Response:
     fields = request.service.signer.check(f"read {sha256}", request.query)
     with request.service.database.reading() as connection:
         repository = repositories.by_id(connection, int(fields["repository"]))
-        # asked again, because roles may have been taken since the address was made
-        asks = repository is not None and repository.private and "user" in fields
-        subject = accounts.subject_of(connection, fields["user"]) if asks else None
+        # asked again, because the token may have been revoked and roles taken since the address was made
+        asks = repository is not None and repository.private and "token" in fields
+        token = usable(connection, int(fields["token"])) if asks else None
+        subject = None if token is None else accounts.subject_of(connection, token.user, token.limits)
     if repository is None or not may(subject, READ, repository.target):
         raise Refusal(403, "The address is no longer good: its repository was hidden or removed.")
     path = request.service.blobs.path(sha256)

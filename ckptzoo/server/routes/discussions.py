@@ -45,7 +45,7 @@ def create(request: AuthorizedRequest) -> Response:
     """Open a discussion, or a draft of a pull request, which has no changes yet."""
     body = request.json()
     title, text = _title(body), text_of(body, "description", "")[:MAX_TEXT]
-    with request.service.database.writing() as connection:
+    with request.writing() as connection:
         request.service.quotas.check_discussions(connection, request.contributor)
         discussions = Discussions(connection, request.repository.id)
         if body.get("pullRequest"):
@@ -53,11 +53,11 @@ def create(request: AuthorizedRequest) -> Response:
             base = history.resolve(MAIN).oid
             # as on the hub, where pull requests that a program opens are drafts
             discussion = discussions.create(
-                title=title, author=request.user, description=text, base=base, status="draft"
+                title=title, author=request.user, role=request.role, description=text, base=base, status="draft"
             )
             history.point(discussion.ref, base)
         else:
-            discussion = discussions.create(title=title, author=request.user, description=text)
+            discussion = discussions.create(title=title, author=request.user, role=request.role, description=text)
         charge(request, connection, discussions, discussion.number)
     return JSONResponse({"num": discussion.number, "url": f"{request.address}/discussions/{discussion.number}"})
 
@@ -98,10 +98,10 @@ def comment(request: AuthorizedRequest) -> Response:
 
 def add_comment(request: AuthorizedRequest, text: str) -> Event:
     """Add a comment to the discussion that the path names."""
-    with request.service.database.writing() as connection:
+    with request.writing() as connection:
         discussions = Discussions(connection, request.repository.id)
         number = discussions.get(request.path_number("number")).number
-        event = discussions.comment(number, request.user, text[:MAX_TEXT])
+        event = discussions.comment(number, request.user, request.role, text[:MAX_TEXT])
         charge(request, connection, discussions, number)
     return event
 
@@ -119,7 +119,7 @@ def hide_comment(request: AuthorizedRequest) -> Response:
 def rename(request: AuthorizedRequest) -> Response:
     """Give a discussion another title."""
     title = _title(request.json())
-    with request.service.database.writing() as connection:
+    with request.writing() as connection:
         discussions = Discussions(connection, request.repository.id)
         discussion = _editable(request, discussions)
         event = discussions.rename(discussion, request.user, title)
@@ -140,7 +140,7 @@ def set_status(request: AuthorizedRequest, status: str, text: str) -> Event:
     text = text[:MAX_TEXT]
     if status not in CHANGEABLE:
         raise Refusal(400, f"status: expected one of {', '.join(CHANGEABLE)}, got {status[:100]!r}.")
-    with request.service.database.writing() as connection:
+    with request.writing() as connection:
         discussions = Discussions(connection, request.repository.id)
         discussion = _editable(request, discussions)
         if discussion.status == "merged":
@@ -148,7 +148,7 @@ def set_status(request: AuthorizedRequest, status: str, text: str) -> Event:
         if discussion.status == "closed" and status != "closed":
             request.service.quotas.check_discussions(connection, request.contributor)
         if text:
-            discussions.comment(discussion.number, request.user, text)
+            discussions.comment(discussion.number, request.user, request.role, text)
         event = discussions.set_status(discussion.number, request.user, status)
         if status != "closed":  # a full one may be closed
             charge(request, connection, discussions, discussion.number)
@@ -186,7 +186,7 @@ def merge_reviewed(
         refuses.
     """
     text = text[:MAX_TEXT]
-    with request.service.database.writing() as connection:
+    with request.writing() as connection:
         discussions = Discussions(connection, request.repository.id)
         history, trees = History(connection, request.repository.id), Trees(connection, request.repository.id)
         pull = discussions.get(request.path_number("number"))
@@ -212,7 +212,7 @@ def merge_reviewed(
         )
         history.point(pull.target, oid)
         if text:
-            discussions.comment(pull.number, request.user, text)
+            discussions.comment(pull.number, request.user, request.role, text)
         discussions.set_merged(pull.number, oid)
         discussions.set_status(pull.number, request.user, "merged")
         note(connection, request.user, "merge", f"{request.repository.name}#{pull.number}", oid)
@@ -251,12 +251,18 @@ def _title(body: dict[str, Any]) -> str:
 
 
 def _edited(request: AuthorizedRequest, text: str | None) -> Response:
-    with request.service.database.writing() as connection:
+    with request.writing() as connection:
         discussions = Discussions(connection, request.repository.id)
         number, versions = request.path_number("number"), request.service.limits.comment_versions
         moderates = text is None and request.may("write")
         event = discussions.edit(
-            number, request.piece("comment"), request.user, text, versions=versions, moderates=moderates
+            number,
+            request.piece("comment"),
+            request.user,
+            request.role,
+            text,
+            versions=versions,
+            moderates=moderates,
         )
         charge(request, connection, discussions, number)
     return JSONResponse({"updatedComment": _event(event)})
@@ -287,4 +293,6 @@ def _summary(request: AuthorizedRequest, item: StoredDiscussion) -> dict[str, An
 
 def _event(event: Event) -> dict[str, Any]:
     content = asdict(event)
+    # what a token allows is its owner's business
+    del content["role"]
     return {**content, "createdAt": content.pop("created"), "author": {"name": content.pop("author")}}

@@ -1,13 +1,15 @@
 """Repositories: make, list, describe, change, remove; their branches, tags and commits; account and card checks."""
 
-from functools import lru_cache
+import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from starlette.responses import JSONResponse, Response
 
-from ckptzoo.server.access import ADMIN, READ, WRITE, Target, may
+from ckptzoo.server.access import ADMIN, READ, ROLES, WRITE, Target, may, role_in
 from ckptzoo.server.errors import Refusal, no_repository
+from ckptzoo.server.kept import ENTRY_BYTES, Kept
 from ckptzoo.server.names import KINDS, checked_branch, checked_id
 from ckptzoo.server.request import AuthorizedRequest, text_of
 from ckptzoo.server.responses import MAX_FRONT_MATTER, front_matter, tags
@@ -30,7 +32,7 @@ def create(request: AuthorizedRequest) -> Response:
     kind = _kind(body)
     name = checked_id(f"{text_of(body, 'organization', request.user)}/{text_of(body, 'name')}")
     request.require(WRITE, Target(name.partition("/")[0]))
-    with request.service.database.writing() as connection:
+    with request.writing() as connection:
         exists = repositories.find(connection, kind, name) is not None
         if not exists:
             private = _private(body) or False
@@ -48,7 +50,7 @@ def delete(request: AuthorizedRequest) -> Response:
     """Remove a repository."""
     body = request.json()
     name = checked_id(f"{text_of(body, 'organization', request.user)}/{text_of(body, 'name')}")
-    with request.service.database.writing() as connection:
+    with request.writing() as connection:
         repository = repositories.find(connection, _kind(body), name)
         if repository is None:
             raise no_repository(name)
@@ -62,7 +64,7 @@ def move(request: AuthorizedRequest) -> Response:
     """Give a repository another name."""
     body = request.json()
     old, new = checked_id(text_of(body, "fromRepo")), checked_id(text_of(body, "toRepo"))
-    with request.service.database.writing() as connection:
+    with request.writing() as connection:
         repository = repositories.find(connection, _kind(body), old)
         if repository is None:
             raise no_repository(old)
@@ -82,7 +84,7 @@ def settings(request: AuthorizedRequest) -> Response:
     private, closed = _private(body), body.get("discussionsDisabled")
     if not isinstance(closed, bool | None):
         raise Refusal(400, "discussionsDisabled: expected true or false.")
-    with request.service.database.writing() as connection:
+    with request.writing() as connection:
         if private is not None:
             repositories.set_private(connection, request.repository, private)
             note(connection, request.user, "hide" if private else "show", request.repository.name)
@@ -117,7 +119,8 @@ def listing(request: AuthorizedRequest) -> Response:
     start = request.query_number("skip", 0, _MAX_NUMBER) if "skip" in query else 0
     headers = {}
     if start + limit < len(matching):
-        next_query = request.http_request.url.include_query_params(skip=start + limit, limit=limit).query
+        others = [item for item in query.multi_items() if item[0] not in ("skip", "limit")]
+        next_query = urlencode([*others, ("skip", start + limit), ("limit", limit)])
         headers["Link"] = f'<{request.origin}/api/{request.raw_pieces["kind"]}?{next_query}>; rel="next"'
     return JSONResponse(matching[start : start + limit], headers=headers)
 
@@ -183,7 +186,7 @@ def _describe(request: AuthorizedRequest, repository: Repository, commit: Commit
     card: dict[str, Any] = {}
     if readme is not None and not readme.folder:
         file = trees.file(readme.oid)
-        card = _card(str(request.service.blobs.path(file.sha256)))
+        card = _card(request.service.blobs.path(file.sha256))
     return {
         "_id": str(repository.id),
         "id": repository.name,
@@ -201,15 +204,22 @@ def _describe(request: AuthorizedRequest, repository: Repository, commit: Commit
     }
 
 
-@lru_cache(maxsize=1024)
-def _card(path: str) -> dict[str, Any]:
-    """The front matter of a stored README.md, empty where it is not well-formed; cached, because blobs never change."""
-    with Path(path).open("rb") as file:
-        text = file.read(MAX_FRONT_MATTER).decode(errors="replace")
-    try:
-        return front_matter(text)
-    except ValueError:
-        return {}
+_cards = Kept[dict[str, Any]](2**26, lambda card: ENTRY_BYTES + 32 * len(json.dumps(card)))
+"""Values of JSON take up to about 32 bytes in memory for each of theirs as text."""
+
+
+def _card(path: Path) -> dict[str, Any]:
+    """The front matter of a stored README.md, empty where it is not well-formed."""
+
+    def made() -> dict[str, Any]:
+        with path.open("rb") as file:
+            text = file.read(MAX_FRONT_MATTER).decode(errors="replace")
+        try:
+            return front_matter(text)
+        except ValueError:
+            return {}
+
+    return _cards.get(path, made)
 
 
 def _kind(body: dict[str, Any]) -> str:
@@ -300,7 +310,7 @@ def super_squash(request: AuthorizedRequest) -> Response:
     """Replace all commits of a branch by one; those that no other ref or pull request reaches are removed."""
     body = request.json()
     name = HEADS + checked_branch(request.piece("name"))
-    with request.service.database.writing() as connection:
+    with request.writing() as connection:
         history = History(connection, request.repository.id)
         head = history.resolve(name)
         oid = history.add(head.tree, (), author=request.user, title=text_of(body, "message", "Super-squash")[:1000])
@@ -313,7 +323,7 @@ def super_squash(request: AuthorizedRequest) -> Response:
 
 def _create_ref(request: AuthorizedRequest, start: str, name: str, revision: object) -> Response:
     name = start + checked_branch(name)
-    with request.service.database.writing() as connection:
+    with request.writing() as connection:
         history = History(connection, request.repository.id)
         commit = history.resolve(str(revision))
         history.create(name, commit.oid)
@@ -321,7 +331,7 @@ def _create_ref(request: AuthorizedRequest, start: str, name: str, revision: obj
 
 
 def _remove_ref(request: AuthorizedRequest, name: str) -> Response:
-    with request.service.database.writing() as connection:
+    with request.writing() as connection:
         History(connection, request.repository.id).remove(name)
     return JSONResponse({})
 
@@ -331,7 +341,10 @@ def whoami(request: AuthorizedRequest) -> Response:
     assert request.caller is not None and request.caller.token is not None
     name, token_limits = request.user, request.caller.token.limits
     with request.service.database.reading() as connection:
-        organisations = accounts.organisations(connection, name)
+        roles = accounts.organisations(connection, name)
+    # memberships are for who has a role there, and the token has none beyond its scope
+    held = {org: role_in(request.subject, Target(org)) for org in roles}
+    organisations = {org: min(roles[org], role, key=ROLES.index) for org, role in held.items() if role is not None}
     token = {
         "displayName": request.caller.token.name or name,
         "role": token_limits.role,

@@ -3,6 +3,7 @@
 import base64
 import codecs
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import PurePosixPath
@@ -196,8 +197,8 @@ async def _receive_body(request: AuthorizedRequest, arriving: Arriving, size: in
     """Write the body to the disk as it arrives."""
     try:
         announced = request.http_request.headers.get("content-length")
-        if announced is not None and int(announced) != size:
-            raise Refusal(400, f"Content-Length: expected {size}, got {announced}.")
+        if announced is not None and not (re.fullmatch(r"[0-9]{1,20}", announced) and int(announced) == size):
+            raise Refusal(400, f"Content-Length: expected {size}, got {announced:.100}.")
         buffer = bytearray()
         async for data in request.http_request.stream():
             buffer += data

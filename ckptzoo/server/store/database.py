@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ckptzoo.errors import Problem, ZooError
 
-VERSION = 3
+VERSION = 4
 """Of the tables, in ``PRAGMA user_version``; ``migrations`` brings older databases to it."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT;
@@ -67,7 +67,7 @@ CREATE TABLE IF NOT EXISTS discussions (
 CREATE TABLE IF NOT EXISTS events (
     sequence INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, repository INTEGER NOT NULL,
     number INTEGER NOT NULL, type TEXT NOT NULL, author TEXT NOT NULL, created TEXT NOT NULL, data TEXT NOT NULL,
-    FOREIGN KEY (repository, number) REFERENCES discussions ON DELETE CASCADE) STRICT;
+    role TEXT, FOREIGN KEY (repository, number) REFERENCES discussions ON DELETE CASCADE) STRICT;
 CREATE TABLE IF NOT EXISTS usage (user TEXT PRIMARY KEY, bytes INTEGER NOT NULL) STRICT;
 CREATE INDEX IF NOT EXISTS events_of ON events (repository, number);
 """

@@ -3,7 +3,7 @@
 import json
 import secrets
 import sqlite3
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ckptzoo.server.errors import Refusal
@@ -40,13 +40,18 @@ class StoredDiscussion:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened in a discussion; ``type`` and ``data`` as the hub's clients read them."""
+    """Something that happened in a discussion; ``type`` and ``data`` as the hub's clients read them.
+
+    ``role`` is what the author might do there, token included, when a comment was written that reads as it does now.
+    None for other events, and for those of before roles were stored.
+    """
 
     id: str
     type: str
     author: str
     created: str
     data: dict[str, Any]
+    role: str | None = None
 
 
 class Discussions:
@@ -64,6 +69,7 @@ class Discussions:
         *,
         title: str,
         author: str,
+        role: str,
         description: str,
         base: str | None = None,
         target: str = MAIN,
@@ -75,7 +81,7 @@ class Discussions:
         self.connection.execute("INSERT INTO discussions VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL)", row)
         self.written_bytes += ROW_BYTES
         if description:
-            self.comment(number, author, description)
+            self.comment(number, author, role, description)
         return self.get(number)
 
     def count(self) -> int:
@@ -101,28 +107,37 @@ class Discussions:
         query = "SELECT * FROM events WHERE repository = ? AND number = ? ORDER BY sequence"
         return [_event(row) for row in self.connection.execute(query, (self._repository, number))]
 
-    def note(self, number: int, type: str, author: str, data: dict[str, Any]) -> Event:
+    def note(self, number: int, type: str, author: str, data: dict[str, Any], role: str | None = None) -> Event:
         """Add an event."""
-        event = Event(secrets.token_hex(12), type, author, now(), data)
-        row = (event.id, self._repository, number, type, author, event.created, self._text(data))
-        columns = "(id, repository, number, type, author, created, data)"
-        self.connection.execute(f"INSERT INTO events {columns} VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        event = Event(secrets.token_hex(12), type, author, now(), data, role)
+        row = (event.id, self._repository, number, type, author, event.created, self._text(data), role)
+        columns = "(id, repository, number, type, author, created, data, role)"
+        self.connection.execute(f"INSERT INTO events {columns} VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
         return event
 
-    def comment(self, number: int, author: str, text: str) -> Event:
+    def comment(self, number: int, author: str, role: str, text: str) -> Event:
         """Add a comment."""
         latest = {"raw": text, "html": "", "updatedAt": now(), "author": {"name": author}}
-        return self.note(
-            number, "comment", author, {"edited": False, "hidden": False, "latest": latest, "history": [latest]}
-        )
+        data = {"edited": False, "hidden": False, "latest": latest, "history": [latest]}
+        return self.note(number, "comment", author, data, role)
 
     def edit(
-        self, number: int, id: str, author: str, text: str | None, *, versions: int, moderates: bool = False
+        self,
+        number: int,
+        id: str,
+        author: str,
+        role: str,
+        text: str | None,
+        *,
+        versions: int,
+        moderates: bool = False,
     ) -> Event:
         """Change a comment; without a text it is hidden.
 
         Parameters
         ----------
+        role
+            of who changes it, for what it reads as from now on.
         versions
             so many are kept, the first one among them.
         moderates
@@ -139,8 +154,9 @@ class Discussions:
         event.data.update(latest=latest, edited=text is not None, hidden=text is None)
         first, *others = event.data["history"]
         event.data["history"] = [first, *[*others, latest][-max(versions - 1, 1) :]]
-        self.connection.execute("UPDATE events SET data = ? WHERE id = ?", (self._text(event.data), id))
-        return event
+        row = (self._text(event.data), role, id)
+        self.connection.execute("UPDATE events SET data = ?, role = ? WHERE id = ?", row)
+        return replace(event, role=role)
 
     def size(self, number: int, author: str) -> int:
         """What an author's events in a discussion take up, in bytes."""
@@ -173,4 +189,4 @@ class Discussions:
 
 
 def _event(row: sqlite3.Row) -> Event:
-    return Event(row["id"], row["type"], row["author"], row["created"], json.loads(row["data"]))
+    return Event(row["id"], row["type"], row["author"], row["created"], json.loads(row["data"]), row["role"])

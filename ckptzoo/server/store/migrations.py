@@ -20,6 +20,8 @@ def migrate(database: Database, blobs: Blobs) -> list[str]:
 
     Notes
     -----
+    To version 4: comments got the role with which they are written. That of earlier ones is not known.
+
     To version 3: tables of sessions, which are made with the database's others.
 
     To version 2: tokens got owners with accounts. Those that may write keep that in their user's own namespace alone;
@@ -39,10 +41,18 @@ def migrate(database: Database, blobs: Blobs) -> list[str]:
             wrong += _clean_events(connection)
         if version < 2:
             wrong += _make_accounts(connection)
+        if version < 4:
+            _add_roles(connection)
         connection.execute(f"PRAGMA user_version = {VERSION}")
     for message in wrong:
         _log.warning("%s", message)
     return wrong
+
+
+def _add_roles(connection: sqlite3.Connection) -> None:
+    """Add the column for roles of events, unless the table was made with it."""
+    if "role" not in {row["name"] for row in connection.execute("PRAGMA table_info(events)")}:
+        connection.execute("ALTER TABLE events ADD COLUMN role TEXT")
 
 
 def _make_accounts(connection: sqlite3.Connection) -> Iterator[str]:

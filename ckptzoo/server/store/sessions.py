@@ -8,10 +8,11 @@ import sqlite3
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from ckptzoo.server.access import Subject, TokenLimits
+from ckptzoo.server.access import Subject
+from ckptzoo.server.errors import Refusal
 from ckptzoo.server.store import accounts
 from ckptzoo.server.store.audit import note
-from ckptzoo.server.store.tokens import digest_of, identify
+from ckptzoo.server.store.tokens import StoredToken, digest_of, identify, usable
 
 SESSION_DAYS, LINK_HOURS = 30, 24
 _RANDOM_BYTES = 32
@@ -27,10 +28,13 @@ class Session:
         by which the session is stored.
     subject
         what the account may; no more than the token with which it has signed in, if it was one.
+    token
+        that one; None for sessions that a one-time link or an identity began.
     """
 
     digest: str
     subject: Subject
+    token: StoredToken | None
 
 
 def make_link(connection: sqlite3.Connection, user: str, *, actor: str) -> str:
@@ -78,14 +82,16 @@ def begin(connection: sqlite3.Connection, user: str, *, token: int | None = None
 
 def find(connection: sqlite3.Connection, secret: str) -> Session | None:
     """The session of a secret; None where there is none, or it has ended."""
-    query = """SELECT s.digest, s.user, s.token, t.role, t.scope
-        FROM sessions s LEFT JOIN tokens t ON t.number = s.token
-        WHERE s.digest = ?1 AND s.expires > ?2 AND (t.expires IS NULL OR t.expires > ?2)"""
+    query = "SELECT digest, user, token FROM sessions WHERE digest = ? AND expires > ?"
     row = connection.execute(query, (digest_of(secret), _now())).fetchone()
     if row is None:
         return None
-    limits = None if row["token"] is None else TokenLimits(row["role"], row["scope"])
-    return Session(row["digest"], accounts.subject_of(connection, row["user"], limits))
+    if row["token"] is None:
+        return Session(row["digest"], accounts.subject_of(connection, row["user"]), None)
+    token = usable(connection, row["token"])
+    if token is None:
+        return None
+    return Session(row["digest"], accounts.subject_of(connection, row["user"], token.limits), token)
 
 
 def end(connection: sqlite3.Connection, digest: str) -> None:
@@ -106,8 +112,17 @@ def user_of_identity(connection: sqlite3.Connection, issuer: str, subject: str) 
 
 
 def set_identity(connection: sqlite3.Connection, issuer: str, subject: str, user: str) -> None:
-    """Note that a provider calls a user so."""
-    connection.execute("INSERT OR REPLACE INTO identities VALUES (?, ?, ?)", (issuer, subject, user))
+    """Note that a provider calls a user so.
+
+    Raises
+    ------
+    Refusal
+        With status 409: it is another user already.
+    """
+    known = user_of_identity(connection, issuer, subject)
+    if known not in (None, user):
+        raise Refusal(409, f"Identity: expected one that is not connected, got that of {known}.")
+    connection.execute("INSERT OR IGNORE INTO identities VALUES (?, ?, ?)", (issuer, subject, user))
     note(connection, user, "connect identity", user, f"{issuer} {subject}")
 
 

@@ -93,13 +93,20 @@ def revoke(connection: sqlite3.Connection, user: str, number: int | None = None,
 
 def identify(connection: sqlite3.Connection, token: str) -> tuple[StoredToken, Subject] | None:
     """A token and what its bearer may; None where it is not known, or has expired."""
-    row = connection.execute("SELECT * FROM tokens WHERE digest = ?", (digest_of(token),)).fetchone()
-    if row is None:
+    found = _unexpired(connection.execute("SELECT * FROM tokens WHERE digest = ?", (digest_of(token),)).fetchone())
+    return None if found is None else (found, accounts.subject_of(connection, found.user, found.limits))
+
+
+def usable(connection: sqlite3.Connection, number: int) -> StoredToken | None:
+    """The token of a number; None where it was revoked, or has expired."""
+    return _unexpired(connection.execute("SELECT * FROM tokens WHERE number = ?", (number,)).fetchone())
+
+
+def _unexpired(row: sqlite3.Row | None) -> StoredToken | None:
+    found = None if row is None else _token(row)
+    if found is None or (found.expires is not None and datetime.fromisoformat(found.expires) <= datetime.now(UTC)):
         return None
-    found = _token(row)
-    if found.expires is not None and datetime.fromisoformat(found.expires) <= datetime.now(UTC):
-        return None
-    return found, accounts.subject_of(connection, found.user, found.limits)
+    return found
 
 
 def is_use_due(token: StoredToken) -> bool:

@@ -1,0 +1,43 @@
+"""What is computed from stored bytes, which never change, is kept in memory: the last used, up to a number of bytes."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+Value = TypeVar("Value")
+ENTRY_BYTES = 500
+"""What a value takes besides itself: its key, of bounded length, and its place."""
+
+
+class Kept(Generic[Value]):
+    """Values by key; the least used are forgotten where all together would be larger than a limit.
+
+    Parameters
+    ----------
+    limit
+        bytes of all values.
+    size
+        of a value in bytes.
+    """
+
+    def __init__(self, limit: int, size: Callable[[Value], int]) -> None:
+        self._limit, self._size = limit, size
+        self._values: OrderedDict[Hashable, tuple[Value, int]] = OrderedDict()
+        self._lock = threading.Lock()
+        self.held = 0
+
+    def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        """The value of a key, made where it is not there; two threads may make the same one."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+                return self._values[key][0]
+        value = make()
+        size = self._size(value)
+        with self._lock:
+            self.held += size - self._values.pop(key, (value, 0))[1]
+            self._values[key] = value, size
+            while self.held > self._limit:
+                self.held -= self._values.popitem(last=False)[1][1]
+        return value

@@ -495,7 +495,11 @@ class MemberTraining(UnitTraining):
 
     def is_finished(self, unit: Unit) -> bool:
         """See ``UnitTraining``."""
-        return self.build_folder.is_kept(unit, self.plan.keep_steps[-1])
+        return self.build_folder.is_finished(unit, self.plan.keep_steps)
+
+    def is_stored(self, unit: Unit, step: int) -> bool:
+        """See ``UnitTraining``."""
+        return self.build_folder.is_kept(unit, step)
 
     def start(self, unit: Unit) -> TrainingState:
         """See ``UnitTraining``."""

@@ -66,7 +66,13 @@ class DrawTraining(UnitTraining):
     def is_finished(self, unit: Unit) -> bool:
         """See ``UnitTraining``."""
         assert isinstance(unit, DrawUnit)
-        return all(self.build_folder.is_kept(unit, number) for number in unit.draws) and not self._unmeasured(unit)
+        return self.build_folder.is_finished(unit, unit.draws) and not self._unmeasured(unit)
+
+    def is_stored(self, unit: Unit, step: int) -> bool:
+        """See ``UnitTraining``."""
+        assert isinstance(unit, DrawUnit)
+        numbers = (number for at, places in self.model.stops(unit.draws) if at == step for number in places)
+        return all(self.build_folder.is_kept(unit, number) for number in numbers)
 
     def start(self, unit: Unit) -> TrainingState:
         """See ``UnitTraining``."""

@@ -187,7 +187,9 @@ class BuildFolder:
             raise _bad_plan(path, f"the fields of a {kind.__name__}", str(error)) from error
         if wanted is not None:
             # plans that older versions wrote do not have it
-            unknown = {"first_seed"} if getattr(plan, "first_seed", 0) is None else set[str]()
+            unknown = {
+                name for name, value in (("first_seed", None), ("starts", ())) if getattr(plan, name, 0) == value
+            }
             names = [field.name for field in fields(kind) if field.name not in {*allotted, *unknown}]
             differ = [name for name in names if getattr(plan, name) != getattr(wanted, name)]
             if differ:

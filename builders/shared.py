@@ -50,6 +50,7 @@ from builders.failures import ATTEMPTS, failures_of, forget_failures, log, note_
 from builders.progress import Progress
 from builders.recipe import Recipe
 from builders.train import open_trainer
+from builders.zoo_engines import engines_held, require_engine
 from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.text import counted, excerpt
 
@@ -267,7 +268,10 @@ def merge(
     parts: list[str] = []
     count = checkpoints = 0
     with _one_merge(build_folder, root):
-        units = lacking_units(root, read_zoo(root, recipe), recipe, settled)
+        contents = read_zoo(root, recipe)
+        units = lacking_units(root, contents, recipe, settled)
+        if units:
+            require_engine(engines_held(contents, recipe), settled.engine, location=str(root), prefix=recipe.prefix)
         lacking = {unit.name for unit in units}
         # of a process that was killed behind a part
         for unit in settled.units:
@@ -345,7 +349,9 @@ class WorkOrder:
             step = "Work with that, so that all checkpoints are of one version, or plan the rest into another zoo."
             raise ZooError(Problem(str(root), "versions", str(plan.code), code_version(), step))
         wanted = _chosen(plan.units, unit, share, location=str(root))
-        absent = lacking_units(root, read_zoo(root, recipe), recipe, plan)
+        contents = read_zoo(root, recipe)
+        require_engine(engines_held(contents, recipe), plan.engine, location=str(root), prefix=recipe.prefix)
+        absent = lacking_units(root, contents, recipe, plan)
         lacking = tuple(item for item in wanted if item in absent)
         units = tuple(
             item

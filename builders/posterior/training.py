@@ -13,7 +13,7 @@ from builders.checkpointing import Interrupted, Unit
 from builders.data_source import Feed
 from builders.energy import Spent
 from builders.posterior.method import Method, Surroundings
-from builders.posterior.modes import FoundModes, draw_id
+from builders.posterior.modes import MODE_WEIGHTS, FoundModes, draw_id
 from builders.posterior.plan import DrawUnit, PosteriorPlan
 from builders.progress import duration
 from builders.state import TrainingState
@@ -140,10 +140,11 @@ class DrawTraining(UnitTraining):
             engine=self.engine,
         )
         own = self.model.mode_facts(state)
-        for row, mode, seed, facts in zip(rows, self._names(unit), unit.seeds, own, strict=True):
+        starts = [{MODE_WEIGHTS: self.modes.digests[mode]} if self.modes.digests else {} for mode in unit.modes]
+        for row, mode, seed, facts, start in zip(rows, self._names(unit), unit.seeds, own, starts, strict=True):
             name = draw_id(self.model, seed, number)
             kept = {key: row["extra"][key] for key in _EXTRA if key in row["extra"]}
-            extra = {**self.model.facts(), **facts, **kept}
+            extra = {**self.model.facts(), **facts, **kept, **start}
             row |= {"id": name, "member": name, "mode": mode, "draw": number, **self._common(), "extra": extra}
         return rows
 

@@ -25,7 +25,7 @@ from ckptzoo.hub.untrusted.errors import reject
 from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.numpy_files import read_npy, read_npz
 from ckptzoo.hub.untrusted.protocol import LENGTH_BYTES, FileAnswer, Job, WorkerResult, encode_answer, padded
-from ckptzoo.hub.untrusted.rules import TENSOR_STEP
+from ckptzoo.hub.untrusted.rules import TENSOR_STEP, VIEWS_STEP
 from ckptzoo.hub.untrusted.state_dicts import StateCandidate, find_state_dicts
 from ckptzoo.hub.untrusted.torch_files import read_pickle, read_torch
 from ckptzoo.hub.untrusted.values import InertError, Numbers
@@ -53,6 +53,7 @@ class _Answer:
         try:
             root = _load(job, data, self.limits)
             found = find_state_dicts(root, location=job.location, limits=self.limits)
+            _check_views(found, job.location, self.limits)
             indices: dict[tuple[Any, ...], int] = {}
             return [self._add_state(state, indices, job.location) for state in found]
         except IntegrityError as error:
@@ -94,6 +95,19 @@ class _Answer:
         except InertError as error:
             reject(location, f"tensor {name!r}: {error.what}", error.expected, error.got, TENSOR_STEP)
         return np.ascontiguousarray(array).reshape(tensor.shape)
+
+
+def _check_views(states: list[StateCandidate], location: str, limits: Limits) -> None:
+    """Refuse tensors that take many times what is stored, before any is made, whatever they are stored in."""
+    shown: dict[tuple[Any, ...], int] = {}
+    stored: dict[int, int] = {}
+    for tensor in (tensor for state in states for tensor in state.tensors.values() if isinstance(tensor, Numbers)):
+        shown[tensor.identity] = prod(tensor.shape) * ITEMSIZE.get(str(tensor.dtype), 1)
+        stored.update([tensor.stored])
+    made, there = sum(shown.values()), sum(stored.values())
+    if made > max(limits.always_allowed, limits.views * there):
+        got = f"{made} bytes from their shapes, of {there} stored"
+        reject(location, "tensors", f"at most {limits.views} times what is stored of them written out", got, VIEWS_STEP)
 
 
 def _load(job: Job, data: bytes, limits: Limits) -> Any:

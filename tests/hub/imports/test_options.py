@@ -56,6 +56,8 @@ def test_an_import_refuses_before_anything_is_written(tmp_path: Path) -> None:
     for number in range(2):
         save_file({"w": np.ones(3, "f4") * number}, tmp_path / "zoo" / f"{number}.safetensors")
     options = Options(metadata={"0.safetensors": {"test_accuracy": 1.0}})
-    with pytest.raises(ZooError, match=r"--metadata: expected a format that takes it \(files\), got safetensors-archive"):
+    with pytest.raises(
+        ZooError, match=r"--metadata: expected a format that takes it \(files\), got safetensors-archive"
+    ):
         import_zoo(tmp_path / "zoo", tmp_path / "to", adapter="safetensors-archive", license="CC0-1.0", options=options)
     assert not (tmp_path / "to").exists()

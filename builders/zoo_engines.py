@@ -1,12 +1,12 @@
 """Which engine trains more of a zoo's members or draws: the one that made those that it has.
 
-Ids follow from recipe and seed, and so do all random numbers, but engines round differently: no two of
-``builders.engines`` were found to give the same bits (``tests/builders/test_zoo_engines.py`` compares those for CPUs;
-``single`` has the bits of a plain PyTorch loop, which is no engine). A zoo whose members were made by several engines
-would hold weights that no single command makes again. Ids that named the engine would change those of published zoos,
-so a zoo goes on with the engine that it has, named by ``engine`` in ``extra``, and another one is refused. Rows that
-name none, as of other writers, decide nothing. Two zoos may have other weights of two engines under the same ids:
-``append`` refuses to bring them together, and a collection keeps them apart by their zoos.
+Ids follow from recipe and seed, and so do all random numbers, but engines round differently: of those for CPUs no two
+were found to give the same bits (``tests/builders/test_zoo_engines.py``; ``single`` has those of a plain PyTorch loop,
+which is no engine), and those for GPUs alone were not compared and count as different. A zoo whose members were made by
+several engines would hold weights that no single command makes again. Ids that named the engine would change those of
+published zoos, so a zoo goes on with the engine that it has, named by ``engine`` in ``extra``, and another one is
+refused. Rows that name none, as of other writers, decide nothing. Two zoos may have other weights of two engines under
+the same ids: ``append`` refuses to bring them together, and a collection keeps them apart by their zoos.
 """
 
 import json

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from ckptzoo.errors import IntegrityError
 from ckptzoo.hub.imports.sources import open_path
 from tests.support.effort import examples
 
@@ -238,3 +239,25 @@ def test_honest_archives_of_every_writer_are_read(tmp_path: Path) -> None:
         assert [(file.path, len(file.read(10**4))) for file in open_path(path).files()] == [
             (name, 700 + at) for at, name in enumerate(paths)
         ], path
+
+
+def test_what_tarfile_passes_over_without_a_word(tmp_path: Path) -> None:
+    """A damaged header in the middle, an end at a member's border, a second archive, padding without end, two names."""
+    members = [header(b"0", 3, f"{number}.pt") + padded(b"abc") for number in range(3)]
+    damaged, end = bytearray(b"".join(members)), bytes(1024)
+    damaged[1024 + 5] ^= 1
+    name = record(b"path", b"c.pt")
+    two = header(b"L", 5) + padded(b"b.pt\0") + header(b"x", len(name)) + padded(name)
+    cases = {
+        "damaged.tar": (bytes(damaged) + end, "bad checksum at byte 1024"),
+        "cut.tar": (b"".join(members[:2]), "its end at byte 2048"),
+        "two.tar": (members[0] + end + members[1] + end, "as of a second archive"),
+        "padding.tar.xz": (members[0] + bytes(2**26 + 10**6), "zeros behind its end"),
+        "names.tar": (two + members[0] + end, "one name of a member"),
+    }
+    for file, (data, words) in cases.items():
+        (tmp_path / file).write_bytes(lzma.compress(data, preset=0) if file.endswith(".xz") else data)
+        with pytest.raises(IntegrityError) as caught:
+            for found in open_path(tmp_path / file).files():
+                found.read(10)
+        assert words in str(caught.value) and file in str(caught.value), caught.value

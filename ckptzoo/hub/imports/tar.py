@@ -23,6 +23,8 @@ MAX_MEMBERS = 2**20
 """Members of an archive; each takes some 100 bytes of memory, because no path may come twice."""
 _FREE_MEMBERS, _BYTES_PER_MEMBER = 2**16, 512
 """So many members are allowed in any case, and one more for so many bytes of the archive as it is packed."""
+_MAX_PADDING = 2**26
+"""Zeros behind the end: writers fill their last record, which is 10 KiB unless somebody says otherwise."""
 _LONGEST_SIZE = 18
 """Digits of a size in a pax header."""
 _XZ_MEMORY = 80 * 2**20
@@ -36,6 +38,7 @@ _KINDS = {
     tarfile.DIRTYPE: "folder",
     **dict.fromkeys((tarfile.SYMTYPE, tarfile.LNKTYPE), "a link"),
     tarfile.GNUTYPE_SPARSE: "a sparse file",
+    **dict.fromkeys((tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE), "a device or a pipe"),
 }
 _FETCH_AGAIN = "Fetch the archive again."
 _UNUSABLE = "Do not use this archive."
@@ -60,7 +63,7 @@ class TarMember(io.RawIOBase):
 
     def __init__(self, reader: "TarReader", info: tarfile.TarInfo, start: int) -> None:
         self.path, self.size, self.left, self.end = info.name, info.size, info.size, start + info.size
-        self.kind = _KINDS.get(info.type, "a device or a pipe")
+        self.kind = _KINDS.get(info.type, "what is none")
         self._reader = reader
 
     def readable(self) -> bool:
@@ -126,9 +129,9 @@ class TarReader:
         fields, total = dict(self._fields), 0
         while (info := self._header()) is not None and info.type in _EXTENSIONS:
             total += BLOCK + info.size
-            if not 0 <= info.size <= total <= MAX_EXTENSIONS:
-                expected = f"at most {MAX_EXTENSIONS} bytes of long names and pax fields of a member"
-                self._refuse(expected, f"{max(total, info.size, key=abs)}", _UNUSABLE)
+            if info.size < 0 or total > MAX_EXTENSIONS:
+                expected = f"0 to {MAX_EXTENSIONS} bytes of long names and pax fields of a member"
+                self._refuse(expected, f"{min(total, info.size) if info.size < 0 else total}", _UNUSABLE)
             data = self.take(info.size + -info.size % BLOCK)[: info.size]
             if info.type == tarfile.XGLTYPE:
                 self._fields.update(self._records(data))
@@ -151,6 +154,8 @@ class TarReader:
         if long_name is not None:
             info.name = _text(long_name.partition(b"\0")[0])
         if path := fields.get(b"path"):
+            if long_name is not None:
+                self._refuse("one name of a member", "one in a long name and one in a pax header", _UNUSABLE)
             info.name = _text(path)
         if digits := fields.get(b"size"):
             if not digits.isdigit() or len(digits) > _LONGEST_SIZE:
@@ -175,9 +180,12 @@ class TarReader:
 
     def _check_end(self) -> None:
         """Read on, so that checksums of a packed archive are compared: nothing but zeros may follow the end."""
+        end = self._position
         while data := self._read(_READ_BYTES):
             if data.count(0) != len(data):
                 self._refuse("nothing behind its end", "more data, as of a second archive", "Repack it as one archive.")
+            if self._position - end > _MAX_PADDING:
+                self._refuse(f"at most {_MAX_PADDING} zeros behind its end", "more", _UNUSABLE)
 
     def _records(self, data: bytes) -> dict[bytes, bytes]:
         """The path and the size in a pax header of records ``<length> <keyword>=<value>``; the last of each counts."""

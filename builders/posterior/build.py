@@ -159,7 +159,13 @@ def build(
         present = present_draws(rows, model, found)
         check_starts(rows, model, found, location=str(root))
         unfinished = build_folder.settle_plan(None, PosteriorPlan)
-        engine_name = default_engine
+        lacks = any(count < draws for count in present)
+        # one for other modes or draws is for the command that started it
+        carries_on = unfinished is not None and (unfinished.modes, unfinished.draws) == (modes, draws)
+        if not lacks and not carries_on:
+            return None
+        engine_name = unfinished.engine if unfinished else default_engine
+        # a sampler takes all steps itself
         if model.sampler is None:
             engine_name = engine_for(
                 engines_of(draws_of(rows, model).values()),
@@ -183,12 +189,8 @@ def build(
             source.digest,
             found.digests,
         )
-        lacks = any(count < draws for count in present)
-        # one for other modes or draws is for the command that started it
-        carries_on = unfinished is not None and (unfinished.modes, unfinished.draws) == (modes, draws)
-        plan = build_folder.settle_plan(wanted, PosteriorPlan, ("present",)) if lacks or carries_on else None
-        if plan is None:
-            return None
+        plan = build_folder.settle_plan(wanted, PosteriorPlan, ("present",))
+        assert plan is not None
         ids = {
             unit: {draw_id(model, seed, number) for seed in unit.seeds for number in unit.draws} for unit in plan.units
         }

@@ -30,6 +30,7 @@ from builders.recipe import Recipe, names
 from builders.state import TrainingState
 from builders.train import Trainer, choose_engine, default_unit_size, device_kind, open_trainer
 from builders.units import UnitTraining
+from builders.zoo_engines import engine_for, engines_held, require_engine
 from ckptzoo import archs
 from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.format.files import Folder
@@ -117,7 +118,8 @@ class TrainingOptions(TypedDict, total=False):
         members trained together; by default that of the unfinished build, else as many as take about 5 minutes of an
         engine that trains one member at a time, else ``builders.train.default_unit_size``.
     engine
-        a name in ``builders.engines``; by default that of the unfinished build, else the fastest for the recipe.
+        a name in ``builders.engines``; by default that of the unfinished build, else the one that made the recipe's
+        members in the zoo, else the fastest for the recipe. Another one than the zoo's is refused.
     threads
         see ``builders.train.open_trainer``; no bit depends on it.
     """
@@ -194,13 +196,21 @@ class BuildRequest:
         contents = read_zoo(self.root, self.recipe)
         unfinished = build_folder.settle_plan(None, BuildPlan)
         present, taken = seeds_of(contents, self.recipe)
+        held = engines_held(contents, self.recipe)
+        if self.engine is not None:
+            require_engine(held, self.engine, location=str(self.root), prefix=self.recipe.prefix)
         seeds = self.lacking_seeds(present, taken)
         if not seeds and unfinished is None:
             return Settled(None, (), len(present))
-        engine, size = self.engine, self.unit_size
-        if unfinished is not None:
-            engine, size = engine or unfinished.engine, size or unfinished.unit_size
-        engine = engine or choose_engine(self.recipe, device_kind(self.device), None)
+        engine = engine_for(
+            held,
+            recipe=self.recipe,
+            device=self.device,
+            location=str(self.root),
+            asked=self.engine,
+            unfinished=None if unfinished is None else unfinished.engine,
+        )
+        size = self.unit_size or (None if unfinished is None else unfinished.unit_size)
         wanted = BuildPlan(
             self.recipe.digest,
             self.recipe.prefix,
@@ -495,7 +505,11 @@ class MemberTraining(UnitTraining):
 
     def is_finished(self, unit: Unit) -> bool:
         """See ``UnitTraining``."""
-        return self.build_folder.is_kept(unit, self.plan.keep_steps[-1])
+        return self.build_folder.is_finished(unit, self.plan.keep_steps)
+
+    def is_stored(self, unit: Unit, step: int) -> bool:
+        """See ``UnitTraining``."""
+        return self.build_folder.is_kept(unit, step)
 
     def start(self, unit: Unit) -> TrainingState:
         """See ``UnitTraining``."""

@@ -11,7 +11,8 @@ A build's folder is locked while it runs; Ctrl-C and SIGTERM become a question t
         <unit>-<step>.kept.safetensors    checkpoints for the zoo, and their rows; those of the last step end a unit
         <unit>-<draw>.kept.safetensors    the same for the draws of a posterior method
 
-Files are written under another name, flushed and renamed, so each is whole or absent.
+Files are written under another name, flushed and renamed, so each is whole or absent. They say whose they are, with a
+digest, see ``builders.work_files``: what was damaged since, or belongs to another build, is refused by name.
 """
 
 import errno
@@ -22,7 +23,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
@@ -32,14 +33,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
+from builders import work_files
 from builders.energy import Spent
 from builders.state import Tensors, TrainingState, as_stored
-from ckptzoo.errors import Problem, ZooError
-from ckptzoo.format.durable import TEMPORARY, write_file
+from ckptzoo.errors import IntegrityError, Problem, ZooError
+from ckptzoo.format.durable import TEMPORARY, regular, write_file
 from ckptzoo.schema.documents import seal, unseal
+from ckptzoo.text import excerpt
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -51,6 +52,8 @@ PLAN = "plan.json"
 Plan = TypeVar("Plan", bound="DataclassInstance")
 """A dataclass whose fields are texts, numbers and tuples of such."""
 Row = dict[str, Any]
+WORK_AGAIN = "Run python -m builders work, which trains such units again, and then merge; or build, which does both."
+"""What to do about units whose files are missing, or have no digest."""
 _OLD_SECONDS = 3600.0
 """No file takes longer to be written."""
 StopRequested = Callable[[], bool]
@@ -126,10 +129,34 @@ class BuildPlan:
 
 
 class BuildFolder:
-    """The folder of one build, locked by one process; made by ``locked_build_folder``."""
+    """The folder of one build, locked by one process; made by ``locked_build_folder``.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    Parameters
+    ----------
+    folder
+        where it is.
+    plan_digest
+        of its plan, which its files name; by default that of the plan in the folder.
+    """
+
+    def __init__(self, folder: Path, plan_digest: str | None = None) -> None:
+        self.folder, self._plan_digest = folder, plan_digest
+
+    @property
+    def plan_digest(self) -> str:
+        """The digest of the plan; empty where there is none."""
+        if self._plan_digest is None:
+            self._plan_digest = self._read_plan()[1] if (self.folder / PLAN).exists() else ""
+        return self._plan_digest
+
+    def _read_plan(self) -> tuple[dict[str, Any], str]:
+        path = self.folder / PLAN
+        try:
+            content, digest = unseal(work_files.read_small(path), location=str(path))
+        except IntegrityError as error:
+            raise _bad_plan(path, "one with its digest", f"{error.problem.what} {error.problem.got}") from error
+        # JSON has no tuples
+        return {key: tuple(value) if type(value) is list else value for key, value in content.items()}, digest
 
     def settle_plan(
         self, wanted: Plan | None, kind: type[Plan], allotted: Collection[str] = ("seeds", "code")
@@ -146,20 +173,23 @@ class BuildFolder:
         Raises
         ------
         ZooError
-            An unfinished build has another plan.
+            An unfinished build has another plan, or its plan is damaged.
         """
         path = self.folder / PLAN
-        if not path.exists():
-            if wanted is not None:
-                write_file(path, seal(asdict(wanted)))
-            return wanted
-        content, _ = unseal(path.read_bytes(), location=str(path))
-        # JSON has no tuples
-        values: dict[str, Any] = {key: tuple(value) if type(value) is list else value for key, value in content.items()}
-        plan = kind(**values)
+        if not os.path.lexists(path):
+            if wanted is None:
+                return None
+            write_file(path, seal(asdict(wanted)))
+        values, self._plan_digest = self._read_plan()
+        try:
+            plan = kind(**values)
+        except TypeError as error:
+            raise _bad_plan(path, f"the fields of a {kind.__name__}", str(error)) from error
         if wanted is not None:
             # plans that older versions wrote do not have it
-            unknown = {"first_seed"} if getattr(plan, "first_seed", 0) is None else set[str]()
+            unknown = {
+                name for name, value in (("first_seed", None), ("starts", ())) if getattr(plan, name, 0) == value
+            }
             names = [field.name for field in fields(kind) if field.name not in {*allotted, *unknown}]
             differ = [name for name in names if getattr(plan, name) != getattr(wanted, name)]
             if differ:
@@ -169,7 +199,7 @@ class BuildFolder:
                 raise ZooError(Problem(str(self.folder), "unfinished build", expected, got, step))
         return plan
 
-    def write(self, name: str, data: bytes) -> None:
+    def write(self, name: str, data: bytes | bytearray) -> None:
         """Write one of the files of units; each is whole or absent."""
         write_file(self.folder / name, data)
 
@@ -178,9 +208,9 @@ class BuildFolder:
         return self._state(unit).name
 
     def saved_file(self, unit: Unit) -> Path | None:
-        """The file with the unit's saved state, if there is one."""
+        """The file with the unit's saved state, if there is one; raises as ``restore``, but for damaged tensors."""
         path = self._state(unit)
-        return path if path.exists() else None
+        return None if work_files.read_facts(path, self._of_state(unit)) is None else path
 
     def save(self, unit: Unit, state: TrainingState, spent: Spent) -> None:
         """Replace the unit's saved state."""
@@ -188,34 +218,61 @@ class BuildFolder:
         arrays |= {f"momentum/{name}": _array(tensor) for name, tensor in state.momentum.items()}
         arrays |= {f"extra/{name}": _array(tensor) for name, tensor in state.extra.items()}
         facts = {"step": str(state.step), "seconds": repr(spent.seconds), "joules": json.dumps(spent.joules)}
-        self.write(self._state(unit).name, save(arrays, metadata=facts))
+        self.write(self._state(unit).name, work_files.sealed(arrays, facts | self._of_state(unit)))
 
     def restore(self, unit: Unit, state: TrainingState) -> Spent:
-        """Bring a fresh state to where the unit was saved, if it was; return what it took to get there."""
-        path = self._state(unit)
-        if not path.exists():
+        """Bring a fresh state to where the unit was saved, if it was; return what it took to get there.
+
+        Raises
+        ------
+        IntegrityError
+            The file is damaged, or of another unit or plan.
+        """
+        found = work_files.read(self._state(unit), self._of_state(unit))
+        if found is None:
             return Spent()
-        arrays, facts = _read(path)
+        arrays, facts = found
         for kind, tensors in (("weights", state.weights), ("momentum", state.momentum), ("extra", state.extra)):
             for name, tensor in tensors.items():
                 tensor.copy_(torch.from_numpy(arrays[f"{kind}/{name}"]))
         state.step = int(facts["step"])
-        return Spent(float(facts["seconds"]), json.loads(facts.get("joules", "null")))
+        return Spent(float(facts["seconds"]), json.loads(facts["joules"]))
 
     def keep(self, unit: Unit, number: int, weights: Tensors, rows: list[Row]) -> None:
         """Store checkpoints of a unit, with their rows: those of a step, or of a draw."""
         arrays = {name: _array(tensor) for name, tensor in as_stored(weights).items()}
-        self.write(self._kept(unit, number).name, save(arrays, metadata={"rows": json.dumps(rows, default=_iso)}))
+        facts = {"rows": json.dumps(rows, default=_iso), **self._of_kept(unit, number)}
+        self.write(self._kept(unit, number).name, work_files.sealed(arrays, facts))
 
     def read_kept(self, unit: Unit, number: int) -> tuple[dict[str, NDArray[Any]], list[Row]]:
-        """Read checkpoints back."""
-        arrays, facts = _read(self._kept(unit, number))
+        """Read checkpoints back.
+
+        Raises
+        ------
+        IntegrityError
+            There are none, they are damaged, or of another unit, step or plan.
+        """
+        path = self._kept(unit, number)
+        found = work_files.read(path, self._of_kept(unit, number))
+        if found is None:
+            raise IntegrityError(Problem(str(path), "saved work", "a file with a seal", "none", WORK_AGAIN))
+        arrays, facts = found
         rows: list[Row] = json.loads(facts["rows"])
         return arrays, [{**row, "created": datetime.fromisoformat(row["created"])} for row in rows]
 
     def is_kept(self, unit: Unit, number: int) -> bool:
-        """Whether the unit's checkpoints of a step, or of a draw, are stored; the last are stored last."""
-        return self._kept(unit, number).exists()
+        """Whether the unit's checkpoints of a step, or of a draw, are stored; raises as ``read_kept``, but for damaged
+        tensors.
+        """
+        return work_files.read_facts(self._kept(unit, number), self._of_kept(unit, number)) is not None
+
+    def is_finished(self, unit: Unit, numbers: Sequence[int]) -> bool:
+        """Whether all of these are stored; the last are stored last, so that they are looked for first."""
+        return all(self.is_kept(unit, number) for number in reversed(numbers))
+
+    def has_unsealed(self, unit: Unit, number: int) -> bool:
+        """Whether an earlier version stored these checkpoints, without a seal."""
+        return os.path.lexists(self._kept(unit, number)) and not self.is_kept(unit, number)
 
     def forget_state(self, unit: Unit) -> None:
         """Remove the saved state of a unit that is finished."""
@@ -232,6 +289,12 @@ class BuildFolder:
         shutil.rmtree(self.folder)
         with suppress(OSError):
             self.folder.parent.rmdir()
+
+    def _of_state(self, unit: Unit) -> dict[str, str]:
+        return {"kind": "state", "unit": unit.name, "plan": self.plan_digest}
+
+    def _of_kept(self, unit: Unit, number: int) -> dict[str, str]:
+        return {"kind": "kept", "unit": unit.name, "number": str(number), "plan": self.plan_digest}
 
     def _state(self, unit: Unit) -> Path:
         return self.folder / f"{unit.name}.state.safetensors"
@@ -254,7 +317,7 @@ def locked_build_folder(zoo: Path, prefix: str) -> Iterator[BuildFolder]:
         path = folder / "lock"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            descriptor = regular(str(path), os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:  # a build that ended removed the folder between the two calls
             continue
         try:
@@ -294,7 +357,7 @@ def _tolerating_no_locks() -> Iterator[None]:
 def _sweep(folder: Path) -> None:
     """Remove what killed processes were writing; others may be at work here, so only what is old."""
     for left in folder.glob(f"{TEMPORARY}*"):
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             if time.time() - left.stat().st_mtime > _OLD_SECONDS:
                 left.unlink()
 
@@ -303,14 +366,9 @@ def _array(tensor: torch.Tensor) -> NDArray[Any]:
     return np.ascontiguousarray(tensor.detach().cpu().numpy())
 
 
-def _read(path: Path) -> tuple[dict[str, NDArray[Any]], Mapping[str, str]]:
-    try:
-        with safe_open(path, "numpy") as file:
-            # safe_open can list its keys and not be iterated over
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
-    except SafetensorError as error:
-        step = "Remove it; that work is done again."
-        raise ZooError(Problem(str(path), "saved work", "a whole safetensors file", str(error), step)) from error
+def _bad_plan(path: Path, expected: str, got: str) -> IntegrityError:
+    step = "Give the build up by removing that folder."
+    return IntegrityError(Problem(str(path), "plan", expected, excerpt(got), step))
 
 
 def _iso(value: object) -> str:

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from builders.work_files import read_small
 from ckptzoo.format.durable import TEMPORARY
 
 HEARTBEAT_SECONDS = 15.0
@@ -180,7 +181,7 @@ class Claims:
 
     def _holder(self, path: Path, now: float) -> Holder | None:
         try:
-            heard, data = path.stat().st_mtime, path.read_bytes()[:_MAX_CONTENT]
+            heard, data = path.stat().st_mtime, read_small(path)[:_MAX_CONTENT]
         except FileNotFoundError:
             return None
         content = _parsed(data)
@@ -249,7 +250,7 @@ def _content(progress: int) -> bytes:
 def _parsed(data: bytes) -> dict[str, Any]:
     try:
         content = json.loads(data)
-    except ValueError:  # it is being written
+    except (ValueError, RecursionError):  # it is being written, or is none of ours
         return {}
     return content if isinstance(content, dict) else {}
 
@@ -271,7 +272,7 @@ def _has_ended(content: dict[str, Any]) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return True
-    except OSError:  # it is another user's
+    except (OSError, OverflowError):  # it is another user's, or no number of a process
         pass
     started = _started(process)
     return started is not None and started != content.get("started")

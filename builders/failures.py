@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from builders.checkpointing import BuildFolder
-from ckptzoo.format.durable import write_file
+from builders.work_files import read_small
+from ckptzoo.format.durable import regular, write_file
 
 ATTEMPTS = 5
 """How often a unit may end without progress before it is set aside."""
@@ -24,7 +25,7 @@ def log(build_folder: BuildFolder, unit: str, text: str, *, begin: bool = False)
     """Add a line to a unit's log; only ``begin`` makes the file: another process may have merged the unit since."""
     flags = os.O_WRONLY | os.O_APPEND | (os.O_CREAT if begin else 0)
     try:
-        descriptor = os.open(_log_path(build_folder, unit), flags, 0o666)
+        descriptor = regular(str(_log_path(build_folder, unit)), flags)
     except FileNotFoundError:
         return
     try:
@@ -45,8 +46,8 @@ def note_failure(build_folder: BuildFolder, unit: str, step: int, error: Excepti
 def failures_of(build_folder: BuildFolder, unit: str) -> list[dict[str, Any]]:
     """The failures of a unit that count; none where the file cannot be read."""
     try:
-        noted = json.loads(_path(build_folder, unit).read_bytes())
-    except (FileNotFoundError, ValueError):
+        noted = json.loads(read_small(_path(build_folder, unit)))
+    except (FileNotFoundError, ValueError, RecursionError):
         return []
     return [item for item in noted if isinstance(item, dict)] if isinstance(noted, list) else []
 

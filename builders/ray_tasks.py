@@ -36,7 +36,7 @@ class UnitTask:
 
     Parameters
     ----------
-    recipe, plan, unit
+    recipe, plan, plan_digest, unit
         which members, and what is kept of them.
     state
         the content of the file with the unit's saved state; None where it begins.
@@ -50,6 +50,7 @@ class UnitTask:
 
     recipe: Recipe
     plan: BuildPlan
+    plan_digest: str
     unit: Unit
     state: bytes | None
     state_name: str
@@ -124,7 +125,7 @@ def _reports(task: UnitTask, source: Source) -> Iterator[Report]:
         saved = Path(folder, task.state_name)
         if task.state is not None:
             saved.write_bytes(task.state)
-        files = _YieldedFiles(Path(folder), task.kept)
+        files = _YieldedFiles(Path(folder), task.plan_digest, task.kept)
         job = MemberTraining(files, trainer, task.plan.engine, task.save_seconds, _never, counter, task.plan)
         member_steps, seconds, reported = 0, 0.0, -_REPORT_SECONDS
         for taken in job.proceed(task.unit):
@@ -143,14 +144,14 @@ def _never() -> bool:
 class _YieldedFiles(BuildFolder):
     """Keeps what is written in memory, until it is taken."""
 
-    def __init__(self, folder: Path, kept: frozenset[int]) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, plan_digest: str, kept: frozenset[int]) -> None:
+        super().__init__(folder, plan_digest)
         self._stored = kept
         self.written: dict[str, bytes] = {}
 
-    def write(self, name: str, data: bytes) -> None:
+    def write(self, name: str, data: bytes | bytearray) -> None:
         """See ``BuildFolder``."""
-        self.written[name] = data
+        self.written[name] = bytes(data)
 
     def take(self) -> dict[str, bytes]:
         """Everything that was written since the last time."""

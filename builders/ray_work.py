@@ -29,6 +29,7 @@ from builders.progress import Progress
 from builders.ray_tasks import SIGN_SECONDS, Report, UnitTask, train_unit, version
 from builders.recipe import Recipe
 from builders.shared import Worked, WorkOrder
+from builders.work_files import read_small
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.ray_cluster import connected
 
@@ -252,12 +253,13 @@ class _Attempt:
         if path is not None:
             # a process that finishes the unit meanwhile removes it
             with suppress(FileNotFoundError):
-                state = await asyncio.to_thread(path.read_bytes)
+                state = await asyncio.to_thread(read_small, path)
         plan = driver.order.plan
         kept = frozenset(step for step in plan.keep_steps if self._folder.is_kept(unit, step))
         name = self._folder.state_name(unit)
         settings = driver.device, driver.threads, driver.save_seconds
-        reports = driver.submit(UnitTask(driver.order.recipe, plan, unit, state, name, kept, *settings))
+        task = UnitTask(driver.order.recipe, plan, self._folder.plan_digest, unit, state, name, kept, *settings)
+        reports = driver.submit(task)
         try:
             if (found := await self._first(reports)) != version():
                 raise _other_code(str(found))

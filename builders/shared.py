@@ -35,6 +35,7 @@ from builders.build import (
     write_page,
 )
 from builders.checkpointing import (
+    WORK_AGAIN,
     WORK_FOLDER,
     BuildFolder,
     BuildPlan,
@@ -49,7 +50,9 @@ from builders.failures import ATTEMPTS, failures_of, forget_failures, log, note_
 from builders.progress import Progress
 from builders.recipe import Recipe
 from builders.train import open_trainer
-from ckptzoo.errors import Problem, ZooError
+from builders.zoo_engines import engines_held, require_engine
+from ckptzoo.errors import IntegrityError, Problem, ZooError
+from ckptzoo.text import counted, excerpt
 
 MERGE = "merge"
 """The name of the claim of a merge."""
@@ -254,6 +257,8 @@ def merge(
     ------
     HubError
         The hub refuses or gives no answer. What was added to the zoo stays; the next call publishes it.
+    IntegrityError
+        Files of units are damaged, belong to others, or have no digest: nothing of them is added.
     ZooError
         There is no plan, or another process merges.
     """
@@ -263,13 +268,17 @@ def merge(
     parts: list[str] = []
     count = checkpoints = 0
     with _one_merge(build_folder, root):
-        units = lacking_units(root, read_zoo(root, recipe), recipe, settled)
+        contents = read_zoo(root, recipe)
+        units = lacking_units(root, contents, recipe, settled)
+        if units:
+            require_engine(engines_held(contents, recipe), settled.engine, location=str(root), prefix=recipe.prefix)
         lacking = {unit.name for unit in units}
         # of a process that was killed behind a part
         for unit in settled.units:
             if unit.name not in lacking:
                 build_folder.forget(unit)
-        ready = [unit for unit in units if build_folder.is_kept(unit, settled.keep_steps[-1])]
+        _refuse_unsealed(build_folder, settled, units)
+        ready = [unit for unit in units if build_folder.is_finished(unit, settled.keep_steps)]
         for group in _groups(ready, recipe.arch.nbytes * len(settled.keep_steps)):
             part, added = merge_units(root, build_folder, group, settled.keep_steps)
             for unit in group:
@@ -340,19 +349,21 @@ class WorkOrder:
             step = "Work with that, so that all checkpoints are of one version, or plan the rest into another zoo."
             raise ZooError(Problem(str(root), "versions", str(plan.code), code_version(), step))
         wanted = _chosen(plan.units, unit, share, location=str(root))
-        absent = lacking_units(root, read_zoo(root, recipe), recipe, plan)
+        contents = read_zoo(root, recipe)
+        require_engine(engines_held(contents, recipe), plan.engine, location=str(root), prefix=recipe.prefix)
+        absent = lacking_units(root, contents, recipe, plan)
         lacking = tuple(item for item in wanted if item in absent)
         units = tuple(
             item
             for item in lacking
-            if not build_folder.is_kept(item, plan.keep_steps[-1])
+            if not build_folder.is_finished(item, plan.keep_steps)
             and len(failures_of(build_folder, item.name)) < ATTEMPTS
         )
         return cls(recipe, source, build_folder, plan, lacking, units)
 
     def is_finished(self, unit: Unit) -> bool:
         """Whether everything of a unit is stored."""
-        return self.build_folder.is_kept(unit, self.plan.keep_steps[-1])
+        return self.build_folder.is_finished(unit, self.plan.keep_steps)
 
     def worked(self, finished: Collection[str], failed: Mapping[str, str], member_steps: int, seconds: float) -> Worked:
         """What was done: names of the units that were finished here, and of those that failed here with the error."""
@@ -405,6 +416,10 @@ def _settled(root: Path, recipe: Recipe) -> tuple[BuildFolder, BuildPlan]:
     if settled is None:
         step = f"Plan it first: python -m builders plan {recipe.name} --members N --to {root}."
         raise ZooError(Problem(str(root), f"plan of {recipe.prefix}", "one", "none", step))
+    if (settled.recipe, settled.prefix) != (recipe.digest, recipe.prefix):
+        step = "Give the build up by removing that folder."
+        got = f"one of {settled.prefix}"
+        raise IntegrityError(Problem(str(build_folder.folder), "plan", f"one of {recipe.prefix}", got, step))
     return build_folder, settled
 
 
@@ -423,6 +438,14 @@ def _chosen(units: Sequence[Unit], name: str | None, share: tuple[int, int] | No
         step = "The first of four is 0/4, the last 3/4."
         raise ZooError(Problem(location, "share", "I/N with I from 0 to N - 1", f"{number}/{count}", step))
     return list(units)[number::count]
+
+
+def _refuse_unsealed(build_folder: BuildFolder, settled: BuildPlan, units: Sequence[Unit]) -> None:
+    """Refuse a merge while there are checkpoints of which nobody knows whether they are what was trained."""
+    found = [unit.name for unit in units if any(build_folder.has_unsealed(unit, step) for step in settled.keep_steps)]
+    if found:
+        got = f"files without a digest of {counted(len(found), 'unit')}: {excerpt(', '.join(found))}"
+        raise IntegrityError(Problem(str(build_folder.folder), "saved work", "files with a digest", got, WORK_AGAIN))
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from builders.checkpointing import WORK_FOLDER, BuildFolder, BuildPlan
 from builders.claims import Claims, Holder
 from builders.failures import ATTEMPTS, failures_of
 from builders.progress import duration
+from builders.work_files import read_small
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import read_contents
@@ -150,7 +151,7 @@ def _status_of(root: Path, path: Path) -> BuildStatus | None:
     """The status of one plan; None of one of draws, or of a build that ended at this moment."""
     build_folder = BuildFolder(path.parent)
     try:
-        content, _ = unseal(path.read_bytes(), location=str(path))
+        content, _ = unseal(read_small(path), location=str(path))
         if "unit_size" not in content or "seeds" not in content or "keep_steps" not in content:
             return None
         settled = build_folder.settle_plan(None, BuildPlan)
@@ -168,7 +169,7 @@ def _status_of(root: Path, path: Path) -> BuildStatus | None:
         attempts = len(failures_of(build_folder, unit.name)) if f"{unit.name}.failures.json" in names else 0
         if unit.name in merged:
             state = "merged"
-        elif f"{unit.name}-{last:06d}.kept.safetensors" in names:
+        elif f"{unit.name}-{last:06d}.kept.safetensors" in names and build_folder.is_kept(unit, last):
             state = "finished"
         elif holder is not None:
             state = "running" if holder.alive else "silent"

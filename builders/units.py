@@ -85,6 +85,10 @@ class UnitTraining(ABC):
         """Whether everything of a unit is stored."""
 
     @abstractmethod
+    def is_stored(self, unit: Unit, step: int) -> bool:
+        """Whether what belongs to one of a unit's stops is stored."""
+
+    @abstractmethod
     def start(self, unit: Unit) -> TrainingState:
         """The state from which a unit proceeds."""
 
@@ -167,6 +171,9 @@ class UnitTraining(ABC):
         """
         state = self.start(unit)
         total = self.build_folder.restore(unit, state)
+        if not all(self.is_stored(unit, stop) for stop in self.stops(unit) if stop < state.step):
+            # it has passed what somebody has removed since
+            state, total = self.start(unit), Spent()
         yield Taken(state.step, state.step * len(state), 0.0)
         # a guess, until the first span has shown how long a step takes
         span, saved, interval = self.trainer.first_span, time.monotonic(), self.save_seconds

@@ -21,6 +21,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import islice
 from typing import Any
 
 __all__ = [
@@ -40,9 +41,21 @@ __all__ = [
 ]
 
 
+MAX_PROBLEMS = 200
+"""Problems of one error: a hostile file may have millions."""
+_MAX_FACT, _MAX_STEP = 1_000, 100_000
+"""Characters of a fact, most of which quote untrusted text, and of a next step, which may be a table to be copied."""
+_MAX_MESSAGE = 50_000
+"""Characters of a message behind its first problem."""
+_MAX_NEAR_NAME, _MAX_NEAR_NAMES = 256, 10_000
+"""Characters of a name, and names, that are compared with a name that is not known: that takes quadratic time."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """One thing that is wrong, as five facts; ``str()`` is the message.
+
+    Facts of more than 1,000 characters are cut, next steps of more than 100,000.
 
     Parameters
     ----------
@@ -64,6 +77,12 @@ class Problem:
     got: str
     next_step: str
 
+    def __post_init__(self) -> None:
+        for name in ("location", "what", "expected", "got", "next_step"):
+            text, limit = getattr(self, name), _MAX_STEP if name == "next_step" else _MAX_FACT
+            if len(text) > limit:
+                object.__setattr__(self, name, f"{text[: limit - 3]}...")
+
     def __str__(self) -> str:
         return f"{self.location}: {self.what}: expected {self.expected}, got {self.got}. {self.next_step}"
 
@@ -74,8 +93,8 @@ class ZooError(Exception):
     Parameters
     ----------
     problem
-        what is wrong; several where a validator found several, and the message lists every one. A plain text is taken
-        as the message.
+        what is wrong; several where a validator found several, of which the message lists
+        as many as 50,000 characters hold; behind 200 no more are asked for. A plain text is taken as the message.
 
     Attributes
     ----------
@@ -96,8 +115,12 @@ class ZooError(Exception):
     def __init__(self, problem: "Problem | Iterable[Problem] | str") -> None:
         self.problems: tuple[Problem, ...] = ()
         if not isinstance(problem, str):
-            self.problems = (problem,) if isinstance(problem, Problem) else tuple(problem)
-        super().__init__("\n".join(map(str, self.problems)) if self.problems else problem)
+            self.problems = (problem,) if isinstance(problem, Problem) else tuple(islice(problem, MAX_PROBLEMS + 1))
+        if len(self.problems) > MAX_PROBLEMS:
+            got, step = "more", "Correct these, then try again."
+            more = Problem(self.problem.location, "problems", f"at most {MAX_PROBLEMS} in a report", got, step)
+            self.problems = (*self.problems[:MAX_PROBLEMS], more)
+        super().__init__(_message(self.problems) if self.problems else problem)
 
     @property
     def problem(self) -> Problem:
@@ -106,6 +129,17 @@ class ZooError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.problems or self.args[0],)
+
+
+def _message(problems: Sequence[Problem]) -> str:
+    """One line a problem, the first whole, others as long as there is room."""
+    lines: list[str] = []
+    for problem in problems:
+        line = str(problem)
+        if lines and sum(map(len, lines)) + len(line) > _MAX_MESSAGE:
+            return "\n".join([*lines, f"... and {len(problems) - len(lines):,} more"])
+        lines.append(line)
+    return "\n".join(lines)
 
 
 class SpecError(ZooError):
@@ -135,8 +169,12 @@ class UnknownNameError(ZooError, KeyError):
 
     def __init__(self, location: str, kind: str, name: str, known: Sequence[str], hint: str | None = None) -> None:
         self.location, self.kind, self.name, self.known, self.hint = location, kind, name, tuple(known), hint
-        self.near = tuple(difflib.get_close_matches(name, self.known, n=3, cutoff=0.4))
-        listed = ", ".join(self.known[:12]) + (", ..." if len(self.known) > 12 else "")
+        comparable = [item for item in self.known[:_MAX_NEAR_NAMES] if len(item) <= _MAX_NEAR_NAME]
+        is_short = len(name) <= _MAX_NEAR_NAME
+        self.near = tuple(difflib.get_close_matches(name, comparable, n=3, cutoff=0.4)) if is_short else ()
+        listed = ", ".join(item[:_MAX_NEAR_NAME] for item in self.known[:12]) + (
+            ", ..." if len(self.known) > 12 else ""
+        )
         step = hint or (f"Did you mean {' or '.join(self.near)}?" if self.near else "Choose one of these.")
         super().__init__(Problem(location, f"{kind} {name!r}", f"one of {listed or '(none)'}", repr(name), step))
 

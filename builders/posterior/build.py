@@ -24,12 +24,13 @@ from builders.checkpointing import (
 from builders.energy import Counter, counter_of
 from builders.estimate import SECONDS, Estimate, require_at_least, time_measuring, time_steps
 from builders.posterior.method import Method, Surroundings
-from builders.posterior.modes import draw_id, find_modes, present_draws
+from builders.posterior.modes import check_starts, draw_id, draws_of, find_modes, present_draws
 from builders.posterior.plan import DrawUnit, PosteriorPlan
 from builders.posterior.training import FIRST_GAUSSIAN, DrawTraining, with_steps
 from builders.recipe import Recipe
 from builders.sources import Source
 from builders.train import available_cores, choose_engine, default_unit_size, device_kind, open_trainer
+from builders.zoo_engines import engine_for, engines_of
 from ckptzoo import archs
 from ckptzoo.errors import Problem, UnknownNameError, ZooError
 from ckptzoo.text import counted
@@ -154,9 +155,26 @@ def build(
     def settle(build_folder: BuildFolder) -> Settled:
         """The plan, and the units that the zoo lacks; None where it lacks nothing."""
         contents = read_zoo(root, recipe)
-        present = present_draws(contents.raw.metadata, model, found)
+        rows = contents.raw.rows.select(["id", "recipe_digest", "mode", "draw", "seed", "extra"])
+        present = present_draws(rows, model, found)
+        check_starts(rows, model, found, location=str(root))
         unfinished = build_folder.settle_plan(None, PosteriorPlan)
-        engine_name = engine or (unfinished.engine if unfinished else default_engine)
+        lacks = any(count < draws for count in present)
+        # one for other modes or draws is for the command that started it
+        carries_on = unfinished is not None and (unfinished.modes, unfinished.draws) == (modes, draws)
+        if not lacks and not carries_on:
+            return None
+        engine_name = unfinished.engine if unfinished else default_engine
+        # a sampler takes all steps itself
+        if model.sampler is None:
+            engine_name = engine_for(
+                engines_of(draws_of(rows, model).values()),
+                recipe=model.chain,
+                device=device,
+                location=str(root),
+                asked=engine,
+                unfinished=unfinished.engine if unfinished else None,
+            )
         wanted = PosteriorPlan(
             model.digest,
             model.prefix,
@@ -169,13 +187,10 @@ def build(
             device,
             engine_name,
             source.digest,
+            found.digests,
         )
-        lacks = any(count < draws for count in present)
-        # one for other modes or draws is for the command that started it
-        carries_on = unfinished is not None and (unfinished.modes, unfinished.draws) == (modes, draws)
-        plan = build_folder.settle_plan(wanted, PosteriorPlan, ("present",)) if lacks or carries_on else None
-        if plan is None:
-            return None
+        plan = build_folder.settle_plan(wanted, PosteriorPlan, ("present",))
+        assert plan is not None
         ids = {
             unit: {draw_id(model, seed, number) for seed in unit.seeds for number in unit.draws} for unit in plan.units
         }

@@ -1,6 +1,9 @@
 """The modes that draws are taken around: members of a zoo or chains, and the draws of each that a zoo holds."""
 
+import hashlib
+import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,11 @@ import ckptzoo
 from builders.posterior.method import Method
 from builders.state import Tensors
 from ckptzoo.errors import Problem, ZooError
+from ckptzoo.text import excerpt
+
+MODE_WEIGHTS = "mode_weights"
+"""In ``extra`` of a draw: the digest of the weights of the member that it is taken around."""
+_DIGITS = 16
 
 
 @dataclass(frozen=True)
@@ -31,6 +39,16 @@ class FoundModes:
     names: tuple[str, ...]
     seeds: tuple[int, ...]
     weights: dict[str, NDArray[Any]] | None
+
+    @cached_property
+    def digests(self) -> tuple[str, ...]:
+        """Of every member's weights, with which draws tell what they were taken around; none of chains."""
+        if self.weights is None:
+            return ()
+        return tuple(
+            hashlib.sha256(b"".join(array[mode].tobytes() for array in self.weights.values())).hexdigest()[:_DIGITS]
+            for mode in range(len(self.names))
+        )
 
     def weights_of(self, modes: list[int], device: torch.device) -> Tensors | None:
         """Those of some modes on a device."""
@@ -103,14 +121,7 @@ def _members(model: Method, zoo: ckptzoo.Zoo, count: int, location: str) -> Foun
 
 def present_draws(table: Any, model: Method, modes: FoundModes) -> tuple[int, ...]:
     """How many draws of each mode, from 0 on, the zoo holds; retracted ones count."""
-    names = ("id", "recipe_digest", "mode", "draw", "seed")
-    columns = zip(*(table[name].to_pylist() for name in names), strict=True)
-    # other writers may write any digest into their rows; an id that goes with the rest is a draw of the method
-    held = {
-        (mode, draw)
-        for name, digest, mode, draw, seed in columns
-        if digest == model.digest and None not in (draw, seed) and name == draw_id(model, seed, draw)
-    }
+    held = draws_of(table, model)
     counts: list[int] = []
     for name in modes.names:
         count = 0
@@ -118,6 +129,36 @@ def present_draws(table: Any, model: Method, modes: FoundModes) -> tuple[int, ..
             count += 1
         counts.append(count)
     return tuple(counts)
+
+
+def draws_of(table: Any, model: Method) -> dict[tuple[str, int], str]:
+    """``extra`` of the draws of a method in a zoo's rows, by mode and number.
+
+    Other writers may write any digest into their rows; an id that goes with the rest is a draw of the method.
+    """
+    columns = zip(
+        *(table[name].to_pylist() for name in ("id", "recipe_digest", "mode", "draw", "seed", "extra")), strict=True
+    )
+    return {
+        (mode, draw): extra
+        for name, digest, mode, draw, seed, extra in columns
+        if digest == model.digest and None not in (draw, seed) and name == draw_id(model, seed, draw)
+    }
+
+
+def check_starts(table: Any, model: Method, modes: FoundModes, *, location: str) -> None:
+    """Refuse members that have the names of those that a zoo's draws were taken around, and other weights.
+
+    Engines and devices round differently, so that two zoos may have members with the same ids and other weights.
+    """
+    digests = dict(zip(modes.names, modes.digests, strict=False))
+    for (mode, _), text in draws_of(table, model).items():
+        extra = json.loads(text or "{}")
+        had = extra.get(MODE_WEIGHTS) if isinstance(extra, dict) else None
+        if had is not None and digests.get(mode, had) != had:
+            got = f"{digests[mode]} of a member trained otherwise, such as by another engine"
+            step = "Name the zoo of the members that the draws were taken around with --from, or draw into another zoo."
+            raise ZooError(Problem(location, f"weights of mode {excerpt(mode)}", excerpt(had), got, step))
 
 
 def draw_id(model: Method, seed: int, number: int) -> str:

@@ -40,6 +40,8 @@ class PosteriorPlan:
         modes that advance together.
     device, engine, dataset_digest
         as for ``builders.checkpointing.BuildPlan``.
+    starts
+        digests of the weights of the members that modes are; none of chains, and where they are not known.
     """
 
     method: str
@@ -53,6 +55,7 @@ class PosteriorPlan:
     device: str
     engine: str
     dataset_digest: str
+    starts: tuple[str, ...] = ()
 
     @property
     def units(self) -> list[DrawUnit]:

@@ -13,7 +13,7 @@ from builders.checkpointing import Interrupted, Unit
 from builders.data_source import Feed
 from builders.energy import Spent
 from builders.posterior.method import Method, Surroundings
-from builders.posterior.modes import FoundModes, draw_id
+from builders.posterior.modes import MODE_WEIGHTS, FoundModes, draw_id
 from builders.posterior.plan import DrawUnit, PosteriorPlan
 from builders.progress import duration
 from builders.state import TrainingState
@@ -66,7 +66,13 @@ class DrawTraining(UnitTraining):
     def is_finished(self, unit: Unit) -> bool:
         """See ``UnitTraining``."""
         assert isinstance(unit, DrawUnit)
-        return all(self.build_folder.is_kept(unit, number) for number in unit.draws) and not self._unmeasured(unit)
+        return self.build_folder.is_finished(unit, unit.draws) and not self._unmeasured(unit)
+
+    def is_stored(self, unit: Unit, step: int) -> bool:
+        """See ``UnitTraining``."""
+        assert isinstance(unit, DrawUnit)
+        numbers = (number for at, places in self.model.stops(unit.draws) if at == step for number in places)
+        return all(self.build_folder.is_kept(unit, number) for number in numbers)
 
     def start(self, unit: Unit) -> TrainingState:
         """See ``UnitTraining``."""
@@ -134,10 +140,11 @@ class DrawTraining(UnitTraining):
             engine=self.engine,
         )
         own = self.model.mode_facts(state)
-        for row, mode, seed, facts in zip(rows, self._names(unit), unit.seeds, own, strict=True):
+        starts = [{MODE_WEIGHTS: self.modes.digests[mode]} if self.modes.digests else {} for mode in unit.modes]
+        for row, mode, seed, facts, start in zip(rows, self._names(unit), unit.seeds, own, starts, strict=True):
             name = draw_id(self.model, seed, number)
             kept = {key: row["extra"][key] for key in _EXTRA if key in row["extra"]}
-            extra = {**self.model.facts(), **facts, **kept}
+            extra = {**self.model.facts(), **facts, **kept, **start}
             row |= {"id": name, "member": name, "mode": mode, "draw": number, **self._common(), "extra": extra}
         return rows
 

@@ -43,7 +43,8 @@ def verify(
 ) -> None:
     """Check every byte of a zoo, or of all zoos of a collection.
 
-    Prints every problem found, with what was expected, what is there and what to do, and exits with 1 if there is one.
+    The card, its pictures and the explorer page have no digest, so that changes there are not found. Prints every
+    problem found, with what was expected, what is there and what to do, and exits with 1 if there is one.
     """
     import ckptzoo
     from ckptzoo.loader.collection import verify_collection
@@ -62,7 +63,8 @@ def verify(
     else:
         for problem in problems:
             print(printable(str(problem)))
-        read = "only what opening reads was checked" if shallow else "every byte but the page's was checked"
+        unread = "the card, its pictures and pages/explorer.html, which have no digest"
+        read = "only what opening reads was checked" if shallow else f"every byte was checked but those of {unread}"
         print(f"{zoo}: {counted(len(problems), 'problem')} found." if problems else f"{zoo}: no problem found; {read}.")
     if problems:
         raise typer.Exit(PROBLEMS)

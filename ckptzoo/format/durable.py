@@ -56,7 +56,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_file(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes | bytearray) -> None:
     """Write a file atomically: a temporary file beside it, flush, rename, flush the folder.
 
     Raises

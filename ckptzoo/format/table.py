@@ -156,7 +156,9 @@ def read_bytes(path: Path, *, location: str, max_bytes: int = MAX_FILE) -> bytes
     except OSError as error:
         raise IntegrityError(Problem(location, "file", "a readable file", error.strerror or "none", REFETCH)) from error
     if len(data) > max_bytes:
-        raise IntegrityError(Problem(location, "size", f"at most {max_bytes} bytes", "more", REFETCH))
+        raise IntegrityError(
+            Problem(location, "size", f"at most {max_bytes} bytes", f"more than {max_bytes} bytes", REFETCH)
+        )
     return data
 
 

@@ -260,7 +260,7 @@ class Writer:
             taken = sorted({str(row[column]) for row in rows if row.get(column) in self._taken[column]})
             if taken:
                 got = f"{len(taken)} there already, such as {taken[0]!r}"
-                step = "Leave out what the zoo has."
+                step = "Leave out what the zoo has; other weights (of another engine) go to another zoo."
                 problems.append(Problem(self.path.name, f"{what} ids", "new ones", got, step))
         if problems:
             raise SpecError(problems)

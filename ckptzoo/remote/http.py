@@ -175,7 +175,7 @@ def body(answer: Answer, start: int, stop: int, size: int, *, location: str) -> 
     missing = stop - start
     for piece in answer.pieces(location):
         if len(piece) > missing:
-            raise _protocol_error(location, f"{stop - start} bytes", "more")
+            raise _protocol_error(location, f"{stop - start} bytes", f"more than {stop - start}")
         missing -= len(piece)
         yield piece
     if missing:
@@ -208,7 +208,9 @@ def document(
             # one byte more than allowed is enough to know, however much a small piece unpacks to
             data += unpacker.decompress(piece, max_bytes + 1 - len(data)) if is_packed else piece
             if len(data) > max_bytes:
-                raise RemoteError(_problem(location, f"at most {max_bytes} bytes", "more", _CHECK))
+                raise RemoteError(
+                    _problem(location, f"at most {max_bytes} bytes", f"more than {max_bytes} bytes", _CHECK)
+                )
     except zlib.error as error:
         raise TransientError(_problem(location, "gzip", str(error))) from error
     if is_packed and not unpacker.eof:

@@ -101,7 +101,9 @@ class Remote:
         entry = find_entry(self.store.entries, name, location=self.name)
         if entry.size > max_bytes:
             step = "Do not use this zoo; tell whoever publishes it."
-            raise IntegrityError(Problem(f"{self.name}/{name}", "size", f"at most {max_bytes} bytes", "more", step))
+            raise IntegrityError(
+                Problem(f"{self.name}/{name}", "size", f"at most {max_bytes} bytes", f"{entry.size} bytes", step)
+            )
         if self.cache is not None and entry.digest and (data := self.cache.read(entry.digest)) is not None:
             return data
         if self.offline:

@@ -4,9 +4,10 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
-from ckptzoo.errors import Problem, SpecError
+from ckptzoo.errors import MAX_PROBLEMS, Problem, SpecError
 from ckptzoo.schema.documents import Document, digest_of
 
 ITEMSIZE = {
@@ -102,7 +103,7 @@ class Architecture:
     _by_name: dict[str, Tensor] = field(init=False, repr=False, compare=False, hash=False)
 
     def __post_init__(self) -> None:
-        problems = list(_problems(self))
+        problems = tuple(islice(_problems(self), MAX_PROBLEMS + 1))
         if problems:
             raise SpecError(problems)
         object.__setattr__(self, "_by_name", {tensor.name: tensor for tensor in self.tensors})

@@ -178,8 +178,13 @@ def fold_problems(folds: tuple[Fold, ...]) -> Iterator[Problem]:
     if most > MAX_FOLDS:
         yield _problem("folds", f"at most {MAX_FOLDS}, and as many targets", most)
         return
-    single = [problem for number, fold in enumerate(folds) for problem in _of_fold(f"fold {number}", fold)]
-    yield from single or _apart(folds)
+    are_right = True
+    for number, fold in enumerate(folds):
+        for problem in _of_fold(f"fold {number}", fold):
+            are_right = False
+            yield problem
+    if are_right:
+        yield from _apart(folds)
 
 
 def _problem(what: str, expected: str, got: object) -> Problem:

@@ -9,9 +9,10 @@ scales: ``new = G old`` for what writes them, and ``new = G^-T old`` for what re
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Any
 
-from ckptzoo.errors import Problem, SpecError
+from ckptzoo.errors import MAX_PROBLEMS, Problem, SpecError
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.documents import Document, digest_of
 from ckptzoo.schema.folds import Fold, fold_from_json, fold_problems, fold_problems_with, fold_to_json
@@ -45,7 +46,9 @@ class Symmetry:
     _by_tensor: dict[str, tuple[AxisAction, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if found := [*problems(self.groups, self.actions), *fold_problems(self.folds)]:
+        if found := tuple(
+            islice(chain(problems(self.groups, self.actions), fold_problems(self.folds)), MAX_PROBLEMS + 1)
+        ):
             raise SpecError(found)
         by_tensor: dict[str, list[AxisAction]] = {}
         for action in self.actions:
@@ -67,7 +70,9 @@ class Symmetry:
         SpecError
             With every problem found.
         """
-        if found := [*problems_with(self.actions, arch), *fold_problems_with(self.folds, arch)]:
+        if found := tuple(
+            islice(chain(problems_with(self.actions, arch), fold_problems_with(self.folds, arch)), MAX_PROBLEMS + 1)
+        ):
             raise SpecError(found)
 
     def __getitem__(self, group: str) -> Group:

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 from ckptzoo.errors import Problem
 from ckptzoo.schema.architecture import Architecture, name_problem
 from ckptzoo.schema.groups import INNERS, MATRICES, ROLES, SCALES, AxisAction, Fixed, Group, Like, Perm, Segment, Wreath
+from ckptzoo.text import excerpt
 
 MAX_ITEMS = 100_000
 """Groups, actions, and segments of one action."""
@@ -31,13 +33,16 @@ def problems(groups: tuple[Group, ...], actions: tuple[AxisAction, ...]) -> Iter
         if len(items) > MAX_ITEMS:
             yield _problem(what, f"at most {MAX_ITEMS}", len(items))
             return
-    single = [problem for group in groups for problem in _of_group(group)]
-    single += [problem for action in actions for problem in _of_action(action)]
-    yield from single or _together(groups, actions)
+    are_right = True
+    for problem in chain.from_iterable(chain(map(_of_group, groups), map(_of_action, actions))):
+        are_right = False
+        yield problem
+    if are_right:
+        yield from _together(groups, actions)
 
 
 def _of_group(group: Group) -> Iterator[Problem]:
-    what = f"group {group.id!r}"
+    what = f"group {excerpt(group.id)!r}"
     # a variant's shards name tensors after groups: <group>.perm, <group>.scale
     if (got := name_problem(group.id)) is not None:
         yield _problem(what, "an id that could name a tensor", got)
@@ -63,7 +68,7 @@ def _of_group(group: Group) -> Iterator[Problem]:
 
 
 def _of_action(action: AxisAction) -> Iterator[Problem]:
-    what = f"axis {action.axis!r} of {action.tensor!r}"
+    what = f"axis {excerpt(action.axis)} of {excerpt(action.tensor)!r}"
     if (got := name_problem(action.tensor)) is not None:
         yield _problem(what, "the name of a tensor", got)
     if not _natural(action.axis, 0):

@@ -14,13 +14,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from safetensors.numpy import load, save
 
 import builders.build
 import builders.units
 import ckptzoo
 from builders.build import build
-from builders.checkpointing import WORK_FOLDER, Interrupted
+from builders.checkpointing import Interrupted
 from builders.energy import Counter, Spent, counter_of, spent
 from builders.recipe import Recipe
 
@@ -124,19 +123,3 @@ def test_a_life_without_a_counter_leaves_the_energy_unknown(tmp_path: Path, monk
     for name, pair in {"a": (counter, None), "b": (None, counter), "c": (None, None)}.items():
         lives(tmp_path / name, monkeypatch, *pair)
         assert all("energy_joules" not in found for found in extras(tmp_path / name))
-
-
-def test_a_state_that_was_saved_before_energy_was_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counter, _ = steady()
-    quiet = Console(file=io.StringIO())
-    with monkeypatch.context() as hurried:
-        hurried.setattr(builders.build, "catch_stop_signals", impatient)
-        hurried.setattr(builders.units, "_SPAN_SECONDS", 1e-9)
-        with pytest.raises(Interrupted):
-            build(TOY, tmp_path, members=4, counter=counter, console=quiet)
-    (state,) = (tmp_path / WORK_FOLDER / TOY.prefix).glob("*.state.safetensors")
-    state.write_bytes(save(load(state.read_bytes()), metadata={"step": "9", "seconds": "12.5"}))
-    build(TOY, tmp_path, members=4, counter=counter, console=quiet)
-    rows = ckptzoo.open(tmp_path).metadata.to_pylist()
-    assert all("energy_joules" not in json.loads(row["extra"]) for row in rows)
-    assert all(12.5 / 4 <= row["wall_seconds"] < 60 for row in rows)

@@ -44,8 +44,6 @@ from ckptzoo.remote.address import repository
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
 
-MAX_PROBLEMS = 200
-"""Problems that an error lists."""
 SAME_OUTPUTS = 1e-4
 """Below this two networks have the same outputs but for the order of sums, as a share of the largest output."""
 
@@ -316,7 +314,7 @@ def _joined(problems: Sequence[Problem]) -> list[Problem]:
 
 def misfit(ingestor: Ingestor, arch: Architecture, module: str | Factory | None) -> SpecError:
     """What is wrong with files that do not fit; of the tables of names, that with which the outputs stay the same."""
-    problems = _joined(ingestor.problems)[:MAX_PROBLEMS]
+    problems = _joined(ingestor.problems)
     if ingestor.misnamed is None:
         return SpecError(problems)
     state, proposals = ingestor.misnamed

@@ -19,7 +19,14 @@ from ckptzoo.errors import IntegrityError, Problem, SpecError, ZooError
 from ckptzoo.format import durable
 from ckptzoo.hub.contributions.evaluation import Factory, network_factory, trace_symmetry
 from ckptzoo.hub.imports.adapters import ADAPTERS, Adapter, Found, Options
-from ckptzoo.hub.imports.adapters.adapter import FoundArrays, PassedOver, Picked, checkpoint_id, identifier
+from ckptzoo.hub.imports.adapters.adapter import (
+    FoundArrays,
+    PassedOver,
+    Picked,
+    check_options,
+    checkpoint_id,
+    identifier,
+)
 from ckptzoo.hub.imports.facts import Row, merged
 from ckptzoo.hub.imports.remote_sources import open_source
 from ckptzoo.hub.imports.report import ImportResult
@@ -99,7 +106,7 @@ def import_zoo(
         mean and standard deviation of the inputs, ``(pixel / 255 - mean) / std``, one number or one a channel;
         ``derive.predict`` scales images so.
     options
-        what single formats take.
+        what single formats take; what the format does not take is refused.
     endpoint, token
         of the hub of a source ``hf://...``, if they are not those that huggingface_hub uses.
     progress
@@ -125,7 +132,8 @@ def import_zoo(
     start = time.monotonic()
     opened, folder = WatchedSource(open_source(source, endpoint=endpoint, token=token)), Path(to).absolute()
     check_folder(folder)
-    chosen = _adapter(opened, adapter)
+    chosen, options = _adapter(opened, adapter), options or Options()
+    check_options(chosen.name, options)
     license = license or chosen.license
     if license is None:
         step = "Give --license with the SPDX identifier that its authors name, or LicenseRef-unknown."
@@ -137,7 +145,7 @@ def import_zoo(
     if scaling is not None:
         defaults["extra"] = {"mean": list(scaling[0]), "std": list(scaling[1])}
     importer = _Importer(opened, chosen, target, defaults, split_by, skip_bad=skip_bad)
-    importer.run(options or Options(), progress)
+    importer.run(options, progress)
     importer.note_unclear_runs()
     if target.has_several:
         ckptzoo.write_collection(folder)

@@ -3,20 +3,18 @@
 import contextlib
 import gzip
 import io
-import lzma
 import os
-import tarfile
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any, NoReturn, cast
 
 from ckptzoo.errors import IntegrityError, Problem, ZooError
+from ckptzoo.hub.imports.tar import Paths, TarReader, XzFile
 from ckptzoo.text import excerpt
 
 _TAR_SUFFIXES = (".tar", ".tgz", ".tar.gz", ".txz", ".tar.xz")
@@ -26,7 +24,11 @@ _EXPANSION, _ALWAYS_ALLOWED = 1000, 2**30
 _ENCRYPTED = 0x1
 """Bit of a zip member's flags."""
 _READ_BYTES = 2**16
-"""What is asked of the unpacker at a time; tarfile copies what it has not used yet."""
+"""What is asked of the unpacker at a time."""
+_MAX_PATH = 4096
+"""Characters of a member's path: PATH_MAX of Linux."""
+_DIRECTORY_BYTES, _DIRECTORY_MEMBERS, _ENTRY = 2**24, 2**16, b"PK\x01\x02"
+"""A zip archive's directory, which zipfile reads whole, and how each entry begins; one takes up to a kilobyte in it."""
 _FETCH_AGAIN = "Fetch the archive again."
 
 
@@ -237,25 +239,28 @@ class ZipSource(Source):
         """A pass over all files."""
         self.position = 0
         with self._blob.open() as packed:
+            limited = _ZipBytes(packed, self.address)
             try:
-                archive = zipfile.ZipFile(packed)
+                archive = zipfile.ZipFile(cast("IO[bytes]", limited))
             except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
                 got = f"{type(error).__name__}: {error}"
                 _refuse(self.address, "archive", "a whole zip archive", got, _FETCH_AGAIN)
-            seen: set[str] = set()
+            limited.opened = True
+            total = sum(info.file_size for info in archive.infolist())
+            if total > max(_ALWAYS_ALLOWED, _EXPANSION * self.nbytes):
+                _refuse_expansion(self.address, archive.infolist()[0].filename, total, self.nbytes)
+            paths = Paths(self.address)
             for info in sorted(archive.infolist(), key=lambda item: item.filename):
                 if not info.is_dir():
-                    path = self._checked(info, seen)
+                    path = self._checked(info, paths)
                     yield SourceFile(path, info.file_size, self._opener(archive, info))
                     self.position += info.compress_size
         self.position = self.nbytes
 
-    def _checked(self, info: zipfile.ZipInfo, seen: set[str]) -> str:
+    def _checked(self, info: zipfile.ZipInfo, paths: Paths) -> str:
         """A member's path, after what its entry in the directory says was checked."""
         path = _checked_path(info.filename, self.address)
-        if path in seen:
-            _refuse(self.address, "member", "every path once", f"{excerpt(path)!r} twice", "Repack it.")
-        seen.add(path)
+        paths.add(path, self.nbytes)
         if info.flag_bits & _ENCRYPTED:
             step = "Decrypt the archive, and import that."
             _refuse(self.address, f"member {excerpt(path)!r}", "unencrypted bytes", "an encrypted one", step)
@@ -287,40 +292,43 @@ class TarSource(Source):
             self.position = self.nbytes
 
     def _members(self, stream: IO[bytes], consumed: Callable[[], int]) -> Iterator[SourceFile]:
-        seen: set[str] = set()
-        try:
-            with tarfile.open(fileobj=stream, mode="r|", bufsize=_READ_BYTES) as archive:
-                for info in archive:
-                    archive.members = []  # pyright: ignore[reportAttributeAccessIssue]  # which would grow for ever
-                    if info.isdir():
-                        continue
-                    path = _checked_path(info.name, self.address)
-                    if not info.isreg():
-                        got = "a link" if info.issym() or info.islnk() else "a device or a pipe"
-                        step = "Repack it with the files themselves: tar --dereference."
-                        _refuse(self.address, f"member {excerpt(path)!r}", "a file", got, step)
-                    if path in seen:
-                        _refuse(self.address, "member", "every path once", f"{excerpt(path)!r} twice", "Repack it.")
-                    seen.add(path)
-                    self.position = consumed()
-                    if info.offset_data + info.size > max(
-                        _ALWAYS_ALLOWED, _EXPANSION * max(self.position, _READ_BYTES)
-                    ):
-                        _refuse_expansion(self.address, path, info.offset_data + info.size, self.position)
-                    yield SourceFile(path, info.size, self._opener(archive, info))
-        except (tarfile.TarError, EOFError, OSError, lzma.LZMAError, ValueError, RuntimeError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise
-            got = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            _refuse(self.address, "archive", "a whole tar archive", got, _FETCH_AGAIN)
+        paths = Paths(self.address)
+        for member in TarReader(stream, self.address):
+            self.position = consumed()
+            if member.end > max(_ALWAYS_ALLOWED, _EXPANSION * max(self.position, _READ_BYTES)):
+                _refuse_expansion(self.address, member.path, member.end, self.position)
+            if member.kind == "folder":
+                continue
+            path = _checked_path(member.path, self.address)
+            if member.kind != "file":
+                step = "Repack it with the files themselves: tar --dereference, without --sparse."
+                _refuse(self.address, f"member {excerpt(path)!r}", "a file", member.kind, step)
+            paths.add(path, self.position)
+            yield SourceFile(path, member.size, partial(io.BufferedReader, member))
 
-    def _opener(self, archive: tarfile.TarFile, info: tarfile.TarInfo) -> Callable[[], IO[bytes]]:
-        def open_member() -> IO[bytes]:
-            stream = archive.extractfile(info)
-            assert stream is not None
-            return stream
 
-        return open_member
+class _ZipBytes:
+    """The bytes of a zip archive, for zipfile.
+
+    Attributes
+    ----------
+    opened
+        whether the directory was read, which zipfile reads at once.
+    """
+
+    def __init__(self, packed: IO[bytes], location: str) -> None:
+        self._packed, self._location, self.opened = packed, location, False
+        self.seek, self.tell, self.seekable, self.close = packed.seek, packed.tell, packed.seekable, packed.close
+
+    def read(self, size: int = -1) -> bytes:
+        """At most ``size`` bytes."""
+        if self.opened:
+            return self._packed.read(size)
+        data = self._packed.read(_DIRECTORY_BYTES + 1 if size < 0 else min(size, _DIRECTORY_BYTES + 1))
+        if len(data) > _DIRECTORY_BYTES or data.count(_ENTRY) > _DIRECTORY_MEMBERS:
+            expected = f"a directory of at most {_DIRECTORY_MEMBERS} members and {_DIRECTORY_BYTES} bytes"
+            _refuse(self._location, "archive", expected, "a larger one", "Repack it as a tar archive.")
+        return data
 
 
 class _Checked(io.RawIOBase, IO[bytes]):
@@ -357,27 +365,23 @@ def _unpacked(blob: Blob, packed: IO[bytes]) -> Iterator[tuple[Any, Callable[[],
     """The tar archive's own bytes, and how many of the packed ones were used for them."""
     name = blob.name.lower()
     if name.endswith((".xz", ".txz")):
-        with lzma.open(packed) as stream:
-            yield stream, packed.tell
-    elif not name.endswith((".gz", ".tgz")):
-        yield packed, packed.tell
-    elif blob.is_local and find_spec("rapidgzip") is not None:
-        # on all cores; it reads the file by itself
-        import rapidgzip
-
-        with rapidgzip.open(packed, parallelization=os.cpu_count() or 1) as stream:
-            yield stream, lambda: stream.tell_compressed() // 8
-    else:
+        yield io.BufferedReader(XzFile(packed), _READ_BYTES), packed.tell
+    elif name.endswith((".gz", ".tgz")):
         with gzip.open(packed) as stream:
             yield stream, packed.tell
+    else:
+        yield packed, packed.tell
 
 
 def _checked_path(name: str, location: str) -> str:
     """A member's path, which must stay inside the archive."""
+    if len(name) > _MAX_PATH:
+        got = f"{len(name)} characters, {excerpt(name, 40)!r}"
+        _refuse(location, "member", f"a path of at most {_MAX_PATH}", got, "Do not use this archive.")
     path = name.removeprefix("./")
     parts = path.split("/")
     if not path.isprintable() or "\\" in path or any(part in ("", ".", "..") for part in parts) or ":" in parts[0]:
-        _refuse(location, "member", "a relative path inside the archive", ascii(name), "Do not use this archive.")
+        _refuse(location, "member", "a relative path inside the archive", ascii(name[:200]), "Do not use this archive.")
     return path
 
 

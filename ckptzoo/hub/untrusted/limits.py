@@ -23,6 +23,9 @@ class Limits:
     """The pickle that holds the names and shapes, without the weights."""
     expansion: int = 200
     """What becomes more than ``always_allowed`` bytes may not take this many times less in the file."""
+    views: int = 8
+    """All tensors, each written out in full, tied ones once, may take so many times what is stored of them, where that
+    is more than ``always_allowed``: views may overlap, and strides of 0 show one number many times."""
     memory_bytes: int = 12 * 2**30
     """Address space of the reading process, above what its libraries take."""
     seconds: float = 600

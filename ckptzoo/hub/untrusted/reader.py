@@ -28,8 +28,9 @@ from ckptzoo.hub.untrusted.numpy_files import read_npy, read_npz
 from ckptzoo.hub.untrusted.objects import is_tensor
 from ckptzoo.hub.untrusted.other_contents import MASK, is_mask
 from ckptzoo.hub.untrusted.protocol import LENGTH_BYTES, FileAnswer, Job, WorkerResult, encode_answer, padded
-from ckptzoo.hub.untrusted.rules import TENSOR_STEP
+from ckptzoo.hub.untrusted.rules import TENSOR_STEP, VIEWS_STEP
 from ckptzoo.hub.untrusted.state_dicts import StateCandidate, find_state_dicts
+from ckptzoo.hub.untrusted.tensor_forms import Sparse
 from ckptzoo.hub.untrusted.torch_files import read_pickle, read_torch
 from ckptzoo.hub.untrusted.values import InertError, Numbers
 from ckptzoo.schema.architecture import ITEMSIZE
@@ -56,6 +57,7 @@ class _Answer:
         try:
             root = _load(job, data, self.limits)
             found = find_state_dicts(root, location=job.location, limits=self.limits)
+            _check_views(found, job.location, self.limits)
             indices: dict[tuple[Any, ...], int] = {}
             return self._without_masks([self._add_state(state, indices, job.location) for state in found], job.location)
         except IntegrityError as error:
@@ -108,6 +110,19 @@ class _Answer:
         except InertError as error:
             reject(location, f"tensor {name!r}: {error.what}", error.expected, error.got, TENSOR_STEP)
         return np.ascontiguousarray(array).reshape(tensor.shape)
+
+
+def _check_views(states: list[StateCandidate], location: str, limits: Limits) -> None:
+    """Refuse tensors that take many times what is stored, before any is made, whatever they are stored in."""
+    tensors = [tensor for state in states for tensor in state.tensors.values() if isinstance(tensor, Numbers)]
+    dense = [tensor for tensor in tensors if not isinstance(tensor, Sparse)]
+    sparse = [tensor for tensor in tensors if isinstance(tensor, Sparse)]
+    for kind, times in ((dense, limits.views), (sparse, limits.expansion)):
+        shown = {tensor.identity: prod(tensor.shape) * ITEMSIZE.get(str(tensor.dtype), 1) for tensor in kind}
+        made, there = sum(shown.values()), sum(dict(tensor.stored for tensor in kind).values())
+        if made > max(limits.always_allowed, times * there):
+            got = f"{made} bytes from their shapes, of {there} stored"
+            reject(location, "tensors", f"at most {times} times what is stored of them written out", got, VIEWS_STEP)
 
 
 def _load(job: Job, data: bytes, limits: Limits) -> Any:

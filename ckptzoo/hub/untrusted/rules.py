@@ -24,6 +24,7 @@ _CODE_MODULES = {
     "os", "posix", "nt", "subprocess", "sys", "builtins", "runpy", "importlib", "shutil", "socket",
     "webbrowser", "pty", "code", "commands", "ctypes", "pip", "timeit", "pdb", "operator", "functools", "asyncio",
 }  # fmt: skip
+VIEWS_STEP = "Save tensors that overlap as their own copies: x.clone()."
 TENSOR_STEP = "Save dense tensors: x.dequantize(), x.to_dense(), x.real, x.data.clone()."
 _STEPS = {
     "numpy": "Save numbers as float(x) or int(x), arrays as torch.from_numpy(x).",

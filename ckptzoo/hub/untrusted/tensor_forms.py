@@ -61,6 +61,11 @@ class Sparse(Numbers):
         """The dtype of the values."""
         return self._parts[-1].dtype
 
+    @property
+    def stored(self) -> tuple[int, int]:
+        """See ``Numbers``: its indices and values."""
+        return id(self), sum(part.stored[1] for part in self._parts)
+
     def read(self) -> NDArray[Any]:
         """The dense array; those who call have checked how large it is."""
         *indices, values = (part.read() for part in self._parts)
@@ -151,6 +156,11 @@ class _Stacked(Numbers):
         if not is_rows or not all(isinstance(row, Numbers) for row in rows):
             raise InertError("sparse matrix", "an array of indices for each axis", described(rows))
         self._rows = tuple(rows)
+
+    @property
+    def stored(self) -> tuple[int, int]:
+        """See ``Numbers``."""
+        return id(self), sum(row.stored[1] for row in self._rows)
 
     def read(self) -> NDArray[Any]:
         """The matrix."""

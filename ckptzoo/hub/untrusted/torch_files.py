@@ -9,7 +9,7 @@ from ckptzoo.hub.untrusted.errors import reject
 from ckptzoo.hub.untrusted.formats import FORMAT_NAMES, LEGACY_MAGIC
 from ckptzoo.hub.untrusted.inert import Unpickler
 from ckptzoo.hub.untrusted.limits import Limits
-from ckptzoo.hub.untrusted.rules import TENSOR_STEP, check_globals
+from ckptzoo.hub.untrusted.rules import TENSOR_STEP, VIEWS_STEP, check_globals
 from ckptzoo.hub.untrusted.values import InertError, Storage
 from ckptzoo.schema.architecture import ITEMSIZE
 
@@ -100,9 +100,9 @@ class _Reader:
             got = f"{max(stored, shown)} bytes from their shapes"
             reject(location, "tensors", f"at most {limits.tensor_bytes} bytes written out", got)
         # a stride of 0 shows one number many times
-        if shown > max(limits.always_allowed, limits.expansion * stored):
+        if shown > max(limits.always_allowed, limits.views * stored):
             got = f"{shown} bytes from their shapes, of {stored} stored"
-            reject(location, "tensors", f"at most {limits.expansion} times their storages written out", got)
+            reject(location, "tensors", f"at most {limits.views} times their storages written out", got, VIEWS_STEP)
 
 
 def _read_zip(data: bytes, location: str, limits: Limits, strict: bool, level: int) -> Any:

@@ -128,6 +128,11 @@ class Numbers(Known):
         """Equal for two that show the same numbers in the same way."""
         return (id(self),)
 
+    @property
+    def stored(self) -> tuple[int, int]:
+        """A number for what it is stored in, equal for all that are stored there, and the bytes of that."""
+        raise NotImplementedError
+
     def read(self) -> NDArray[Any]:
         """The array, read-only where it is a view of the file.
 
@@ -194,6 +199,11 @@ class Tensor(Numbers):
         shown = (id(self.storage), self.offset, self.shape, self.strides, self._dtype, self.negative)
         return shown if all(self.shape) else (id(self),)
 
+    @property
+    def stored(self) -> tuple[int, int]:
+        """See ``Numbers``."""
+        return id(self.storage), self.storage.nbytes
+
     def read(self) -> NDArray[Any]:
         """A view of the storage."""
         if self._dtype not in ITEMSIZE:
@@ -236,6 +246,12 @@ class Array(Numbers):
         """By its name in numpy."""
         dtype = self._state[1]
         return dtype.numpy_name if isinstance(dtype, DType) else described(dtype)
+
+    @property
+    def stored(self) -> tuple[int, int]:
+        """See ``Numbers``; pickles name the same bytes again without writing them again."""
+        data = self._state[3]
+        return id(data), len(data) if isinstance(data, str | bytes | bytearray) else 0
 
     def read(self) -> NDArray[Any]:
         """The array in this machine's byte order."""

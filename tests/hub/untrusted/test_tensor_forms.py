@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from ckptzoo.errors import IntegrityError
+from ckptzoo.errors import IntegrityError, ZooError
+from ckptzoo.hub.imports import import_zoo
 from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.state_dicts import StateCandidate, find_state_dicts
 from ckptzoo.hub.untrusted.torch_files import read_pickle, read_torch
@@ -175,3 +176,20 @@ def test_indices_that_lie_are_refused(tmp_path: Path, indices: Any, values: Any,
     state = torch_file({"fc.weight": Lie(), "fc.bias": torch.ones(3)}, tmp_path / "a.pt")
     with pytest.raises(InertError, match=words):
         read(state.tensors["fc.weight"])
+
+
+@pytest.mark.parametrize("shapes", [[(2**30, 2**30)], [(2**11, 2**12)] * 20, [(2**62, 2)]])
+def test_what_sparse_tensors_become_is_bounded_before_it_is_made(tmp_path: Path, shapes: list[tuple[int, int]]) -> None:
+    """One number each, of which dense tensors would take up to exabytes."""
+
+    class Lie:
+        def __init__(self, shape: tuple[int, int]) -> None:
+            self.shape = shape
+
+        def __reduce__(self) -> Any:
+            parts = (torch.zeros((2, 1), dtype=torch.int64), torch.ones(1), torch.Size(self.shape))
+            return torch._utils._rebuild_sparse_tensor, (torch.sparse_coo, parts)
+
+    torch.save({f"{at}.weight": Lie(shape) for at, shape in enumerate(shapes)}, tmp_path / "a.pt")
+    with pytest.raises(ZooError, match=r"bytes|a shape"):
+        import_zoo(tmp_path / "a.pt", tmp_path / "zoo", license="MIT")

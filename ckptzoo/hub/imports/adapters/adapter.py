@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -55,6 +55,40 @@ class Options:
     member_pattern: str | None = None
     step_pattern: str | None = None
     stacked: bool | None = None
+
+
+_TAKEN_BY = {
+    "id_pattern": ("--id", ("files",)),
+    "metadata": ("--metadata", ("files",)),
+    "member_pattern": ("--member", ("files",)),
+    "step_pattern": ("--step", ("files",)),
+    "stacked": ("--stacked", ("files",)),
+    "layout": ("--layout", ("files", "nws")),
+    "checkpoint_offset": ("--checkpoint-offset", ("ray-tune",)),
+    "percent": (
+        "--percent",
+        ("files", "haiku", "model-j", "nws", "ray-tune", "small-cnn", "small-transformer", "wild-park"),
+    ),
+}
+"""Of each of the options its name on the command line, and the formats that read it."""
+
+
+def check_options(name: str, options: Options) -> None:
+    """Refuse options that a format would leave unread.
+
+    Raises
+    ------
+    ZooError
+        It was given one that only others take.
+    """
+    problems: list[Problem] = []
+    for item in fields(Options):
+        flag, formats = _TAKEN_BY[item.name]
+        if getattr(options, item.name) != item.default and name not in formats:
+            step = f"Leave it out, or name another format with --as: {', '.join(formats)}."
+            problems.append(Problem("import", flag, f"a format that takes it ({', '.join(formats)})", name, step))
+    if problems:
+        raise ZooError(problems)
 
 
 @dataclass(frozen=True)

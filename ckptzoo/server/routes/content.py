@@ -90,7 +90,7 @@ def resolve(request: AuthorizedRequest) -> Response:
         return file_response(request.http_request, service.blobs.path(file.sha256), file.oid, headers, text)
     fields = {"commit": commit.oid, "name": path.split("/")[-1], "repository": request.repository.id}
     if request.caller is not None and request.caller.token is not None:
-        fields["token"] = request.caller.token.number
+        fields["user"] = f"{request.user} {request.caller.token.number}"
     query = service.signer.query(f"read {file.sha256}", fields)
     target = f"{service.blobs_url or request.origin}/_blobs/{file.sha256}?{query}"
     # Clients read digest and size off the redirect, before they follow it.
@@ -105,8 +105,10 @@ def blob(request: AuthorizedRequest) -> Response:
     with request.service.database.reading() as connection:
         repository = repositories.by_id(connection, int(fields["repository"]))
         # asked again, because the token may have been revoked and roles taken since the address was made
-        asks = repository is not None and repository.private and "token" in fields
-        token = usable(connection, int(fields["token"])) if asks else None
+        asks = repository is not None and repository.private
+        # empty where nobody asked, and in addresses that an earlier version signed
+        number = fields.get("user", "").partition(" ")[2] if asks else ""
+        token = usable(connection, int(number)) if number else None
         subject = None if token is None else accounts.subject_of(connection, token.user, token.limits)
     if repository is None or not may(subject, READ, repository.target):
         raise Refusal(403, "The address is no longer good: its repository was hidden or removed.")

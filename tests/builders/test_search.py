@@ -154,6 +154,7 @@ def test_a_search_that_is_done_adds_nothing_and_one_of_more_trials_carries_on(fo
     assert figures(quick(tmp_path)) == figures(found)
 
 
+@pytest.mark.exhaustive
 def test_killed_at_any_moment_it_ends_with_what_an_undisturbed_one_finds(found: Found, tmp_path: Path) -> None:
     for kill in range(1, KILLS + 1):
         with command(tmp_path) as child:

@@ -103,7 +103,7 @@ def test_draws_tell_how_pixels_are_scaled(tmp_path: Path) -> None:
     assert found.targets is not None and len(found.targets) == 5 and found.others == ()
 
 
-@pytest.mark.parametrize("method", posterior.names())
+@pytest.mark.parametrize("method", posterior.names() if ALL else ("laplace", "sghmc", "hmc"))
 def test_more_draws_and_modes_leave_the_first_as_they_are(method: str, members: Path, tmp_path: Path) -> None:
     draws_of(method, tmp_path / "grown", members, modes=2, draws=2, unit_size=1)
     assert draws_of(method, tmp_path / "grown", members, modes=2, draws=2).part is None
@@ -115,7 +115,8 @@ def test_more_draws_and_modes_leave_the_first_as_they_are(method: str, members: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", posterior.names() if ALL else ("sghmc",))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("method", posterior.names())
 def test_killed_at_random_moments_it_ends_with_the_same_draws(method: str, tmp_path: Path) -> None:
     build_members(DIGITS, tmp_path / "members", members=12, console=QUIET)
     changes = {
@@ -135,7 +136,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_draws(method: str, tmp_p
     command += [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]
     for life in itertools.count():
         child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        if life < (6 if ALL else 2):
+        if life < 6:
             before = saved(path)
             while child.poll() is None and saved(path) == before:
                 time.sleep(0.002)
@@ -286,7 +287,7 @@ def test_a_variational_network_has_the_digest_that_its_weight_of_the_divergence_
         assert dataclasses.replace(method, temperature=temperature).digest == digest_of(old)
 
 
-@pytest.mark.parametrize("method", ["bnn", "swag"])
+@pytest.mark.parametrize("method", ["bnn", pytest.param("swag", marks=pytest.mark.exhaustive)])
 def test_shares_make_the_draws_of_one_process(method: str, members: Path, tmp_path: Path) -> None:
     path, shared = tmp_path / "zoo", {"modes": 5, "unit_size": 1}
     draws_of(method, tmp_path / "whole", members, **shared)
@@ -327,6 +328,7 @@ def test_processes_share_draws_at_the_same_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_cluster_of_ray_makes_the_draws_of_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

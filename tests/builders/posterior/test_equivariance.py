@@ -115,8 +115,19 @@ def permute_momenta(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Tenso
     jax.clear_caches()
 
 
-@pytest.mark.parametrize("name", posterior.names())
-@pytest.mark.parametrize("keys", [{}, {"nesterov": True, "schedule": "cosine", "precision": "float64"}])
+PLAIN: dict[str, Any] = {}
+OTHER = {"nesterov": True, "schedule": "cosine", "precision": "float64"}
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        # what jax compiles for HMC takes most of the time
+        pytest.param(name, keys, marks=pytest.mark.exhaustive if (name == "hmc") == (keys is OTHER) else ())
+        for name in posterior.names()
+        for keys in (PLAIN, OTHER)
+    ],
+)
 def test_every_method(
     name: str, keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

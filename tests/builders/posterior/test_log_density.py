@@ -48,8 +48,14 @@ def by_torch(recipe: Recipe, position: np.ndarray) -> tuple[float, np.ndarray]:
     return density.item(), flat.grad[0].numpy()
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-6), ("float64", 1e-12)])
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(
+    ("name", "precision", "tolerance"),
+    [
+        *((name, "float64", 1e-12) for name in RECIPES),
+        ("optunet", "float32", 1e-6),
+        *(pytest.param(name, "float32", 1e-6, marks=pytest.mark.exhaustive) for name in RECIPES if name != "optunet"),
+    ],
+)
 def test_the_density_is_torch_s(name: str, precision: str, tolerance: float) -> None:
     from builders.posterior.log_density import examples_last, log_density
 

@@ -137,6 +137,7 @@ def test_long_gradients_are_shortened_to_the_limit_of_the_last_norms() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_cyclical_sghmc_has_the_gaussian_as_its_stationary_distribution() -> None:
     base = CyclicalSghmc.load(TOY)
     method = dataclasses.replace(base, epochs=40, cycles=1, noisy=40, draws_per_cycle=1, step_size=0.4, friction=0.5)

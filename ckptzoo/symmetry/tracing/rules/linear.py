@@ -122,6 +122,8 @@ def _filtered(call: Call, filters: Value) -> Labels:
     """A convolution with numbers that are the same for every channel, such as one that blurs: all scales pass."""
     groups, shape = int(call.argument("groups")), filters.tensor.shape
     alike = bool((filters.tensor == filters.tensor[:1]).all())
+    if filters.stored is not None:  # their numbers in other checkpoints are others
+        alike &= filters.stored.axes is not None and not filters.stored.axes[0]
     if call.name.startswith("conv_") or (groups, shape[1]) != (shape[0], 1) or not alike or call.argument("bias"):
         raise call.unsupported("a tensor of the state dict as weight", "one that was computed from others")
     labels, axis = call.labels_of(call.input), call.input.tensor.ndim - (filters.tensor.ndim - 1)
@@ -197,5 +199,5 @@ def _source(call: Call, value: Value) -> tuple[str, tuple[int, ...]]:
 def _constant_channels(call: Call, value: Value, axis: int) -> Labels:
     """Labels of constants along an axis: zeros are new channels, as every symmetry leaves them alone."""
     numbers = value.tensor.movedim(axis, 0).flatten(1) if value.tensor.ndim > 1 else value.tensor[:, None]
-    zero = (numbers == 0).all(1).cpu().numpy()
+    zero = (numbers == 0).all(1).cpu().numpy() & (value.stored is None)
     return call.constraints.unconstrained(zero).on_axis(axis % value.tensor.ndim, value.tensor.ndim)

@@ -22,7 +22,7 @@ of A: two disguises of condition 1000 (k = 64, m = 768) agree to 2e-12 by QR, to
 spectrum decays by 1000 two of condition 10 agree to 3e-14 and 1.5e-11.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +68,11 @@ class Balance:
     margin: NDArray[np.float64]
     degenerate: NDArray[np.int64]
     unresolved: NDArray[np.bool_]
+
+    def put(self, rows: NDArray[np.integer], others: "Balance") -> None:
+        """Take the pairs of some checkpoints from others, in place."""
+        for item in fields(self):
+            getattr(self, item.name)[rows] = getattr(others, item.name)
 
 
 def balance(A: NDArray[np.float64], B: NDArray[np.float64], precision: float) -> Balance:

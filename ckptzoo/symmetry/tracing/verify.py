@@ -24,7 +24,7 @@ from ckptzoo.schema.groups import Fixed, Wreath, with_scaled_gates
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.folds import fold
+from ckptzoo.symmetry.folds import commuting, fold
 from ckptzoo.symmetry.matrices.tables import without_matrices
 from ckptzoo.symmetry.matrix_action import gains_at_one
 from ckptzoo.symmetry.tracing.example import Draw, Example
@@ -115,7 +115,7 @@ def verify_table(
     symmetry, exchanged = _with_shared_heads(verifier, symmetry)
     pairs = paired_gains(symmetry, arch, head_vectors)
     symmetry, paired = _with_paired_gains(verifier, symmetry, arch, pairs)
-    return symmetry, max(worst, gap, exchanged, paired), tuple(verifier.notes)
+    return commuting(symmetry), max(worst, gap, exchanged, paired), tuple(verifier.notes)
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from ckptzoo.symmetry.folds import commuting, fold
 from ckptzoo.symmetry.mass.blocks import find_blocks
 from ckptzoo.symmetry.mass.formulations import CERTIFIED, PINNED, Formulation, least_mass_scales
 from ckptzoo.symmetry.mass.solver import balance
-from ckptzoo.symmetry.matrices.gauge import meeting_blocks, settle
+from ckptzoo.symmetry.matrices.gauge import depend_on_others, settle
 from ckptzoo.symmetry.matrices.tables import among, lifted, mixes, monomial, residual
 from ckptzoo.symmetry.matrix_action import have_unit_gains
 from ckptzoo.symmetry.moments import Moments
@@ -127,8 +127,9 @@ _WITH_MATRICES_IN_TURN = replace(
     version=6,
     rule="unit-norm, heads and blocks balanced together, streams in the basis of their variance, then as without matrices",
 )
-"""The same where blocks meet in a tensor, as linear layers in a row do, or a mean that would be folded depends on the
-group element, as of a key bias that several layers share: version 5 was not the same for two disguises there."""
+"""The same where blocks meet in a tensor, as linear layers in a row have them, where scales are those of units behind a
+block, or where a mean that would be folded depends on the group element, as of a key bias that several layers share:
+version 5 was not the same for all disguises there."""
 
 _LEAST_MASS_WITH_MATRICES = replace(
     _RULES[-1],
@@ -156,7 +157,7 @@ def gauge_of(name: GaugeName, symmetry: Symmetry) -> Gauge:
         return GAUGES[name]
     if name == "min-mass":
         return _LEAST_MASS_WITH_MATRICES
-    return _WITH_MATRICES_IN_TURN if meeting_blocks(symmetry) or commuting(symmetry) is not symmetry else _WITH_MATRICES
+    return _WITH_MATRICES_IN_TURN if depend_on_others(symmetry) or commuting(symmetry) is not symmetry else _WITH_MATRICES
 
 
 def gauge_named(name: str, location: str = "ckptzoo.symmetry") -> GaugeName:

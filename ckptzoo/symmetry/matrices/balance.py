@@ -110,7 +110,7 @@ def balance(A: NDArray[np.float64], B: NDArray[np.float64], precision: float) ->
     U, found, V = np.linalg.svd(core, full_matrices=False)
     values = np.zeros(A.shape[:-1])
     values[..., : found.shape[-1]] = found
-    kept = _kept(values, precision)
+    kept = are_kept(values, precision)
     inverse_root = np.divide(1, np.sqrt(found), out=np.zeros_like(found), where=kept[..., : found.shape[-1]])
     left, right = (np.zeros((*A.shape[:-1], A.shape[-2])) for _ in range(2))
     left[..., : found.shape[-1], :] = inverse_root[..., None] * (V @ _transposed(right_factor))
@@ -162,7 +162,7 @@ def resolve_equal(
     _fitting("resolve_equal", A, B)
     turns = np.broadcast_to(np.eye(A.shape[-2]), (*A.shape[:-1], A.shape[-2])).copy()
     unresolved = np.zeros(A.shape[:-2], bool)
-    kept = _kept(values, precision)
+    kept = are_kept(values, precision)
     for place in _with_equal(values, kept, precision):
         turns[place], unresolved[place] = _resolved(A[place], B[place], values[place], kept[place], precision)
     return turns, unresolved
@@ -224,7 +224,7 @@ def _transposed(A: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.swapaxes(A, -1, -2)
 
 
-def _kept(values: NDArray[np.float64], precision: float) -> NDArray[np.bool_]:
+def are_kept(values: NDArray[np.float64], precision: float) -> NDArray[np.bool_]:
     """Which singular values (..., k) count as more than 0."""
     return values > max(_ROUNDING, min(precision, COARSEST)) * values[..., :1]
 

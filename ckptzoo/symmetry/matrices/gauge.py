@@ -30,7 +30,7 @@ from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import transform
 from ckptzoo.symmetry.arrays import is_float
 from ckptzoo.symmetry.element import GroupElement, matrix_product
-from ckptzoo.symmetry.matrices.balance import Balance, balance, resolve_equal
+from ckptzoo.symmetry.matrices.balance import Balance, are_kept, balance, resolve_equal
 from ckptzoo.symmetry.matrices.complex_pairs import balance_complex
 from ckptzoo.symmetry.matrices.repeated import equal_below
 from ckptzoo.symmetry.matrices.stream import StreamAxes, settle_signs, stream_axes
@@ -156,6 +156,11 @@ def balance_once(arrays: dict[str, NDArray[Any]], symmetry: Symmetry) -> Settled
     for name, made in _balance_all(arrays, blocks, symmetry, found).items():
         _resolve(arrays, symmetry[name], made, symmetry, found)
     return found
+
+
+def depend_on_others(symmetry: Symmetry) -> bool:
+    """Whether blocks meet in tensors, or scales depend on the matrices of a block."""
+    return bool(meeting_blocks(symmetry) or _chained(symmetry, unmixed(symmetry)))
 
 
 def meeting_blocks(symmetry: Symmetry) -> list[str]:
@@ -286,18 +291,31 @@ def _chained(symmetry: Symmetry, table: Symmetry) -> list[Group]:
 
 
 def _whitened(arrays: Arrays, groups: list[Group], symmetry: Symmetry) -> dict[str, NDArray[Any]]:
-    """The weights with orthonormal rows in what writes these groups."""
+    """The weights with orthonormal rows in what writes these groups.
+
+    Directions that weights do not reach are those that biases reach, and those that nothing reaches become 0.
+    """
     made = dict(arrays)
     for group in groups:
         written = joined_rows(made, group, symmetry, inverted=False)
-        gram = written @ written.swapaxes(-1, -2)
-        values, vectors = np.linalg.eigh(gram)
-        usable = values > values[..., -1:] * 1e-20
-        roots = np.where(usable, np.sqrt(np.where(usable, values, 1)), 1)
-        left = vectors / roots[..., None, :] @ vectors.swapaxes(-1, -2)
-        right = vectors * roots[..., None, :] @ vectors.swapaxes(-1, -2)
+        precision = _precision(arrays, group, symmetry)
+        left, right, rank = _white(written, precision)
+        short = (rank < written.shape[-2]).any(axis=1)
+        if short.any():
+            wide = joined_rows(made, group, symmetry, inverted=False, biases=True)[short]
+            left[short], right[short], _ = _white(wide, precision)
         _multiply(made, group.id, left, right, symmetry, copy=True)
     return made
+
+
+def _white(A: NDArray[np.float64], precision: float) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
+    """The symmetric matrices of which the first gives A (..., k, m) orthonormal rows, and of which the second is the
+    inverse, both within what A reaches; and the rank."""
+    U, values, _ = np.linalg.svd(A, full_matrices=False)
+    kept = are_kept(values, precision)
+    inverse = np.divide(1, values, out=np.zeros_like(values), where=kept)
+    left, right = (U * item[..., None, :] @ U.swapaxes(-1, -2) for item in (inverse, np.where(kept, values, 0)))
+    return left, right, kept.sum(axis=-1)
 
 
 def _balance(

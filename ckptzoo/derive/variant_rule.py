@@ -21,6 +21,8 @@ from ckptzoo.symmetry.report import Report
 Weights = Mapping[str, NDArray[Any]]
 """Tensor name to (K, *shape)."""
 ALIGNMENT_VERSION = 1
+MOVED_SIGNS_VERSION = 2
+"""Of tables whose gains take signs of the channels that they normalise: version 1 left these signs as they were."""
 """Raised whenever alignment gives other permutations for some weights; versions are never mixed."""
 _PRODUCTS_BYTES = 128 * 2**20
 """Products of activations that a thread holds, at most, or those of one checkpoint."""
@@ -163,7 +165,7 @@ class AlignmentRule:
             gauge = {"name": self.gauge, "version": gauge_of(self.gauge, symmetry).version}
         facts: Document = {
             "gauge": self.name,
-            "version": ALIGNMENT_VERSION,
+            "version": MOVED_SIGNS_VERSION if self._finds_moved_signs(symmetry) else ALIGNMENT_VERSION,
             "reference": reference_digest(self.reference),
             "scales": gauge,
         }
@@ -177,6 +179,9 @@ class AlignmentRule:
                 "examples": self.activations.examples,
             }
         return facts
+
+    def _finds_moved_signs(self, symmetry: Symmetry) -> bool:
+        return self.activations is None and self.scales == "fixed" and moved_signs(symmetry)
 
     @property
     def notes(self) -> Document:

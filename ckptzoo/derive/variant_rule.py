@@ -14,6 +14,7 @@ from ckptzoo.schema.layout import GaugeName
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, align, canonicalize, fingerprint
 from ckptzoo.symmetry.alignment.align import Aligned
+from ckptzoo.symmetry.alignment.joint_signs import moved_signs
 from ckptzoo.symmetry.gauges import gauge_of
 from ckptzoo.symmetry.matrices.tables import lifted
 from ckptzoo.symmetry.report import Report
@@ -21,9 +22,9 @@ from ckptzoo.symmetry.report import Report
 Weights = Mapping[str, NDArray[Any]]
 """Tensor name to (K, *shape)."""
 ALIGNMENT_VERSION = 1
-MOVED_SIGNS_VERSION = 2
-"""Of tables whose gains take signs of the channels that they normalise: version 1 left these signs as they were."""
 """Raised whenever alignment gives other permutations for some weights; versions are never mixed."""
+MOVED_SIGNS_VERSION = 2
+"""The same of tables whose gains take signs of the channels that they normalise: version 1 left these as they were."""
 _PRODUCTS_BYTES = 128 * 2**20
 """Products of activations that a thread holds, at most, or those of one checkpoint."""
 

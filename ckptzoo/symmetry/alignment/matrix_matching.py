@@ -450,7 +450,7 @@ def _signed(joint: JointGroups, symmetry: Symmetry) -> list[str]:
     for member in members:
         own = [action for action in symmetry.actions if member.id in action.groups]
         plain = all(
-            act.exponent in (1, -1) and not act.absolute and (not act.signs or takes_signs(act, members, symmetry))
+            act.exponent in (1, -1, 2) and not act.absolute and (not act.signs or takes_signs(act, members, symmetry))
             for act in own
         )
         # beside a gate with signs of its own no sign can be chosen alone

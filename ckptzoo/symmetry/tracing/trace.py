@@ -257,7 +257,11 @@ class Interpreter:
             labels = RULES[call.name](call)
         self._mark_single(call, values, labels)
         if not isinstance(result, torch.Tensor):
-            return type(result)([_value(tensor, item, origin) for tensor, item in zip(result, labels, strict=True)])
+            made = [
+                item if isinstance(item, Value) else _value(tensor, item, origin)
+                for tensor, item in zip(result, labels, strict=True)
+            ]
+            return type(result)(made)
         if isinstance(labels, Value):
             return labels
         # An operation in place returns its argument: whoever has that tensor sees the new labels too.
@@ -273,7 +277,7 @@ class Interpreter:
             call.name, sum(not item.invariant or value.unlabelled for item, value in zip(given, values, strict=True))
         ):
             return
-        for item in (*given, *(result.labels if isinstance(result, Value) else result for result in made)):
+        for item in (*given, *(one.labels if isinstance(one, Value) else one for one in made)):
             self.constraints.channels.mark(item.channel, SINGLE, self.constraints.reason("takes channels one by one"))
 
     def _part(self, node: fx.Node, args: tuple[Any, ...]) -> Any:

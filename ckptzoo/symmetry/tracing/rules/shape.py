@@ -34,11 +34,7 @@ def rearrange(call: Call) -> Any:
         and (reordered := _reordered_parameter(call, value)) is not None
     ):
         return reordered
-    if (
-        value.unlabelled
-        and isinstance(call.result, torch.Tensor)
-        and (len(value.long_axes) > 1 or value.entries is not None)
-    ):
+    if value.unlabelled and (len(value.long_axes) > 1 or value.entries is not None):
         return _moved_parameter(call, value)
     return _labels_from_entries(call, [value])
 
@@ -341,8 +337,8 @@ def _reordered_parameter(call: Call, value: Value) -> Value | None:
     return None
 
 
-def _moved_parameter(call: Call, value: Value) -> Value:
-    """A parameter of several axes with its entries in other places; the operation that uses it labels them."""
+def _moved_parameter(call: Call, value: Value) -> Any:
+    """A parameter of several axes with its entries in other places, or parts of one; what uses them labels them."""
     entries = value.entries
     if entries is None:
         shape = call.constraints.shapes[value.name]
@@ -351,7 +347,10 @@ def _moved_parameter(call: Call, value: Value) -> Value:
         )
     moved = _repeat(call, value, torch.from_numpy(entries))
     source = (value.name, tuple(range(len(call.constraints.shapes[value.name]))))
-    return replace(value, tensor=call.result, source=source, entries=moved.numpy())
+    if isinstance(call.result, torch.Tensor):
+        return replace(value, tensor=call.result, source=source, entries=moved.numpy())
+    parts = zip(call.result, moved, strict=True)
+    return [replace(value, tensor=item, source=source, entries=entries.numpy()) for item, entries in parts]
 
 
 def _all_coordinates(value: Value, shape: tuple[int, ...]) -> list[NDArray[np.int64]]:

@@ -17,7 +17,9 @@ from ckptzoo.errors import Problem, ZooError
 from ckptzoo.schema.architecture import Architecture
 
 # where vmap loops over an operation itself; a filter for a while would be undone by other threads
-warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented the batching")
+warnings.filterwarnings(
+    "ignore", message="There is a performance drop because we have not yet implemented the batching"
+)
 Weights = Mapping[str, NDArray[Any]]
 STACK, STACK_BYTES = 8, 2**20
 """Checkpoints that are evaluated at once, at most, and their weights together; a larger network is evaluated alone."""

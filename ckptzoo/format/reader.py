@@ -57,11 +57,13 @@ class FailedChecks:
 
     def problem(self, zoo: str, variant: str) -> Problem:
         """What is wrong, for messages."""
-        named = ", ".join(self.ids[:_NAMED]) + (f" and {len(self.ids) - _NAMED:,} more" if len(self.ids) > _NAMED else "")
+        named = ", ".join(self.ids[:_NAMED]) + (
+            f" and {len(self.ids) - _NAMED:,} more" if len(self.ids) > _NAMED else ""
+        )
         got = f"up to {self.largest:.2g} in {counted(len(self.ids), 'checkpoint')}: {named}"
         step = (
-            f"Do not use this variant: its weights are another function. Check that the table and the network of the "
-            f"check are those of the zoo, and make the zoo again with the right ones."
+            "Do not use this variant: its weights are another function. Check that the table and the network of the "
+            "check are those of the zoo, and make the zoo again with the right ones."
         )
         expected = f"outputs that differ from the raw ones by {self.allowed:.2g} at most"
         return Problem(f"{zoo}/{layout.DERIVED}/{variant}", "equivalence check", expected, got, step)
@@ -157,7 +159,7 @@ class Contents:
         return rows
 
     def failed_checks(self, name: str) -> "FailedChecks":
-        """The checkpoints of a variant whose stored equivalence checks say that it is another function than the raw one.
+        """The checkpoints of a variant that are other functions than the raw ones, by the checks that are stored.
 
         That follows from the figures and ``ckptzoo.schema.equivalence.largest_allowed``: nothing is stored of it.
         Retracted checkpoints do not count.
@@ -167,20 +169,20 @@ class Contents:
         if tree.kind != "variant" or kept != columns:
             return FailedChecks((), 0.0, 0.0)
         rows = self.columns(tree, columns)
-        precisions = [item for item in rows["certified"].unique().to_pylist() if item is not None]
-        allowed = {item: largest_allowed(self.architecture, item) for item in precisions}
+        precisions = rows["certified"].to_pylist()
+        limits = {item: largest_allowed(self.architecture, item) for item in set(precisions) if item is not None}
         failed: list[tuple[int, float]] = []
         for column in DIFFERENCES:
-            for precision, limit in allowed.items():
-                over = pc.greater(rows[column], limit)
-                above = pc.and_(over, pc.equal(rows["certified"], precision)).fill_null(False).to_numpy()
-                failed += [(int(at), float(rows[column][int(at)].as_py())) for at in above.nonzero()[0]]
+            differences = rows[column].to_pylist()
+            for at, (precision, difference) in enumerate(zip(precisions, differences, strict=True)):
+                if precision is not None and difference is not None and difference > limits[precision]:
+                    failed.append((at, difference))
         if not failed:
             return FailedChecks((), 0.0, 0.0)
         gone = set(self.retracted.rows["id"].to_pylist())
         named = [(tree.rows["id"][at].as_py(), figure) for at, figure in sorted(failed)]
         standing = {id: figure for id, figure in named if id not in gone}
-        return FailedChecks(tuple(standing), max(standing.values(), default=0.0), max(allowed.values()))
+        return FailedChecks(tuple(standing), max(standing.values(), default=0.0), max(limits.values()))
 
     def kind(self, name: str) -> str | None:
         """What the parts under ``derived/<name>`` are; from a snapshot's footer where one covers them."""

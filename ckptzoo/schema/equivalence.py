@@ -1,4 +1,4 @@
-"""By how much the outputs of a variant may differ from those of the raw weights: what rounding explains, and no more."""
+"""By how much the outputs of a variant may differ from those of the raw weights: what rounding explains."""
 
 from ckptzoo.schema.architecture import Architecture
 

@@ -303,7 +303,7 @@ def _variant(contents: Contents, name: str, tree: Tree, gone: pa.ChunkedArray | 
         for column in DIFFERENCES
     ]
     failed = 0 if name == layout.RAW else len(contents.failed_checks(name).ids)
-    return VariantSummary(name, int(kept.sum()), len(tree.parts), _nbytes(tree), *largest, failed)
+    return VariantSummary(name, int(kept.sum()), len(tree.parts), _nbytes(tree), *largest, failed=failed)
 
 
 def _predicted(name: str, tree: Tree, gone: pa.ChunkedArray | None) -> PredictionSummary:

@@ -98,7 +98,10 @@ def _depends_on_element(item: Fold, symmetry: Symmetry) -> bool:
         if action.axis != item.part.axis:
             continue
         for name, places in positions(action, symmetry):
-            kinds = {symmetry[name].scale, symmetry.leader(name).scale if symmetry.leader(name).scale in MATRICES else "none"}
+            kinds = {
+                symmetry[name].scale,
+                symmetry.leader(name).scale if symmetry.leader(name).scale in MATRICES else "none",
+            }
             if kinds - {"none", "orthogonal_mean"} and ((places >= first) & (places < stop)).any():
                 return True
     return False

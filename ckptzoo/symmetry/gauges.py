@@ -125,7 +125,7 @@ _WITH_MATRICES = replace(
 _WITH_MATRICES_IN_TURN = replace(
     _WITH_MATRICES,
     version=6,
-    rule="unit-norm, heads and blocks balanced together, streams in the basis of their variance, then as without matrices",
+    rule="unit-norm, heads and blocks balanced together, streams in the basis of their variance, then as without them",
 )
 """The same where blocks meet in a tensor, as linear layers in a row have them, where scales are those of units behind a
 block, or where a mean that would be folded depends on the group element, as of a key bias that several layers share:
@@ -157,7 +157,9 @@ def gauge_of(name: GaugeName, symmetry: Symmetry) -> Gauge:
         return GAUGES[name]
     if name == "min-mass":
         return _LEAST_MASS_WITH_MATRICES
-    return _WITH_MATRICES_IN_TURN if depend_on_others(symmetry) or commuting(symmetry) is not symmetry else _WITH_MATRICES
+    return (
+        _WITH_MATRICES_IN_TURN if depend_on_others(symmetry) or commuting(symmetry) is not symmetry else _WITH_MATRICES
+    )
 
 
 def gauge_named(name: str, location: str = "ckptzoo.symmetry") -> GaugeName:

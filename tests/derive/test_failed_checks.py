@@ -144,6 +144,10 @@ def test_the_bound_grows_with_layers_and_epsilon_and_has_an_end() -> None:
         return largest_allowed(Architecture.of(state, name="layers"), precision)
 
     assert bound(1, torch.float64, "float64") < bound(9, torch.float64, "float64") < 1e-6
-    assert bound(1, torch.float64, "float32") == bound(1, torch.float32, "float64") == bound(1, torch.float16, "float64")
-    assert bound(2, torch.float32, "float64") < bound(9, torch.float32, "float64") < bound(900, torch.float32, "float64")
+    assert (
+        bound(1, torch.float64, "float32") == bound(1, torch.float32, "float64") == bound(1, torch.float16, "float64")
+    )
+    assert (
+        bound(2, torch.float32, "float64") < bound(9, torch.float32, "float64") < bound(900, torch.float32, "float64")
+    )
     assert bound(900, torch.float32, "float64") == bound(10_000, torch.bfloat16, "float32") == 0.03

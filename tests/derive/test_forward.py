@@ -64,7 +64,9 @@ def test_stacked_outputs_are_those_of_each(name: str) -> None:
     batches = [torch.randn(5, 6, 3, dtype=torch.float64) for _ in range(2)]
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("default", category=UserWarning, append=True)
-        found = list(Forward(Architecture.of(state, name="x"), module, vmap=True).outputs(weights, batches, stacked=True))
+        found = list(
+            Forward(Architecture.of(state, name="x"), module, vmap=True).outputs(weights, batches, stacked=True)
+        )
     assert not [item for item in caught if "vmap" in str(item.message) or "batching" in str(item.message)]
     for batch, outputs in zip(batches, found, strict=True):
         for number in range(3):

@@ -197,7 +197,9 @@ def test_masks_of_each_checkpoint_move_with_its_channels(tmp_path: Path) -> None
     table, rng = trace(module, torch.randn(2, 3)).symmetry, np.random.default_rng(0)
     state = {name: value.numpy() for name, value in module.state_dict().items()}
     weights = {
-        name: np.stack([rng.permuted(value) if value.ndim and value.dtype.kind not in "iu" else value for _ in range(4)])
+        name: np.stack(
+            [rng.permuted(value) if value.ndim and value.dtype.kind not in "iu" else value for _ in range(4)]
+        )
         for name, value in state.items()
     }
     with ckptzoo.create(tmp_path / "zoo", arch=state, card=ckptzoo.Card("masked", "A mask each.")) as writer:

@@ -1,7 +1,7 @@
 """Signs of groups that are permuted together, where a gain takes the sign of what it normalises beside its own.
 
-Of a stream under RMSNorm with channels x and a gain g the products with a reference are ``e <a, x>``, ``e n <b, g>`` and
-``n <c, y>`` for the signs e of the stream, n of the gain's own channels y. The groups and the gains that two of them
+A stream under RMSNorm with channels x and a gain g has the products ``e <a, x>``, ``e n <b, g>`` and ``n <c, y>`` with
+a reference, for the signs e of the stream and n of the gain's own channels y. The groups and the gains that two of them
 share are a graph, in which signs that are best together follow from its leaves, channel pair by channel pair.
 """
 
@@ -32,9 +32,10 @@ def signs_on(action: AxisAction, group: str, signed: set[str]) -> frozenset[str]
 
 def moved_signs(symmetry: Symmetry) -> bool:
     """Whether gains of a table take the signs of other groups that may be -1."""
-    return any(
-        symmetry[item.group].flips for action in symmetry.actions for item in action.signs
-    ) and symmetry.has_matrices
+    return (
+        any(symmetry[item.group].flips for action in symmetry.actions for item in action.signs)
+        and symmetry.has_matrices
+    )
 
 
 def is_forest(actions: Sequence[AxisAction], signed: set[str]) -> bool:

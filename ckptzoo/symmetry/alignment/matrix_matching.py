@@ -234,12 +234,16 @@ class MatrixMatcher:
             for at in (perm, current.perms[group.id])
         )
         scales = best_signs(chosen)
-        value, before = (value_of(terms, signs).sum(axis=1) for terms, signs in ((chosen, scales), (held, current.scales)))
+        value, before = (
+            value_of(terms, signs).sum(axis=1) for terms, signs in ((chosen, scales), (held, current.scales))
+        )
         return _Step(GroupElement({group.id: perm}, scales), value, before)
 
     def _takes_signs(self, joint: JointGroups) -> bool:
         """Whether gains take signs of these groups beside their own."""
-        return any(len(signs_on(view.action, view.leader, self._signed)) for view in joint.all_views() if view.action.signs)
+        return any(
+            len(signs_on(view.action, view.leader, self._signed)) for view in joint.all_views() if view.action.signs
+        )
 
     def _gains(
         self,
@@ -458,7 +462,11 @@ def _signed(joint: JointGroups, symmetry: Symmetry) -> list[str]:
         if member.flips and plain and not any(symmetry[name].flips for name in others):
             found.append(member.id)
     taking = [action for action in symmetry.actions if action.signs and action.groups & set(found)]
-    return found if is_forest(taking, set(found)) else [name for name in found if all(name not in act.groups for act in taking)]
+    return (
+        found
+        if is_forest(taking, set(found))
+        else [name for name in found if all(name not in act.groups for act in taking)]
+    )
 
 
 def _views(joint: JointGroups, group: Group, symmetry: Symmetry, only: set[str] | None = None) -> Iterator[ChannelView]:

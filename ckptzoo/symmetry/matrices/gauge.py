@@ -349,9 +349,7 @@ def _resolve(arrays: dict[str, NDArray[Any]], group: Group, made: Balance, symme
         _multiply(arrays, group.id, turns, turns, symmetry)
 
 
-def _turn(
-    arrays: dict[str, NDArray[Any]], group: Group, symmetry: Symmetry, found: Settled, precision: float
-) -> None:
+def _turn(arrays: dict[str, NDArray[Any]], group: Group, symmetry: Symmetry, found: Settled, precision: float) -> None:
     written, read = (joined_rows(arrays, group, symmetry, inverted=side) for side in (False, True))
     sides = [side[..., 0, :] + 1j * side[..., 1, :] for side in (written, read)]
     made = balance_complex(sides[0], sides[1], precision)

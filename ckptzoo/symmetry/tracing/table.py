@@ -221,7 +221,9 @@ def _segments(
     column, (n, times) = 0, positions.shape
     while column < times:
         inner = 1
-        while together and column + inner < times and (positions[:, column + inner] == positions[:, column] + inner).all():
+        while (
+            together and column + inner < times and (positions[:, column + inner] == positions[:, column] + inner).all()
+        ):
             inner += 1
         starts = positions[:, column]
         cuts = [0, *(np.flatnonzero(np.diff(starts) != inner) + 1).tolist(), n]

@@ -13,7 +13,6 @@ from torch import fx, nn
 
 from ckptzoo.errors import Problem, SymmetryError, ZooError
 from ckptzoo.schema.architecture import Architecture
-from ckptzoo.symmetry.tracing.buffers import computed_from_buffers, placed_or_fixed, stored_buffer
 from ckptzoo.symmetry.tracing.constraints import OUTPUT, SINGLE, Constraints, Labels, constant_labels
 from ckptzoo.symmetry.tracing.example import Example
 from ckptzoo.symmetry.tracing.folds import candidate_folds
@@ -31,6 +30,7 @@ from ckptzoo.symmetry.tracing.graph import (
     widened,
 )
 from ckptzoo.symmetry.tracing.result import Traced
+from ckptzoo.symmetry.tracing.rules.buffers import computed_from_buffers, placed_or_fixed, stored_buffer
 from ckptzoo.symmetry.tracing.rules.call import (
     CONSTANT,
     DATA,

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ckptzoo.derive.variant_rule import AlignmentRule
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, align, apply, fold, trace
 from ckptzoo.symmetry.alignment.joint_signs import best_signs, greatest, is_forest, moved_signs, value_of
 from tests.support.effort import examples
@@ -72,7 +73,10 @@ KINDS = {
 }
 
 
-def setting(name: str, noise: float):
+Weights = dict[str, np.ndarray]
+
+
+def setting(name: str, noise: float) -> tuple[Symmetry, Weights, Weights]:
     """A table, a network, and another one near it."""
     module = Decoder(**KINDS[name])
     table = trace(module, torch.randint(0, TOKENS, (2, 6))).symmetry
@@ -82,7 +86,7 @@ def setting(name: str, noise: float):
     return table, fold(one, table), fold(other, table)
 
 
-def distance(first, second) -> float:
+def distance(first: Weights, second: Weights) -> float:
     apart = sum(np.square(first[name] - second[name]).sum() for name in first)
     return float(np.sqrt(apart / sum(np.square(value).sum() for value in first.values())))
 

@@ -1,5 +1,6 @@
 """Blocks of matrices that meet in a tensor, and layers that share their weights: one canonical form for all disguises."""
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ def chain(seed: int) -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(seed)
     widths = rng.integers(2, 9, int(rng.integers(4, 7))).tolist()
     layers: list[nn.Module] = []
-    for number, (left, right) in enumerate(zip(widths, widths[1:], strict=False)):
+    for number, (left, right) in enumerate(itertools.pairwise(widths)):
         layers.append(nn.Linear(left, right, bias=bool(rng.random() < 0.7)))
         if number and number < len(widths) - 2 and rng.random() < 0.25:
             layers.append(nn.ReLU())
@@ -41,7 +42,7 @@ class Attention(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.kind = kind
-        sizes: dict[str, int] = {"kdim": 6, "vdim": 7} if kind == "other sizes" else {}
+        sizes: dict[str, Any] = {"kdim": 6, "vdim": 7} if kind == "other sizes" else {}
         self.first = nn.MultiheadAttention(8, 2, batch_first=True, **sizes)
         self.keys, self.values = nn.Linear(8, 6), nn.Linear(8, 7)
         self.second = nn.MultiheadAttention(8, 2, batch_first=True)
@@ -103,7 +104,15 @@ def distance(first: Weights, second: Weights) -> float:
     return float(np.sqrt(squares[0] / squares[1]).max())
 
 
-NAMES = ["one", "two", "sloped", "other sizes", "shared 2", "shared 3", *(f"chain {seed}" for seed in range(examples(6)))]
+NAMES = [
+    "one",
+    "two",
+    "sloped",
+    "other sizes",
+    "shared 2",
+    "shared 3",
+    *(f"chain {seed}" for seed in range(examples(6))),
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -113,7 +122,9 @@ def test_two_disguises_have_one_form_and_keep_it(name: str) -> None:
     for dtype, bound in (("float64", 1e-9), ("float32", 1e-4)):
         weights = fold(stacked(module, 3, dtype), table)
         first, second = (
-            canonicalize(apply(GroupElement.random(table, 3, np.random.default_rng(seed), spread=0.4), weights, table), table)
+            canonicalize(
+                apply(GroupElement.random(table, 3, np.random.default_rng(seed), spread=0.4), weights, table), table
+            )
             for seed in (1, 2)
         )
         assert not first.report.unresolved.any()

@@ -352,7 +352,7 @@ class Grouped(nn.Module):
             else:
                 sizes, _, groups = kind.removesuffix("*2").partition("/")
                 width = int(sizes)
-                before = next((part for part in reversed(list(self.modules())) if isinstance(part, nn.Conv2d)), None)
+                before = next((item for item in reversed(list(self.modules())) if isinstance(item, nn.Conv2d)), None)
                 assert before is not None
                 made = [
                     nn.Sequential(nn.Conv2d(before.out_channels, width, 1, groups=int(groups)), nn.BatchNorm2d(width))
@@ -363,11 +363,11 @@ class Grouped(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.stem(x)
-        for kind, part in zip(self.kinds, self.parts, strict=True):
-            if isinstance(part, nn.ModuleList):
-                x = part[0](x) + part[1](x)
+        for kind, made in zip(self.kinds, self.parts, strict=True):
+            if isinstance(made, nn.ModuleList):
+                x = made[0](x) + made[1](x)
             else:
-                x = x + part(x) if kind[0] == "+" else part(x)
+                x = x + made(x) if kind[0] == "+" else made(x)
         return self.head(x)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ckptzoo.symmetry import GAUGES, GroupElement, apply, canonicalize, min_mass, trace
+from ckptzoo.symmetry import GroupElement, apply, canonicalize, min_mass, trace
 from ckptzoo.symmetry.tracing.verify import BUFFERS
 from tests.support.effort import examples
 from tests.symmetry.tracing.helpers import rows
@@ -21,7 +21,7 @@ WIDE = 2 * N
 class Masked(nn.Module):
     """Layers in between which buffers meet the channels, each in its own way."""
 
-    def __init__(self, meet: Callable[["Masked", torch.Tensor], torch.Tensor], act: Callable[..., Any], seed: int) -> None:
+    def __init__(self, meet: Callable[[Any, torch.Tensor], torch.Tensor], act: Callable[..., Any], seed: int) -> None:
         super().__init__()
         torch.manual_seed(seed)
         self.meet, self.act = meet, act
@@ -120,7 +120,9 @@ def test_every_checkpoint_keeps_its_function(name: str, act: Callable[..., Any])
     for form in forms:
         assert {key: value.dtype for key, value in form.items()} == {key: value.dtype for key, value in weights.items()}
         for number in range(4):
-            torch.testing.assert_close(member(networks[0], form, number, example), expected[number], rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(
+                member(networks[0], form, number, example), expected[number], rtol=1e-9, atol=1e-9
+            )
     same = canonicalize(weights, traced.symmetry).weights
     for key, value in forms[1].items():
         np.testing.assert_allclose(value.astype(float), same[key].astype(float), rtol=1e-9, atol=1e-9, err_msg=key)

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ckptzoo.symmetry.tracing.buffers import place_buffers
 from ckptzoo.symmetry.tracing.constraints import NONZERO, POSITIVE, SIGN, Constraints, Labels, constant_labels
 from ckptzoo.symmetry.tracing.rules import experts
+from ckptzoo.symmetry.tracing.rules.buffers import place_buffers
 from ckptzoo.symmetry.tracing.rules.call import CONSTANT, DATA, PARAMETER, Call, Value, values_in
 from ckptzoo.symmetry.tracing.scale_products import multiply_scales
 from ckptzoo.symmetry.tracing.union_find import NodeIds

@@ -14,22 +14,20 @@ from ckptzoo.symmetry.tracing.constraints import Constraints, Labels
 from ckptzoo.symmetry.tracing.graph import is_cast
 from ckptzoo.symmetry.tracing.rules.call import Call, Stored, Value, map_values
 
-_ENTRYWISE = frozenset(
-    (
-        "neg positive relu leaky_relu abs absolute tanh sin cos erf sigmoid hardsigmoid silu softplus exp expm1 log "
-        "log1p pow square sqrt rsqrt reciprocal add sub subtract rsub mul multiply div divide true_divide maximum "
-        "minimum clamp clip clamp_min clamp_max gt lt ge le eq ne greater less greater_equal less_equal not_equal "
-        "logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not __and__ __or__ where "
-        "masked_fill clone detach alias contiguous round floor ceil sign trunc isinf isnan isfinite"
-    ).split()
+_ENTRYWISE_NAMES = (
+    "neg positive relu leaky_relu abs absolute tanh sin cos erf sigmoid hardsigmoid silu softplus exp expm1 log log1p "
+    "pow square sqrt rsqrt reciprocal add sub subtract rsub mul multiply div divide true_divide maximum minimum clamp "
+    "clip clamp_min clamp_max gt lt ge le eq ne greater less greater_equal less_equal not_equal logical_and logical_or "
+    "logical_not logical_xor bitwise_and bitwise_or bitwise_not __and__ __or__ where masked_fill clone detach alias "
+    "contiguous round floor ceil sign trunc isinf isnan isfinite"
 )
+_ENTRYWISE = frozenset(_ENTRYWISE_NAMES.split())
 """Operators each of whose entries depends on the entries of its arguments in the same place alone."""
-_MOVES = frozenset(
-    (
-        "view reshape flatten unflatten ravel permute transpose swapaxes swapdims movedim moveaxis t numpy_T mT squeeze "
-        "unsqueeze expand expand_as view_as reshape_as broadcast_to repeat tile select slice narrow"
-    ).split()
+_MOVE_NAMES = (
+    "view reshape flatten unflatten ravel permute transpose swapaxes swapdims movedim moveaxis t numpy_T mT squeeze "
+    "unsqueeze expand expand_as view_as reshape_as broadcast_to repeat tile select slice narrow"
 )
+_MOVES = frozenset(_MOVE_NAMES.split())
 """Operators that move entries in a way that depends on shapes alone, and may leave axes as they are."""
 
 
@@ -79,7 +77,9 @@ def _moved_axes(call: Call, value: Value, result: torch.Tensor) -> tuple[frozens
         places = torch.arange(size).reshape([size if at == axis else 1 for at in range(value.tensor.ndim)])
         given = places.expand(value.tensor.shape).contiguous()
         moved = call.operator(**map_values(call.arguments, lambda item, given=given: given))
-        along = [at for at, length in enumerate(moved.shape) if length > 1 and bool((moved != moved.narrow(at, 0, 1)).any())]
+        along = [
+            at for at, length in enumerate(moved.shape) if length > 1 and bool((moved != moved.narrow(at, 0, 1)).any())
+        ]
         if not along:  # one position alone is taken
             continue
         line = moved.movedim(along[0], 0).reshape(moved.shape[along[0]], -1)[:, 0]
@@ -89,9 +89,7 @@ def _moved_axes(call: Call, value: Value, result: torch.Tensor) -> tuple[frozens
     return tuple(map(frozenset, found))
 
 
-def place_buffers(
-    constraints: Constraints, stored: Stored, line: Labels, axis: int, *, exponent: int
-) -> bool:
+def place_buffers(constraints: Constraints, stored: Stored, line: Labels, axis: int, *, exponent: int) -> bool:
     """Let the channels along an axis of a constant act on the buffers that it has there; False where it has none.
 
     Parameters

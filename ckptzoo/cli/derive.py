@@ -1,6 +1,7 @@
 """The commands that compute something of every checkpoint: variants, predictions, copies."""
 
 import contextlib
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ckptzoo.cli.completion import complete_gauges
+from ckptzoo.cli.exits import PROBLEMS
 from ckptzoo.cli.options import (
     AsJson,
     Data,
@@ -99,10 +101,7 @@ def derive(
             share=parse_share(share),
             progress=progress,
         )
-    if as_json:
-        emit(asdict(derived))
-        return
-    _print_derived(zoo, derived, certify, _names(inputs=given, network=network))
+    _report(zoo, derived, certify, _names(inputs=given, network=network), as_json=as_json)
 
 
 def align(
@@ -186,10 +185,20 @@ def align(
             share=parse_share(share),
             progress=progress,
         )
+    _report(zoo, derived, certify, _names(inputs=given, network=network), as_json=as_json)
+
+
+def _report(zoo: str, derived: "Derived", certify: str, given: Sequence[str], *, as_json: bool) -> None:
+    """Say what was derived; ends with 1 where equivalence checks of the variant have failed."""
+    from ckptzoo.text import printable
+
     if as_json:
         emit(asdict(derived))
-        return
-    _print_derived(zoo, derived, certify, _names(inputs=given, network=network))
+    else:
+        _print_derived(zoo, derived, certify, given)
+    if derived.failed.ids:
+        print(printable(str(derived.failed.problem(zoo, derived.gauge))), file=sys.stderr)
+        raise typer.Exit(PROBLEMS)
 
 
 def _names(**given: Any) -> list[str]:

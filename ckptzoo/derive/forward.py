@@ -2,6 +2,7 @@
 
 import copy
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,6 +16,10 @@ from ckptzoo import archs
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.schema.architecture import Architecture
 
+# where vmap loops over an operation itself; a filter for a while would be undone by other threads
+warnings.filterwarnings(
+    "ignore", message="There is a performance drop because we have not yet implemented the batching"
+)
 Weights = Mapping[str, NDArray[Any]]
 STACK, STACK_BYTES = 8, 2**20
 """Checkpoints that are evaluated at once, at most, and their weights together; a larger network is evaluated alone."""
@@ -50,6 +55,7 @@ class Forward:
         self._arch, self._device = arch, device
         self._name = None if module is not None or vmap else arch.forward
         self._constants: dict[str, torch.Tensor] = {}
+        self._one_by_one = False
         if module is not None:
             # a state dict leaves out buffers that are not persistent, such as tables of rotary embeddings
             stored = module.state_dict().keys()
@@ -141,7 +147,7 @@ class Forward:
         if stacked and (stacked_outputs := self._stacked_function(batches[0].shape[1:])) is not None:
             evaluate = partial(stacked_outputs, state)
         elif stacked:
-            evaluate = partial(torch.func.vmap(forward, in_dims=(0, None)), state)
+            evaluate = partial(self._of_stack, forward, state)
         else:
             member = {name: tensor[0] for name, tensor in state.items()}
 
@@ -153,6 +159,24 @@ class Forward:
             with torch.no_grad():
                 outputs = evaluate(batch)
             yield outputs
+
+    def _of_stack(
+        self,
+        forward: Callable[[Mapping[str, torch.Tensor], torch.Tensor], torch.Tensor],
+        state: Mapping[str, torch.Tensor],
+        batch: torch.Tensor,
+    ) -> torch.Tensor:
+        """Outputs (K, B, features) of all checkpoints at once, or one after the other where vmap cannot."""
+        if self._one_by_one:
+            return _in_turn(forward, state, batch)
+        try:
+            return torch.func.vmap(forward, in_dims=(0, None))(state, batch)
+        # vmap has no rule for an operation, or the module asks for numbers, which it refuses: RuntimeError of several
+        # texts, ValueError and others; what is wrong with the module itself is raised again by the loop
+        except Exception:
+            outputs = _in_turn(forward, state, batch)
+            self._one_by_one = True
+            return outputs
 
     def call(self, module: torch.nn.Module, member: Mapping[str, torch.Tensor], batch: torch.Tensor) -> torch.Tensor:
         """(B, features) of one checkpoint in a module without values; another kind of network has others."""
@@ -169,6 +193,15 @@ class Forward:
             with torch.device("meta"):
                 self._local.module = self._factory().eval()
         return self._local.module
+
+
+def _in_turn(
+    forward: Callable[[Mapping[str, torch.Tensor], torch.Tensor], torch.Tensor],
+    state: Mapping[str, torch.Tensor],
+    batch: torch.Tensor,
+) -> torch.Tensor:
+    count = len(next(iter(state.values())))
+    return torch.stack([forward({name: tensor[at] for name, tensor in state.items()}, batch) for at in range(count)])
 
 
 class StackedForward:

@@ -14,6 +14,7 @@ from ckptzoo.schema.layout import GaugeName
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, align, canonicalize, fingerprint
 from ckptzoo.symmetry.alignment.align import Aligned
+from ckptzoo.symmetry.alignment.joint_signs import moved_signs
 from ckptzoo.symmetry.gauges import gauge_of
 from ckptzoo.symmetry.matrices.tables import lifted
 from ckptzoo.symmetry.report import Report
@@ -22,6 +23,8 @@ Weights = Mapping[str, NDArray[Any]]
 """Tensor name to (K, *shape)."""
 ALIGNMENT_VERSION = 1
 """Raised whenever alignment gives other permutations for some weights; versions are never mixed."""
+MOVED_SIGNS_VERSION = 2
+"""The same of tables whose gains take signs of the channels that they normalise: version 1 left these as they were."""
 _PRODUCTS_BYTES = 128 * 2**20
 """Products of activations that a thread holds, at most, or those of one checkpoint."""
 
@@ -163,7 +166,7 @@ class AlignmentRule:
             gauge = {"name": self.gauge, "version": gauge_of(self.gauge, symmetry).version}
         facts: Document = {
             "gauge": self.name,
-            "version": ALIGNMENT_VERSION,
+            "version": MOVED_SIGNS_VERSION if self._finds_moved_signs(symmetry) else ALIGNMENT_VERSION,
             "reference": reference_digest(self.reference),
             "scales": gauge,
         }
@@ -177,6 +180,9 @@ class AlignmentRule:
                 "examples": self.activations.examples,
             }
         return facts
+
+    def _finds_moved_signs(self, symmetry: Symmetry) -> bool:
+        return self.activations is None and self.scales == "fixed" and moved_signs(symmetry)
 
     @property
     def notes(self) -> Document:

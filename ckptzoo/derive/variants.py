@@ -29,7 +29,7 @@ from ckptzoo.format.checks import variant_dtype
 from ckptzoo.format.files import Folder
 from ckptzoo.format.maintenance import add_measured
 from ckptzoo.format.part import Arrays, Part
-from ckptzoo.format.reader import Contents, read_contents
+from ckptzoo.format.reader import Contents, FailedChecks, read_contents
 from ckptzoo.format.tree import places_of
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
@@ -99,6 +99,8 @@ class Derived:
         the number of those derived before that were checked for equivalence now.
     certified
         the equivalence checks on sampled inputs that were made now, by precision.
+    failed
+        what the stored checks of the variant say of checkpoints that are another function now, whenever they were made.
     seconds, certifying
         what it took, and about how much of that went into the checks.
     """
@@ -117,6 +119,7 @@ class Derived:
     degenerate: int
     checked_later: int
     certified: tuple[EquivalenceReport, ...]
+    failed: FailedChecks
     seconds: float
     certifying: float
 
@@ -557,9 +560,16 @@ def derive_by(
         **tally.counts,
         checked_later=checked_later,
         certified=tuple(tally.certified.values()),
+        failed=_failed(path, rule.name),
         seconds=seconds,
         certifying=seconds * checks_share,
     )
+
+
+def _failed(path: str | Path, name: str) -> FailedChecks:
+    """What the stored checks of a variant say now."""
+    contents = read_contents(Folder(path))
+    return contents.failed_checks(name) if name in contents.derived_parts else FailedChecks((), 0.0, 0.0)
 
 
 def _derive_parts(job: VariantJob, parts: Sequence[tuple[int, Part]], progress: Progress | None) -> float:

@@ -20,7 +20,8 @@ from ckptzoo.format.tree import INDEX_SCHEMA, LazyTable, Tree, empty_tree, place
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.documents import REFETCH, Document, Identity, canonical, unseal
-from ckptzoo.schema.metadata import FIGURES
+from ckptzoo.schema.equivalence import largest_allowed
+from ckptzoo.schema.metadata import DIFFERENCES, FIGURES
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.text import counted
 
@@ -30,8 +31,42 @@ _MAX_REVISIONS = 2**20
 """Revisions with which one that is asked for is compared, the newest ones (about 2 s)."""
 _MAX_TREE = table.MAX_TABLE
 """Bytes in memory of the indices of a tree's parts, and of their rows."""
+_NAMED = 5
+"""Checkpoints that a message names."""
 _TOGETHER = 64 * 2**20
 """Bytes of tables that are read before the first of them is checked, unless one alone has more."""
+
+
+@dataclass(frozen=True)
+class FailedChecks:
+    """Checkpoints of a variant whose outputs differ from those of the raw weights by more than rounding.
+
+    Parameters
+    ----------
+    ids
+        of these checkpoints, in the order of the variant.
+    largest
+        of their differences; infinite where outputs are not finite.
+    allowed
+        the largest difference that a right variant may have.
+    """
+
+    ids: tuple[str, ...]
+    largest: float
+    allowed: float
+
+    def problem(self, zoo: str, variant: str) -> Problem:
+        """What is wrong, for messages."""
+        named = ", ".join(self.ids[:_NAMED]) + (
+            f" and {len(self.ids) - _NAMED:,} more" if len(self.ids) > _NAMED else ""
+        )
+        got = f"up to {self.largest:.2g} in {counted(len(self.ids), 'checkpoint')}: {named}"
+        step = (
+            "Do not use this variant: its weights are another function. Check that the table and the network of the "
+            "check are those of the zoo, and make the zoo again with the right ones."
+        )
+        expected = f"outputs that differ from the raw ones by {self.allowed:.2g} at most"
+        return Problem(f"{zoo}/{layout.DERIVED}/{variant}", "equivalence check", expected, got, step)
 
 
 @dataclass(frozen=True)
@@ -122,6 +157,32 @@ class Contents:
                     values[at] = value
             rows = rows.set_column(names.index(name), rows.schema.field(name), pa.array(values, rows[name].type))
         return rows
+
+    def failed_checks(self, name: str) -> "FailedChecks":
+        """The checkpoints of a variant that are other functions than the raw ones, by the checks that are stored.
+
+        That follows from the figures and ``ckptzoo.schema.equivalence.largest_allowed``: nothing is stored of it.
+        Retracted checkpoints do not count.
+        """
+        tree, columns = self.derived(name), ["certified", *DIFFERENCES]
+        kept = [column for column in columns if column in tree.rows.schema.names]
+        if tree.kind != "variant" or kept != columns:
+            return FailedChecks((), 0.0, 0.0)
+        rows = self.columns(tree, columns)
+        precisions = rows["certified"].to_pylist()
+        limits = {item: largest_allowed(self.architecture, item) for item in set(precisions) if item is not None}
+        failed: list[tuple[int, float]] = []
+        for column in DIFFERENCES:
+            differences = rows[column].to_pylist()
+            for at, (precision, difference) in enumerate(zip(precisions, differences, strict=True)):
+                if precision is not None and difference is not None and difference > limits[precision]:
+                    failed.append((at, difference))
+        if not failed:
+            return FailedChecks((), 0.0, 0.0)
+        gone = set(self.retracted.rows["id"].to_pylist())
+        named = [(tree.rows["id"][at].as_py(), figure) for at, figure in sorted(failed)]
+        standing = {id: figure for id, figure in named if id not in gone}
+        return FailedChecks(tuple(standing), max(standing.values(), default=0.0), max(limits.values()))
 
     def kind(self, name: str) -> str | None:
         """What the parts under ``derived/<name>`` are; from a snapshot's footer where one covers them."""

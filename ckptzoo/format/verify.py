@@ -19,7 +19,7 @@ from ckptzoo.format.header import Entry, header_length, read_header
 from ckptzoo.format.maintenance import LISTING, belongs_to_zoo
 from ckptzoo.format.part import Part, part_digest, stored_rows
 from ckptzoo.format.predictions import input_problems
-from ckptzoo.format.reader import duplicate_problems, list_trees, read_documents, read_tree
+from ckptzoo.format.reader import duplicate_problems, list_trees, read_contents, read_documents, read_tree
 from ckptzoo.format.splits import split_problems
 from ckptzoo.format.tree import LazyTable, Tree, empty_tree
 from ckptzoo.schema import layout
@@ -99,11 +99,23 @@ def _found(root: Path, deep: bool, progress: Progress | None) -> Generator[Probl
     yield from _snapshots(files, trees, limits.blocks, deep=deep)
     yield from _listing(files)
     yield from split_problems(files, identity, raw)
+    yield from _failed_checks(files)
     if deep:
         yield from _foreign(root)
         yield from _digests(files, sound)
         yield from _headers(root, read)
         yield from _shards(root, sound, progress)
+
+
+def _failed_checks(files: Folder) -> Iterator[Problem]:
+    """Variants that are other functions than the raw weights, by the equivalence checks that are stored."""
+    try:
+        contents = read_contents(files)
+        for name in contents.variants:
+            if (failed := contents.failed_checks(name)).ids:
+                yield failed.problem(files.name, name)
+    except IntegrityError:
+        return  # reported already
 
 
 def _readable(files: Files, tree: str, names: tuple[str, ...], limits: RowLimits) -> Generator[Problem, None, Tree]:

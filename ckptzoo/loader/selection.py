@@ -1,5 +1,6 @@
 """Some checkpoints of an opened zoo: their metadata, and their rows in every variant."""
 
+import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +24,9 @@ from ckptzoo.loader.shard_index import ShardMaps
 from ckptzoo.loader.stream import Source
 from ckptzoo.loader.variant import Variant
 from ckptzoo.schema import layout
+
+_CALLER = 4
+"""Frames between a warning and the code that asks a Zoo for a variant."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +208,8 @@ class Selection:
         if variant not in self.variants:
             raw = None if variant == layout.RAW else self.variant_rows(layout.RAW)[0]
             self.variants[variant] = Variant(self.contents, variant, raw)
+            if variant != layout.RAW and (failed := self.contents.failed_checks(variant)).ids:
+                warnings.warn(str(failed.problem(self.name, variant)), UserWarning, stacklevel=_CALLER)
         opened = self.variants[variant]
         if variant not in self._rows_in:
             rows = places_of(self.ids, opened.tree.rows["id"])

@@ -116,6 +116,9 @@ MEASURED_COLUMNS = (
 FIGURES = tuple(column.name for column in MEASURED_COLUMNS[4:])
 """The columns that fill those of other parts."""
 
+DIFFERENCES = ("certificate_random", "certificate_real")
+"""The columns of equivalence checks."""
+
 KINDS = {
     "raw": COLUMNS,
     "variant": VARIANT_COLUMNS,

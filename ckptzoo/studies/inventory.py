@@ -17,6 +17,7 @@ from ckptzoo.loader.selection import MethodDraws, draws_by_method
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.schema.layout import predictions_name
+from ckptzoo.schema.metadata import DIFFERENCES
 from ckptzoo.studies.shared.result import Spread
 from ckptzoo.studies.shared.selection import flags, usable_rows
 from ckptzoo.symmetry.counts import GROUP_COLUMNS, GroupCounts, counts_by_group
@@ -43,6 +44,8 @@ class VariantSummary:
         of its shards, the group elements and the retracted checkpoints included.
     certificate_random, certificate_real
         largest over the checkpoints; None where none was measured.
+    failed
+        checkpoints whose differences are larger than rounding explains (``ckptzoo.schema.equivalence``).
     """
 
     name: str
@@ -51,6 +54,7 @@ class VariantSummary:
     nbytes: int
     certificate_random: float | None = None
     certificate_real: float | None = None
+    failed: int = 0
 
 
 @dataclass(frozen=True)
@@ -212,15 +216,14 @@ class Inventory(PrintedResult):
         table.add_column(self._headed("variant"), no_wrap=True)
         for name in ("checkpoints", "parts", "size"):
             table.add_column(name, justify="right", no_wrap=True)
-        for name in ("certificate (random)", "certificate (real)"):
+        for name in ("certificate (random)", "certificate (real)", ""):
             table.add_column(name, justify="right")
         for item in self.variants:
             certificates = [
                 "-" if value is None else f"{value:.1e}" for value in (item.certificate_random, item.certificate_real)
             ]
-            table.add_row(
-                printable(item.name), f"{item.checkpoints:,}", f"{item.parts:,}", size(item.nbytes), *certificates
-            )
+            row = [printable(item.name), f"{item.checkpoints:,}", f"{item.parts:,}", size(item.nbytes), *certificates]
+            table.add_row(*row, f"{item.failed:,} of another function" if item.failed else "")
         return table
 
     def _predictions(self) -> Table:
@@ -297,9 +300,10 @@ def _variant(contents: Contents, name: str, tree: Tree, gone: pa.ChunkedArray | 
     kept = _standing(tree, gone)
     largest = [
         _largest(contents.columns(tree, [column])[column].filter(kept)) if name != layout.RAW else None
-        for column in ("certificate_random", "certificate_real")
+        for column in DIFFERENCES
     ]
-    return VariantSummary(name, int(kept.sum()), len(tree.parts), _nbytes(tree), *largest)
+    failed = 0 if name == layout.RAW else len(contents.failed_checks(name).ids)
+    return VariantSummary(name, int(kept.sum()), len(tree.parts), _nbytes(tree), *largest, failed=failed)
 
 
 def _predicted(name: str, tree: Tree, gone: pa.ChunkedArray | None) -> PredictionSummary:

@@ -137,7 +137,7 @@ class GroupElement:
         perms = {name: _taken(first.perms[name], perm) for name, perm in self.perms.items()}
         scales = {name: scale * _taken(first.scales[name], self.perms[name]) for name, scale in self.scales.items()}
         matrices = {
-            name: _product(matrix, _blocks_taken(first.matrices[name], self.perms[name]))
+            name: matrix_product(matrix, _blocks_taken(first.matrices[name], self.perms[name]))
             for name, matrix in self.matrices.items()
         }
         return GroupElement(perms, scales, matrices)
@@ -229,7 +229,7 @@ def _identity(group: Group, K: int) -> np.ndarray:
     return np.broadcast_to(one, (K, *shape)).copy()
 
 
-def _product(second: Any, first: Any) -> Any:
+def matrix_product(second: Any, first: Any) -> Any:
     """Matrices (K, blocks, k, k) after others, or products of complex numbers (K, n, 2)."""
     xp = array_namespace(second, first)
     if second.ndim == 4:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,9 @@ from numpy.typing import NDArray
 
 from ckptzoo.errors import SymmetryError
 from ckptzoo.schema.folds import Fold, Part, Target, part_fits
+from ckptzoo.schema.groups import MATRICES
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.symmetry.arrays import Stacked, beside, fitting, is_float, stored_dtype, to_numpy
+from ckptzoo.symmetry.arrays import Stacked, beside, fitting, is_float, positions, stored_dtype, to_numpy
 from ckptzoo.symmetry.matrix_action import gains_at_one, with_unit_gains
 
 _Arrays = MutableMapping[str, NDArray[Any]]
@@ -77,6 +79,32 @@ def fold(weights: Stacked, symmetry: Symmetry) -> dict[str, Any]:
         changed = with_unit_gains(whole, symmetry)
         made |= {name: array for name, array in changed.items() if array is not whole[name]}
     return arrays | {name: beside(array, arrays[name]) for name, array in made.items()}
+
+
+def commuting(symmetry: Symmetry) -> Symmetry:
+    """The table without folds that depend on the group element: means along channels that are scaled or mixed.
+
+    A mean along channels is the same for all elements where these permute channels alone, or keep the vector of ones.
+    """
+    kept = tuple(item for item in symmetry.folds if not _depends_on_element(item, symmetry))
+    return symmetry if len(kept) == len(symmetry.folds) else replace(symmetry, folds=kept)
+
+
+def _depends_on_element(item: Fold, symmetry: Symmetry) -> bool:
+    if item.kind != "centre" or item.gain is not None:
+        return False
+    first, stop = item.part.start[item.part.axis], item.part.start[item.part.axis] + item.part.channels
+    for action in symmetry.actions_on(item.part.tensor):
+        if action.axis != item.part.axis:
+            continue
+        for name, places in positions(action, symmetry):
+            kinds = {
+                symmetry[name].scale,
+                symmetry.leader(name).scale if symmetry.leader(name).scale in MATRICES else "none",
+            }
+            if kinds - {"none", "orthogonal_mean"} and ((places >= first) & (places < stop)).any():
+                return True
+    return False
 
 
 def _check(arrays: Mapping[str, Any], symmetry: Symmetry) -> None:

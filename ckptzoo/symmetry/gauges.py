@@ -16,11 +16,11 @@ from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import apply, transform
 from ckptzoo.symmetry.arrays import Stacked, as_array, beside, stack_of, stored_dtype, to_numpy
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.folds import fold
+from ckptzoo.symmetry.folds import commuting, fold
 from ckptzoo.symmetry.mass.blocks import find_blocks
 from ckptzoo.symmetry.mass.formulations import CERTIFIED, PINNED, Formulation, least_mass_scales
 from ckptzoo.symmetry.mass.solver import balance
-from ckptzoo.symmetry.matrices.gauge import settle
+from ckptzoo.symmetry.matrices.gauge import depend_on_others, settle
 from ckptzoo.symmetry.matrices.tables import among, lifted, mixes, monomial, residual
 from ckptzoo.symmetry.matrix_action import have_unit_gains
 from ckptzoo.symmetry.moments import Moments
@@ -122,6 +122,15 @@ _WITH_MATRICES = replace(
 )
 """``canonical`` for tables with matrices: other tables keep the version, and the bits, that they have."""
 
+_WITH_MATRICES_IN_TURN = replace(
+    _WITH_MATRICES,
+    version=6,
+    rule="unit-norm, heads and blocks balanced together, streams in the basis of their variance, then as without them",
+)
+"""The same where blocks meet in a tensor, as linear layers in a row have them, where scales are those of units behind a
+block, or where a mean that would be folded depends on the group element, as of a key bias that several layers share:
+version 5 was not the same for all disguises there."""
+
 _LEAST_MASS_WITH_MATRICES = replace(
     _RULES[-1],
     version=3,
@@ -144,8 +153,13 @@ def gauge_of(name: GaugeName, symmetry: Symmetry) -> Gauge:
     symmetry
         the table.
     """
-    with_matrices = {"canonical": _WITH_MATRICES, "min-mass": _LEAST_MASS_WITH_MATRICES} if mixes(symmetry) else {}
-    return with_matrices.get(name, GAUGES[name])
+    if not mixes(symmetry) or name not in ("canonical", "min-mass"):
+        return GAUGES[name]
+    if name == "min-mass":
+        return _LEAST_MASS_WITH_MATRICES
+    return (
+        _WITH_MATRICES_IN_TURN if depend_on_others(symmetry) or commuting(symmetry) is not symmetry else _WITH_MATRICES
+    )
 
 
 def gauge_named(name: str, location: str = "ckptzoo.symmetry") -> GaugeName:
@@ -281,7 +295,7 @@ def _canonicalize_matrices(
     made: dict[str, np.ndarray] = {}
     threads = threads or os.cpu_count() or 1
     for rows in pieces(np.flatnonzero(usable), arrays, 1):
-        folded = fold(take_rows(arrays, rows), symmetry)
+        folded = fold(take_rows(arrays, rows), commuting(symmetry))
         if not (unit := have_unit_gains(folded, symmetry)).all():
             usable[rows[~unit]] = False
             rows, folded = rows[unit], {name: array[unit] for name, array in folded.items()}

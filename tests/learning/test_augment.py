@@ -2,22 +2,27 @@
 
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptzoo import archs
+import ckptzoo
+from ckptzoo import archs, learning
+from ckptzoo.derive import declare
 from ckptzoo.errors import ZooError
 from ckptzoo.learning import Augment
 from ckptzoo.learning.augment import Draw, bounded, element_keys, id_hashes
 from ckptzoo.learning.group_action import Mover
 from ckptzoo.schema.groups import AxisAction, Group, Like, Segment, Sym, Wreath
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.symmetry import GroupElement, apply
+from ckptzoo.symmetry import GroupElement, apply, trace
 from tests.support.effort import FEW_EXAMPLES, examples
 from tests.support.symmetry_tables import networks
+from tests.symmetry.tracing.test_buffers import Masked
 
 KNOWN_PERMS = [[1, 2, 0, 7, 4, 6, 5, 3], [6, 2, 7, 4, 0, 3, 5, 1]]
 KNOWN_SCALES = [1.1642849839984848, 0.9516034877534248, 0.9055762839243473]
@@ -184,3 +189,30 @@ def test_variants_are_not_augmented_with_what_was_removed(variant, refused):
                 augment.require(table, variant, location="zoo")
         else:
             assert augment.require(table, variant, location="zoo") is table
+
+
+def test_masks_of_each_checkpoint_move_with_its_channels(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Masked(lambda m, h: h * m.mask, torch.relu, 0)
+    table, rng = trace(module, torch.randn(2, 3)).symmetry, np.random.default_rng(0)
+    state = {name: value.numpy() for name, value in module.state_dict().items()}
+    weights = {
+        name: np.stack(
+            [rng.permuted(value) if value.ndim and value.dtype.kind not in "iu" else value for _ in range(4)]
+        )
+        for name, value in state.items()
+    }
+    with ckptzoo.create(tmp_path / "zoo", arch=state, card=ckptzoo.Card("masked", "A mask each.")) as writer:
+        writer.add(weights, [{"id": f"net-{number}"} for number in range(4)])
+    declare(tmp_path / "zoo", table)
+    zoo, example = ckptzoo.open(tmp_path / "zoo"), torch.randn(5, 3)
+    (batch,) = learning.stream(zoo, augment=Augment(scales=0.3), shuffle=False, seed=4)
+    for number in range(4):
+        made, plain = (
+            torch.func.functional_call(
+                module, {name: torch.from_numpy(np.array(value[number])) for name, value in stack.items()}, (example,)
+            )
+            for stack in (batch.x, weights)
+        )
+        torch.testing.assert_close(made, plain, rtol=1e-4, atol=1e-4)
+    assert (batch.x["mask"] != weights["mask"]).any()

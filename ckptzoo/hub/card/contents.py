@@ -17,6 +17,7 @@ from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture, Tensor
 from ckptzoo.schema.card import Card
 from ckptzoo.schema.documents import Document
+from ckptzoo.schema.metadata import DIFFERENCES
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.text import counted, size
 
@@ -31,8 +32,6 @@ MAX_FIGURE = 1e9
 MAX_BINS, MIN_BINS = 20, 5
 BAR_WIDTH = 32
 """Characters of the longest bar of a histogram."""
-_DIFFERENCE_COLUMNS = ("certificate_random", "certificate_real")
-"""Columns of a variant's rows with the largest relative difference of the outputs from those of ``raw``."""
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 """0 to 7 eighths of a character (Unicode block elements, U+258F to U+2589)."""
 _STEPS = (1, 2, 5)
@@ -152,7 +151,7 @@ def variants(zoo: Zoo) -> str:
 
 def _variant(zoo: Zoo, name: str) -> Sequence[str]:
     tree = zoo.contents.derived(name)
-    rows = zoo.contents.columns(tree, ("gauged", "unresolved", *_DIFFERENCE_COLUMNS))
+    rows = zoo.contents.columns(tree, ("gauged", "unresolved", *DIFFERENCES))
     rows = rows.filter(pa.array(places_of(tree.rows["id"], zoo.metadata["id"]) >= 0))
     versions = sorted({str(part.facts.get("version")) for part in tree.parts})
     stored = StoredBytes.of(tree)
@@ -185,7 +184,7 @@ def _rule(name: str, versions: Sequence[str], facts: Document, symmetry: Symmetr
 
 
 def _largest_difference(rows: pa.Table) -> str:
-    values = np.concatenate([rows[name].drop_null().to_numpy() for name in _DIFFERENCE_COLUMNS]).astype(np.float64)
+    values = np.concatenate([rows[name].drop_null().to_numpy() for name in DIFFERENCES]).astype(np.float64)
     return f"{values.max():.1e}" if len(values) else "none"
 
 

@@ -128,7 +128,9 @@ def _derive(zoo: Zoo, folder: Path, gauge: str, network: Any, progress: Progress
         raise ZooError(f"the zoo has version {version} of this gauge. Derive the zoo in its folder, and push it.")
     shards = map(layout.SHARD_NAME.fullmatch, tree.outline["file"].unique().to_pylist())
     store = "weights" if any(shard is not None and shard[1] == gauge for shard in shards) else "element"
-    derive(folder, gauge=ours.name, store=store, module=network, progress=progress)
+    derived = derive(folder, gauge=ours.name, store=store, module=network, progress=progress)
+    if derived.failed.ids:
+        raise ZooError(derived.failed.problem(zoo.name, gauge))
 
 
 def _predict(

@@ -10,7 +10,8 @@ on gives its best element:
   queries with keys and values with outputs;
 - a stream under RMSNorm or LayerNorm: the same of all its channels;
 - a complex number: the phase of ``sum a conj(b)``, of value its modulus;
-- channels that may change their signs: assignment on the moduli.
+- channels that may change their signs: assignment on the moduli, and where gains take them, on the greatest sums
+  (joint_signs.py).
 
 The start is made of what none of the others changes: of a stream the tensors that no other group acts on, and where
 these leave directions open, the eigenvectors of what is written into it; of ordinary channels their sorted slices, with
@@ -31,6 +32,7 @@ from ckptzoo.symmetry.action import transform
 from ckptzoo.symmetry.alignment.assignment import assign, by_block, gained
 from ckptzoo.symmetry.alignment.blocks import PairSlices, assign_jointly
 from ckptzoo.symmetry.alignment.joint_groups import Arrays, ChannelView, JointGroups, joint_groups_of, neighbours_of
+from ckptzoo.symmetry.alignment.joint_signs import best_signs, greatest, is_forest, signs_on, takes_signs, value_of
 from ckptzoo.symmetry.alignment.matching import Matched, count_ties, products, weights_of
 from ckptzoo.symmetry.arrays import positions
 from ckptzoo.symmetry.element import GroupElement, block_move
@@ -198,6 +200,8 @@ class MatrixMatcher:
         """The same of a symmetric group, with the signs of those that are permuted with it."""
         (group,) = joint.groups
         members = _family(group, self.symmetry)
+        if self._takes_signs(joint):
+            return self._visit_moved_signs(joint, arrays, current, rows)
         gains = {item.id: self._gains(group.id, joint, arrays, current, rows, {item.id}) for item in members}
         moduli = [np.abs(gain) if name in self._signed else gain for name, gain in gains.items()]
         perm = assign(np.sum(moduli, axis=0))
@@ -212,6 +216,35 @@ class MatrixMatcher:
             value, before = value + chosen.sum(axis=1), before + held.sum(axis=1)
         return _Step(GroupElement({group.id: perm}, scales), value, before)
 
+    def _visit_moved_signs(
+        self, joint: JointGroups, arrays: Arrays, current: GroupElement, rows: NDArray[np.int64]
+    ) -> _Step:
+        """The same where gains take the signs of channels that they normalise."""
+        (group,) = joint.groups
+        terms: dict[frozenset[str], NDArray[np.float64]] = {}
+        for item in _family(group, self.symmetry):
+            views = list(_views(joint, group, self.symmetry, {item.id}))
+            for names in dict.fromkeys(signs_on(view.action, item.id, self._signed) for view in views):
+                some = tuple(view for view in views if signs_on(view.action, item.id, self._signed) == names)
+                made = self._gains_of(some, group, arrays, current, rows)
+                terms[names] = terms[names] + made if names in terms else made
+        perm = assign(greatest(terms))
+        chosen, held = (
+            {names: np.take_along_axis(term, at[:, :, None], 2)[:, :, 0] for names, term in terms.items()}
+            for at in (perm, current.perms[group.id])
+        )
+        scales = best_signs(chosen)
+        value, before = (
+            value_of(terms, signs).sum(axis=1) for terms, signs in ((chosen, scales), (held, current.scales))
+        )
+        return _Step(GroupElement({group.id: perm}, scales), value, before)
+
+    def _takes_signs(self, joint: JointGroups) -> bool:
+        """Whether gains take signs of these groups beside their own."""
+        return any(
+            len(signs_on(view.action, view.leader, self._signed)) for view in joint.all_views() if view.action.signs
+        )
+
     def _gains(
         self,
         leader: str,
@@ -223,8 +256,20 @@ class MatrixMatcher:
     ) -> NDArray[Any]:
         """C (rows, n, n) of a group and of those that are like it, or of some of these alone."""
         group = self.symmetry[leader]
+        return self._gains_of(_views(joint, group, self.symmetry, only), group, arrays, current, rows)
+
+    def _gains_of(
+        self,
+        views: Iterable[ChannelView],
+        group: Group,
+        arrays: Arrays,
+        current: GroupElement,
+        rows: NDArray[np.int64],
+    ) -> NDArray[Any]:
+        """The same of some views."""
+        leader = group.id
         total: NDArray[Any] = np.zeros((len(rows), group.n, group.n))
-        for view in _views(joint, group, self.symmetry, only):
+        for view in views:
             name = view.action.tensor
             placed = self._placed(arrays[name], view.applied, current)
             reference = view.slices(self._rows(name, rows))
@@ -299,14 +344,20 @@ class MatrixMatcher:
         open_groups = {group.id for joint in self.joint_groups if not _turn(joint.groups) for group in joint.groups}
         open_groups |= self._signed
         rows = np.arange(len(element))
+        for joint in self.joint_groups:
+            # what is read behind a gain tells its signs with those of heads alone: first what does without
+            if not _is_mixed(joint) and self._takes_signs(joint):
+                own = {item.id for item in _family(joint.groups[0], self.symmetry)}
+                if views := self._known(joint, open_groups - own):
+                    some = {name: arrays[name] for name in sorted(joint.tensors)}
+                    known = replace(joint, views=views)
+                    self._put(element, self._visit(known, some, element, rows).found, slice(None))
+                    open_groups -= own
         for place, joint in enumerate(self.joint_groups):
             own = {group.id for group in joint.groups}
             if _turn(joint.groups):
                 continue
-            known = {
-                name: tuple(view for view in views if not _groups(view.others, self.symmetry) & open_groups)
-                for name, views in joint.views.items()
-            }
+            known = self._known(joint, open_groups)
             if any(known.values()):
                 some = {name: arrays[name] for name in sorted(joint.tensors)}
                 self._put(element, self._visit(replace(joint, views=known), some, element, rows).found, slice(None))
@@ -314,6 +365,13 @@ class MatrixMatcher:
                 best.append(place)
             open_groups -= own
         return best
+
+    def _known(self, joint: JointGroups, open_groups: set[str]) -> dict[str, tuple[ChannelView, ...]]:
+        """The views of joint groups in whose tensors no open group acts on other axes."""
+        return {
+            name: tuple(view for view in views if not _groups(view.others, self.symmetry) & open_groups)
+            for name, views in joint.views.items()
+        }
 
     def _acts(self, action: AxisAction) -> bool:
         """Whether elements change anything on an axis."""
@@ -345,7 +403,8 @@ class MatrixMatcher:
             norms = np.linalg.norm(moved[:, mixed.places], axis=2)
             moved[:, mixed.places] = 0
             moved[:, mixed.places[:, 0]] = norms
-        names = {segment.group for action in (view.action, *view.others) for segment in action.segments}
+        acting = (view.action, *view.others)
+        names = {segment.group for action in acting for segment in (*action.segments, *action.signs)}
         if names & self._signed:
             np.abs(made, out=made)
         return view.sorted_slices(made, self.symmetry)
@@ -394,12 +453,20 @@ def _signed(joint: JointGroups, symmetry: Symmetry) -> list[str]:
     found: list[str] = []
     for member in members:
         own = [action for action in symmetry.actions if member.id in action.groups]
-        plain = all(act.exponent in (1, -1) and not (act.signs or act.absolute) for act in own)
+        plain = all(
+            act.exponent in (1, -1, 2) and not act.absolute and (not act.signs or takes_signs(act, members, symmetry))
+            for act in own
+        )
         # beside a gate with signs of its own no sign can be chosen alone
         others = {item.group for act in own for item in (*act.segments, *act.gates) if act.gates} - {member.id}
         if member.flips and plain and not any(symmetry[name].flips for name in others):
             found.append(member.id)
-    return found
+    taking = [action for action in symmetry.actions if action.signs and action.groups & set(found)]
+    return (
+        found
+        if is_forest(taking, set(found))
+        else [name for name in found if all(name not in act.groups for act in taking)]
+    )
 
 
 def _views(joint: JointGroups, group: Group, symmetry: Symmetry, only: set[str] | None = None) -> Iterator[ChannelView]:

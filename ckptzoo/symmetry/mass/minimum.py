@@ -214,7 +214,7 @@ def _applied(
 ) -> dict[str, Any]:
     """The scaled weights."""
     arrays = {name: as_array(array) for name, array in weights.items()}
-    K = len(next(iter(scales.values()))) if scales else 0
+    K = len(next(iter(arrays.values())))
     table = problem.table
     identity = GroupElement.identity(table, K)
     element = GroupElement(identity.perms, {name: scales[name] for name in identity.scales}, identity.matrices)

@@ -22,7 +22,7 @@ of A: two disguises of condition 1000 (k = 64, m = 768) agree to 2e-12 by QR, to
 spectrum decays by 1000 two of condition 10 agree to 3e-14 and 1.5e-11.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +69,11 @@ class Balance:
     degenerate: NDArray[np.int64]
     unresolved: NDArray[np.bool_]
 
+    def put(self, rows: NDArray[np.integer], others: "Balance") -> None:
+        """Take the pairs of some checkpoints from others, in place."""
+        for item in fields(self):
+            getattr(self, item.name)[rows] = getattr(others, item.name)
+
 
 def balance(A: NDArray[np.float64], B: NDArray[np.float64], precision: float) -> Balance:
     """The matrices for which ``G_A A`` and ``G_B B`` are balanced.
@@ -105,7 +110,7 @@ def balance(A: NDArray[np.float64], B: NDArray[np.float64], precision: float) ->
     U, found, V = np.linalg.svd(core, full_matrices=False)
     values = np.zeros(A.shape[:-1])
     values[..., : found.shape[-1]] = found
-    kept = _kept(values, precision)
+    kept = are_kept(values, precision)
     inverse_root = np.divide(1, np.sqrt(found), out=np.zeros_like(found), where=kept[..., : found.shape[-1]])
     left, right = (np.zeros((*A.shape[:-1], A.shape[-2])) for _ in range(2))
     left[..., : found.shape[-1], :] = inverse_root[..., None] * (V @ _transposed(right_factor))
@@ -157,7 +162,7 @@ def resolve_equal(
     _fitting("resolve_equal", A, B)
     turns = np.broadcast_to(np.eye(A.shape[-2]), (*A.shape[:-1], A.shape[-2])).copy()
     unresolved = np.zeros(A.shape[:-2], bool)
-    kept = _kept(values, precision)
+    kept = are_kept(values, precision)
     for place in _with_equal(values, kept, precision):
         turns[place], unresolved[place] = _resolved(A[place], B[place], values[place], kept[place], precision)
     return turns, unresolved
@@ -219,7 +224,7 @@ def _transposed(A: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.swapaxes(A, -1, -2)
 
 
-def _kept(values: NDArray[np.float64], precision: float) -> NDArray[np.bool_]:
+def are_kept(values: NDArray[np.float64], precision: float) -> NDArray[np.bool_]:
     """Which singular values (..., k) count as more than 0."""
     return values > max(_ROUNDING, min(precision, COARSEST)) * values[..., :1]
 

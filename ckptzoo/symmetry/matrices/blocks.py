@@ -9,14 +9,11 @@ from numpy.typing import NDArray
 from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.matrices.gauge import settle
+from ckptzoo.symmetry.matrices.gauge import BLOCKS, STILL, balance_once
 from ckptzoo.symmetry.matrix_action import mixed_channels
 
 MAX_ROUNDS = 200
 """Times that blocks which meet in a tensor are balanced in turn, at most."""
-_STILL = 1e-12
-"""By how much an entry of G G^T may differ from the identity's in a round that changes nothing any more."""
-_BLOCKS = ("linear", "complex")
 
 
 def balance_blocks(arrays: dict[str, NDArray[Any]], symmetry: Symmetry, *, rounds: int = MAX_ROUNDS) -> GroupElement:
@@ -50,13 +47,12 @@ def balance_blocks(arrays: dict[str, NDArray[Any]], symmetry: Symmetry, *, round
     table = _blocks_alone(symmetry)
     K = len(next(iter(arrays.values())))
     element = GroupElement.identity(symmetry, K)
-    if not any(group.scale in _BLOCKS for group in symmetry.groups):
+    if not any(group.scale in BLOCKS for group in symmetry.groups):
         return element
     waiting = np.arange(K)
     for _ in range(rounds if _meet(symmetry) else 1):
         some = {name: array[waiting] for name, array in arrays.items()}
-        settled = settle(some, table)
-        step = settled.element(table)
+        step = balance_once(some, table).element(table)
         for name, array in some.items():
             arrays[name][waiting] = array
         whole = GroupElement.identity(symmetry, len(waiting))
@@ -81,13 +77,13 @@ def _changes(step: GroupElement) -> NDArray[np.bool_]:
         else:
             square = matrix @ matrix.swapaxes(-1, -2) - np.eye(matrix.shape[-1])
             off = np.abs(square).reshape(len(found), -1)
-        found |= np.nan_to_num(off).max(axis=1, initial=0) > _STILL
+        found |= np.nan_to_num(off).max(axis=1, initial=0) > STILL
     return found
 
 
 def _blocks_alone(symmetry: Symmetry) -> Symmetry:
     """The table whose only scales are invertible matrices and complex numbers."""
-    groups = (group if group.scale in _BLOCKS else replace(group, scale="none") for group in symmetry.groups)
+    groups = (group if group.scale in BLOCKS else replace(group, scale="none") for group in symmetry.groups)
     return Symmetry(tuple(groups), tuple(replace(action, signs=(), gates=()) for action in symmetry.actions))
 
 
@@ -104,7 +100,7 @@ def _meet(symmetry: Symmetry) -> bool:
         axes = {
             (mixed.axis, mixed.group)
             for mixed in mixed_channels(symmetry.actions_on(name), symmetry)
-            if symmetry[mixed.group].scale in _BLOCKS
+            if symmetry[mixed.group].scale in BLOCKS
         }
         if len(axes) > len({group for _, group in axes}):
             step = "Use the table of permutations and scales alone: ckptzoo.symmetry.monomial(table)."

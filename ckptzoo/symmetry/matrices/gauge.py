@@ -6,7 +6,8 @@ In this order, on weights that are folded:
 2. every block of invertible matrices is balanced: with A all that its channels write and B all that reads them,
    tensors that count in the mass alone, ``A A^T = B B^T = S`` for the singular values S of ``A^T B``, in descending
    order; complex numbers give equal norms to what they multiply and what their inverses multiply, and the sum of
-   squares of the first a positive value;
+   squares of the first a positive value; blocks that meet in a tensor, as linear layers in a row have them, take turns
+   until all of them are balanced at once;
 3. a stream's channels are the eigenvectors of the sum of ``W W^T`` over all that writes it, in descending order of
    eigenvalues; their signs make the sum of cubes of each channel's weights positive, in the first tensor that no other
    group acts on;
@@ -28,8 +29,8 @@ from ckptzoo.schema.groups import AxisAction, Group
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import transform
 from ckptzoo.symmetry.arrays import is_float
-from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.matrices.balance import Balance, balance, resolve_equal
+from ckptzoo.symmetry.element import GroupElement, matrix_product
+from ckptzoo.symmetry.matrices.balance import Balance, are_kept, balance, resolve_equal
 from ckptzoo.symmetry.matrices.complex_pairs import balance_complex
 from ckptzoo.symmetry.matrices.repeated import equal_below
 from ckptzoo.symmetry.matrices.stream import StreamAxes, settle_signs, stream_axes
@@ -41,6 +42,12 @@ from ckptzoo.symmetry.scales import solve
 Arrays = Mapping[str, NDArray[Any]]
 GRAM = 2**21
 """Elements of a writer that are squared at a time: 16 MiB of float64."""
+BLOCKS = ("linear", "complex")
+"""Groups of which what is written and what is read are balanced."""
+TURNS = 1000
+"""Times that blocks which meet in a tensor are balanced in turn, at most."""
+STILL = 1e-12
+"""By how much an entry of G G^T may differ from the identity's in a round that changes nothing any more."""
 ROUNDS = 8
 """Times that scales are found again where they depend on matrices, and these on scales."""
 
@@ -83,6 +90,17 @@ class Settled:
         none = np.zeros(K, np.int64)
         return cls({}, {}, {}, np.full(K, np.inf), none, np.zeros(K, bool), none.copy(), none.copy())
 
+    def follow(self, step: "Settled", rows: NDArray[np.int64]) -> None:
+        """Let a further step act on some rows after these matrices; what is said of the rows is that of the step."""
+        for totals, made in ((self.left, step.left), (self.right, step.right)):
+            for name, matrix in made.items():
+                if name in totals:
+                    totals[name][rows] = matrix_product(matrix, totals[name][rows])
+                else:
+                    totals[name] = matrix.copy()
+        for name in ("margin", "degenerate", "unresolved"):
+            getattr(self, name)[rows] = getattr(step, name)
+
     def element(self, symmetry: Symmetry) -> GroupElement:
         """The elements, with NaN in the matrices of blocks that have none."""
         K = len(self.margin)
@@ -118,18 +136,117 @@ def settle(arrays: dict[str, NDArray[Any]], symmetry: Symmetry) -> Settled:
     found = Settled.blank(K)
     table = unmixed(symmetry)
     _scale(arrays, symmetry, table, found)
-    balanced: dict[str, Balance] = {}
-    for group in symmetry.groups:
-        if group.scale == "linear":
-            balanced[group.id] = _balance(arrays, group, symmetry, found)
-        elif group.scale == "complex":
-            _turn(arrays, group, symmetry, found)
+    in_turn = meeting_blocks(symmetry)
+    alone = [group for group in symmetry.groups if group.scale in BLOCKS and group.id not in in_turn]
+    balanced = _balance_all(arrays, alone, symmetry, found)
+    if in_turn:
+        balanced |= _take_turns(arrays, [symmetry[name] for name in in_turn], symmetry, found)
     for group in symmetry.groups:
         if group.scale in ("orthogonal", "orthogonal_mean"):
             _rotate(arrays, group, symmetry, found)
     for name, made in balanced.items():
         _resolve(arrays, symmetry[name], made, symmetry, found)
     return found
+
+
+def balance_once(arrays: dict[str, NDArray[Any]], symmetry: Symmetry) -> Settled:
+    """Balance every block of a table once, one after the other, in place; parameters are those of ``settle``."""
+    found = Settled.blank(len(next(iter(arrays.values()))))
+    blocks = [group for group in symmetry.groups if group.scale in BLOCKS]
+    for name, made in _balance_all(arrays, blocks, symmetry, found).items():
+        _resolve(arrays, symmetry[name], made, symmetry, found)
+    return found
+
+
+def depend_on_others(symmetry: Symmetry) -> bool:
+    """Whether blocks meet in tensors, or scales depend on the matrices of a block."""
+    return bool(meeting_blocks(symmetry) or _chained(symmetry, unmixed(symmetry)))
+
+
+def meeting_blocks(symmetry: Symmetry) -> list[str]:
+    """The groups of invertible matrices and complex numbers of which a tensor has two, or one on two axes."""
+    found: set[str] = set()
+    for _, actions in _by_tensor(symmetry):
+        axes = {(item.axis, item.group) for item in mixed_channels(actions, symmetry)}
+        axes = {(axis, group) for axis, group in axes if symmetry[group].scale in BLOCKS}
+        if len({axis for axis, _ in axes}) > 1:
+            found |= {group for _, group in axes}
+    return [group.id for group in symmetry.groups if group.id in found]
+
+
+def _balance_all(
+    arrays: dict[str, NDArray[Any]],
+    groups: list[Group],
+    symmetry: Symmetry,
+    found: Settled,
+    precision: float | None = None,
+) -> dict[str, Balance]:
+    """Balance blocks one after the other, in place; returns those of invertible matrices.
+
+    Parameters
+    ----------
+    precision
+        machine epsilon of the weights; by default that of the tensors that a group acts on.
+    """
+    made: dict[str, Balance] = {}
+    for group in groups:
+        epsilon = _precision(arrays, group, symmetry) if precision is None else precision
+        if group.scale == "linear":
+            made[group.id] = _balance(arrays, group, symmetry, found, epsilon)
+        else:
+            _turn(arrays, group, symmetry, found, epsilon)
+    return made
+
+
+def _take_turns(
+    arrays: dict[str, NDArray[Any]], groups: list[Group], symmetry: Symmetry, found: Settled
+) -> dict[str, Balance]:
+    """Balance blocks that meet in tensors, in place, until another round changes none of them.
+
+    Each step makes the sum of squares the least over one block's matrices. That sum is convex along one-parameter
+    subgroups, so that the limit is the least over all blocks, and unique up to orthogonal matrices (Kempf and Ness
+    1979), which the singular values of each block determine. Rounds do not depend on how many networks are stacked.
+    """
+    K = len(found.margin)
+    acted = {action.tensor for action in symmetry.actions if any(_acts(action, group.id, symmetry) for group in groups)}
+    precision = max(float(np.finfo(arrays[name].dtype).eps) for name in acted)
+    work = {name: arrays[name].astype(np.float64) for name in arrays if name in acted}
+    waiting, total = np.arange(K), Settled.blank(K)
+    made: dict[str, Balance] = {}
+    for _ in range(TURNS):
+        some = {name: array[waiting] for name, array in work.items()}
+        step = Settled.blank(len(waiting))
+        balanced = _balance_all(some, groups, symmetry, step, precision)
+        for name, array in some.items():
+            work[name][waiting] = array
+        for name, item in balanced.items():
+            made.setdefault(name, item).put(waiting, item)
+        total.follow(step, waiting)
+        waiting = waiting[_changes(step)]
+        if not len(waiting):
+            break
+    total.unresolved[waiting] = True
+    for name, array in work.items():
+        arrays[name][...] = array
+    found.left.update(total.left)
+    found.right.update(total.right)
+    _note(found, total.margin, total.degenerate, total.unresolved)
+    return made
+
+
+def _changes(step: Settled) -> NDArray[np.bool_]:
+    """(K,) whether some matrix is not orthogonal, or some number not of modulus 1, but for rows that are 0."""
+    changed = np.zeros(len(step.margin), bool)
+    for matrix in (*step.left.values(), *step.right.values()):
+        if matrix.ndim == 3:
+            size = (matrix * matrix).sum(axis=-1)
+            off = np.where(size > 0, size - 1, 0)
+        else:
+            square = matrix @ matrix.swapaxes(-1, -2)
+            kept = (matrix != 0).any(axis=-1)
+            off = square - kept[..., None] * np.eye(matrix.shape[-1])
+        changed |= np.abs(off).reshape(len(changed), -1).max(axis=1, initial=0) > STILL
+    return changed
 
 
 def _scale(arrays: dict[str, NDArray[Any]], symmetry: Symmetry, table: Symmetry, found: Settled) -> None:
@@ -162,26 +279,48 @@ def _chained(symmetry: Symmetry, table: Symmetry) -> list[Group]:
     for _, actions in _by_tensor(symmetry):
         if any(table[segment.group].scaled for act in actions for segment in act.segments if act.exponent == 1):
             reading |= {mixed.group for mixed in mixed_channels(actions, symmetry) if mixed.inverted}
+    if reading:  # what writes these may read others, whose matrices it depends on
+        before: set[str] = set()
+        while before != reading:
+            before = set(reading)
+            for _, actions in _by_tensor(symmetry):
+                mixed = mixed_channels(actions, symmetry)
+                if any(item.group in before and not item.inverted for item in mixed):
+                    reading |= {item.group for item in mixed if item.inverted}
     return [group for group in symmetry.groups if group.scale == "linear" and group.id in reading]
 
 
 def _whitened(arrays: Arrays, groups: list[Group], symmetry: Symmetry) -> dict[str, NDArray[Any]]:
-    """The weights with orthonormal rows in what writes these groups."""
+    """The weights with orthonormal rows in what writes these groups.
+
+    Directions that weights do not reach are those that biases reach, and those that nothing reaches become 0.
+    """
     made = dict(arrays)
     for group in groups:
         written = joined_rows(made, group, symmetry, inverted=False)
-        gram = written @ written.swapaxes(-1, -2)
-        values, vectors = np.linalg.eigh(gram)
-        usable = values > values[..., -1:] * 1e-20
-        roots = np.where(usable, np.sqrt(np.where(usable, values, 1)), 1)
-        left = vectors / roots[..., None, :] @ vectors.swapaxes(-1, -2)
-        right = vectors * roots[..., None, :] @ vectors.swapaxes(-1, -2)
+        precision = _precision(arrays, group, symmetry)
+        left, right, rank = _white(written, precision)
+        short = (rank < written.shape[-2]).any(axis=1)
+        if short.any():
+            wide = joined_rows(made, group, symmetry, inverted=False, biases=True)[short]
+            left[short], right[short], _ = _white(wide, precision)
         _multiply(made, group.id, left, right, symmetry, copy=True)
     return made
 
 
-def _balance(arrays: dict[str, NDArray[Any]], group: Group, symmetry: Symmetry, found: Settled) -> Balance:
-    precision = _precision(arrays, group, symmetry)
+def _white(A: NDArray[np.float64], precision: float) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
+    """The symmetric matrices of which the first gives A (..., k, m) orthonormal rows, and of which the second is the
+    inverse, both within what A reaches; and the rank."""
+    U, values, _ = np.linalg.svd(A, full_matrices=False)
+    kept = are_kept(values, precision)
+    inverse = np.divide(1, values, out=np.zeros_like(values), where=kept)
+    left, right = (U * item[..., None, :] @ U.swapaxes(-1, -2) for item in (inverse, np.where(kept, values, 0)))
+    return left, right, kept.sum(axis=-1)
+
+
+def _balance(
+    arrays: dict[str, NDArray[Any]], group: Group, symmetry: Symmetry, found: Settled, precision: float
+) -> Balance:
     written, read = (joined_rows(arrays, group, symmetry, inverted=side) for side in (False, True))
     made = balance(written, read, precision)
     short = (made.degenerate > 0).any(axis=1)
@@ -210,10 +349,10 @@ def _resolve(arrays: dict[str, NDArray[Any]], group: Group, made: Balance, symme
         _multiply(arrays, group.id, turns, turns, symmetry)
 
 
-def _turn(arrays: dict[str, NDArray[Any]], group: Group, symmetry: Symmetry, found: Settled) -> None:
+def _turn(arrays: dict[str, NDArray[Any]], group: Group, symmetry: Symmetry, found: Settled, precision: float) -> None:
     written, read = (joined_rows(arrays, group, symmetry, inverted=side) for side in (False, True))
     sides = [side[..., 0, :] + 1j * side[..., 1, :] for side in (written, read)]
-    made = balance_complex(sides[0], sides[1], _precision(arrays, group, symmetry))
+    made = balance_complex(sides[0], sides[1], precision)
     _note(found, np.where(made.degenerate, np.inf, made.margin), made.degenerate.astype(np.int64), made.unresolved)
     left, right = (np.stack([side.real, side.imag], axis=-1) for side in (made.left, made.right))
     found.left[group.id], found.right[group.id] = left, right

@@ -39,6 +39,8 @@ def candidate_folds(found: Operations, names: Mapping[str, str]) -> tuple[Fold, 
         return ()
     readers = list(_readers(module))
     by_node = _moved_vectors(module, readers)
+    for node, folds in _unseen_vectors(module):
+        by_node.setdefault(node, []).extend(folds)
     fixed = {fold.part.tensor for folds in by_node.values() for fold in folds}
     for reader in readers:
         by_node[reader.node] = [*_centred_rows(module, reader, fixed), *by_node.get(reader.node, ())]
@@ -124,6 +126,25 @@ def _moved_vectors(module: Module, readers: list[_Reader]) -> dict[fx.Node, list
             by_node.setdefault(user, []).extend(folds)
             kept.add(name)
     return by_node
+
+
+def _unseen_vectors(module: Module) -> Iterator[tuple[fx.Node, list[Fold]]]:
+    """What nothing sees of vectors that several operations use, with the first of these."""
+    nodes: dict[str, list[fx.Node]] = {}
+    for node, name in module.parameters.items():
+        if not module.used_once(node) and _is_vector(module, node):
+            nodes.setdefault(name, []).append(node)
+    for name, several in nodes.items():
+        users = [user for node in several for user in node.users]
+        part = module.whole(several[0], _long_axis(module.shapes[name]))
+        addition = Addition(torch.arange(part.channels).reshape(part.shape))
+        seen = set[int]().union(*(Walker(module).follow(node, addition).seen for node in several))
+        if users and len(seen) < part.channels:
+            folds = [
+                Fold("zero", _along(part, part.axis, first, stop))
+                for first, stop, _ in _runs_of_takers(Walk(seen=seen), set(), part.channels)
+            ]
+            yield min(users, key=module.number.__getitem__), folds
 
 
 def _is_vector(module: Module, node: fx.Node) -> bool:

@@ -161,6 +161,11 @@ def _action(
     segments, gates = _all_segments(positions, names, exponent)
     if not segments:
         return None
+    taken, _ = _all_segments(signs, names, 0)
+    if taken and {item.inner for item in segments} != {item.inner for item in taken}:
+        # several positions of a channel have one sign and gains of their own: both are listed position by position
+        segments, gates = _all_segments(positions, names, exponent, together=False)
+        taken, _ = _all_segments(signs, names, 0, together=False)
     return AxisAction(
         placement.tensor,
         placement.axis,
@@ -170,17 +175,18 @@ def _action(
         placement.role,
         placement.blocks,
         placement.eps,
-        _all_segments(signs, names, 0)[0],
+        taken,
         gates=gates,
     )
 
 
 def _all_segments(
-    positions: _Positions, names: dict[tuple[int, int], str], exponent: int
+    positions: _Positions, names: dict[tuple[int, int], str], exponent: int, *, together: bool = True
 ) -> tuple[tuple[Segment, ...], tuple[Segment, ...]]:
     """The segments of all groups on an axis, and of gates beside some of them.
 
-    Those where the inverses of scales act have an exponent of their own.
+    Those where the inverses of scales act have an exponent of their own. Positions of a channel side by side are
+    ``together`` in a segment, or each in one of its own.
     """
     by_group: dict[tuple[str, bool], list[Segment]] = {}
     gates: dict[Segment, Segment] = {}
@@ -190,7 +196,8 @@ def _all_segments(
         if (group, scale) not in names:
             continue
         name = names[group, scale]
-        found = list(_segments(name, np.array(rows), -exponent if inverse and exponent else None))
+        own = -exponent if inverse and exponent else None
+        found = list(_segments(name, np.array(rows), own, together=together))
         by_group.setdefault((name, inverse), []).extend(found)
         if gate >= 0 and (group, gate) in names:
             gates |= {segment: replace(segment, group=names[group, gate]) for segment in found}
@@ -204,7 +211,9 @@ def _all_segments(
     return tuple(segments), tuple(gates[segment] for segment in segments if segment in gates)
 
 
-def _segments(group: str, positions: NDArray[np.int64], exponent: int | None) -> Iterator[Segment]:
+def _segments(
+    group: str, positions: NDArray[np.int64], exponent: int | None, *, together: bool = True
+) -> Iterator[Segment]:
     """Runs of channels in order, from the positions (n, times) of each channel, corresponding ones in a column."""
     order = positions.argsort(axis=1)
     if (order == order[0]).all():
@@ -212,7 +221,9 @@ def _segments(group: str, positions: NDArray[np.int64], exponent: int | None) ->
     column, (n, times) = 0, positions.shape
     while column < times:
         inner = 1
-        while column + inner < times and (positions[:, column + inner] == positions[:, column] + inner).all():
+        while (
+            together and column + inner < times and (positions[:, column + inner] == positions[:, column] + inner).all()
+        ):
             inner += 1
         starts = positions[:, column]
         cuts = [0, *(np.flatnonzero(np.diff(starts) != inner) + 1).tolist(), n]

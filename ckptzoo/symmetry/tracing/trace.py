@@ -30,7 +30,17 @@ from ckptzoo.symmetry.tracing.graph import (
     widened,
 )
 from ckptzoo.symmetry.tracing.result import Traced
-from ckptzoo.symmetry.tracing.rules.call import CONSTANT, DATA, PARAMETER, Call, Value, map_values, values_in
+from ckptzoo.symmetry.tracing.rules.buffers import computed_from_buffers, placed_or_fixed, stored_buffer
+from ckptzoo.symmetry.tracing.rules.call import (
+    CONSTANT,
+    DATA,
+    PARAMETER,
+    Call,
+    Stored,
+    Value,
+    map_values,
+    values_in,
+)
 from ckptzoo.symmetry.tracing.rules.registry import FILLS, RULES, is_check, is_linear
 from ckptzoo.symmetry.tracing.rules.weights import computed_weight
 from ckptzoo.symmetry.tracing.table import build_table
@@ -140,6 +150,8 @@ class Interpreter:
         why = self.constraints.reason("gives them as outputs")
         for value in values_in([item for item, own in zip(outputs, self._found.outputs, strict=True) if own]):
             self.constraints.channels.mark(value.labels.channel, OUTPUT, why)
+            with placed_or_fixed(self.constraints, [value]):
+                pass
             self.constraints.forbid_scale(value.labels.scale, "gives them as outputs")
         return self.constraints
 
@@ -186,7 +198,8 @@ class Interpreter:
         tensor = widened(tensor.detach())
         if name is not None:
             self.constraints.shapes[name] = tuple(tensor.shape)
-        return Value(tensor, self._initial_labels(name or target, tensor), origin, source)
+        stored = stored_buffer(name, tensor) if name is not None and origin == CONSTANT else None
+        return Value(tensor, self._initial_labels(name or target, tensor), origin, source, stored=stored)
 
     def _checked_call(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
@@ -225,7 +238,7 @@ class Interpreter:
         if all(value.origin == CONSTANT for value in others):
             if call.name in _COPIES and values[0].source is not None:
                 return replace(values[0], tensor=result)
-            made = self._constant(result, call.description, *values)
+            made = self._constant(result, call, *values)
             for value in changed:
                 self._mark_changed(value, made)
             return made
@@ -240,10 +253,15 @@ class Interpreter:
                 before[id(result)][0].formula = weight.formula
             return weight
         origin = DATA if any(value.origin == DATA for value in values) else PARAMETER
-        labels = RULES[call.name](call)
+        with placed_or_fixed(call.constraints, values):
+            labels = RULES[call.name](call)
         self._mark_single(call, values, labels)
         if not isinstance(result, torch.Tensor):
-            return type(result)([_value(tensor, item, origin) for tensor, item in zip(result, labels, strict=True)])
+            made = [
+                item if isinstance(item, Value) else _value(tensor, item, origin)
+                for tensor, item in zip(result, labels, strict=True)
+            ]
+            return type(result)(made)
         if isinstance(labels, Value):
             return labels
         # An operation in place returns its argument: whoever has that tensor sees the new labels too.
@@ -259,7 +277,7 @@ class Interpreter:
             call.name, sum(not item.invariant or value.unlabelled for item, value in zip(given, values, strict=True))
         ):
             return
-        for item in (*given, *(result.labels if isinstance(result, Value) else result for result in made)):
+        for item in (*given, *(one.labels if isinstance(one, Value) else one for one in made)):
             self.constraints.channels.mark(item.channel, SINGLE, self.constraints.reason("takes channels one by one"))
 
     def _part(self, node: fx.Node, args: tuple[Any, ...]) -> Any:
@@ -269,18 +287,16 @@ class Interpreter:
             raise self._unknown_operation(node)
         return self._run(args[number].graph, list(args[number + 1 :]))
 
-    def _constant(self, result: Any, history: str, *values: Value) -> Any:
+    def _constant(self, result: Any, call: Call, *values: Value, number: str = "") -> Any:
         """A result that depends on no input and no parameter, as a value where it is a tensor."""
         if isinstance(result, torch.Tensor):
             paths = (int(value.labels.path.ravel()[0]) for value in values)
-            return Value(
-                result,
-                constant_labels(result.ndim, self.constraints.paths.id_of("constant", history, *paths)),
-                CONSTANT,
-            )
+            path = self.constraints.paths.id_of("constant", call.description + number, *paths)
+            stored = computed_from_buffers(call, result, values)
+            return Value(result, constant_labels(result.ndim, path), CONSTANT, stored=stored)
         if type(result) in (tuple, list):
             return type(result)(
-                self._constant(item, f"{history} {number}", *values) for number, item in enumerate(result)
+                self._constant(item, call, *values, number=f"{number} {place}") for place, item in enumerate(result)
             )
         return result
 
@@ -294,6 +310,9 @@ class Interpreter:
         """A new history for a constant that was changed in place, and for all that share its memory."""
         for item in (value, *self._sharing(value)):
             item.labels, item.source = constant_labels(item.tensor.ndim, int(made.labels.path.ravel()[0])), None
+            if made.stored is not None or item.stored is not None:
+                names = [one.names for one in (made.stored, item.stored) if one is not None]
+                item.stored = Stored(frozenset[str]().union(*names))
 
     def _changed_in_place(self, name: str) -> SharedMemoryChanged:
         expected = "no change in place of a tensor that is used again"

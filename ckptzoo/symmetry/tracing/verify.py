@@ -24,7 +24,7 @@ from ckptzoo.schema.groups import Fixed, Wreath, with_scaled_gates
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.folds import fold
+from ckptzoo.symmetry.folds import commuting, fold
 from ckptzoo.symmetry.matrices.tables import without_matrices
 from ckptzoo.symmetry.matrix_action import gains_at_one
 from ckptzoo.symmetry.tracing.example import Draw, Example
@@ -115,7 +115,7 @@ def verify_table(
     symmetry, exchanged = _with_shared_heads(verifier, symmetry)
     pairs = paired_gains(symmetry, arch, head_vectors)
     symmetry, paired = _with_paired_gains(verifier, symmetry, arch, pairs)
-    return symmetry, max(worst, gap, exchanged, paired), tuple(verifier.notes)
+    return commuting(symmetry), max(worst, gap, exchanged, paired), tuple(verifier.notes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,8 +131,9 @@ class _Trial:
 class Verifier:
     """A module's outputs before and after group elements.
 
-    In evaluation mode with eps unchanged, on the module's own weights and on generic ones; where there are BatchNorm
-    modules, on generic ones in training mode with eps = 0 too.
+    In evaluation mode with eps unchanged, on the module's own weights and on generic ones; where there are buffers in
+    the state dict beside running statistics, with other values of these; where there are BatchNorm modules, on generic
+    ones in training mode with eps = 0 too.
 
     Parameters
     ----------
@@ -176,6 +177,7 @@ class Verifier:
             self._draw = Draw(example, index_bounds or {}, self._rng)
             first = self._trial(False, self._module_weights, self._draw.normal())
         self._trials = [first, self._trial(False, self._generic(), first.inputs)]
+        self._trials += self._with_other_buffers()
         if normalised:
             try:
                 self._trials.append(self._trial(True, self._trials[1].weights, first.inputs))
@@ -255,6 +257,32 @@ class Verifier:
             scales[name] = np.sign(chosen) * np.maximum(size, 1 / size) if name in normalised else chosen
         matrices = GroupElement.random(symmetry, 1, self._rng, spread=_SPREAD).matrices
         return GroupElement({**GroupElement.identity(symmetry, 1).perms, **perms}, scales, matrices)
+
+    def _with_other_buffers(self) -> Iterator[_Trial]:
+        """Trials with buffers that other checkpoints may have, of each kind for which the outputs are finite."""
+        own = {name: value for name, value in self._module_weights.items() if self._is_buffer(name)}
+        if not own:
+            return
+        tried, base = 0, self._trials[1]
+        for kind in BUFFERS if self._elements > 1 else BUFFERS[:1]:
+            for _ in range(_DRAWS):
+                others = {name: kind(value, self._rng) for name, value in own.items()}
+                try:
+                    trial = self._trial(False, base.weights | others, base.inputs)
+                except (RuntimeError, ValueError, IndexError):  # values that the module does not take
+                    continue
+                if self._is_stable(trial):
+                    tried += 1
+                    yield trial
+                    break
+        if not tried:
+            named = ", ".join(map(repr, own))
+            self.notes.append(f"Not verified with other values of buffers: they leave no finite outputs ({named}).")
+
+    def _is_buffer(self, name: str) -> bool:
+        """Whether it is a buffer beside running statistics and what counts their batches."""
+        shape = self._module_weights[name].shape
+        return name not in self._parameters and not _is_statistic(name) and math.prod(shape) > 1
 
     def _generic(self) -> Weights:
         return generic_weights(self._module_weights, self._parameters, self._symmetry, self._rng)
@@ -496,6 +524,35 @@ def near_weights(own: Mapping[str, NDArray[Any]], rng: np.random.Generator) -> W
         name: value * rng.uniform(0.9, 1.1, value.shape) if value.dtype.kind == "f" else value.copy()
         for name, value in own.items()
     }
+
+
+def permuted_buffer(value: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+    """The same entries in other places, so that a permutation in a buffer stays one."""
+    return rng.permutation(value.ravel()).reshape(value.shape)
+
+
+def masked_buffer(value: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+    """Floats half of which are 0, random truth values, and integers of those in the buffer, some more often."""
+    if value.dtype.kind == "b":
+        return rng.random(value.shape) < 0.5
+    if value.dtype.kind != "f":
+        return rng.choice(value.ravel(), value.shape)
+    return np.where(rng.random(value.shape) < 0.5, value, 0)
+
+
+def drawn_buffer(value: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+    """Random numbers between the least and the largest in the buffer; near them where all are the same."""
+    if value.dtype.kind != "f":
+        low, high = int(value.min()), int(value.max())
+        return rng.integers(low, high + 1, value.shape).astype(value.dtype)
+    finite = value[np.isfinite(value)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    low, high = (low, high) if low < high else (0.5 * low, 1.5 * high) if low else (0.0, 1.0)
+    return rng.uniform(min(low, high), max(low, high), value.shape)
+
+
+BUFFERS = (permuted_buffer, masked_buffer, drawn_buffer)
+"""Values that a buffer of another checkpoint may have, of the same dtype and in the range of the module's own."""
 
 
 def _is_statistic(name: str) -> bool:

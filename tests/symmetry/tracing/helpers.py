@@ -23,14 +23,14 @@ Forward = Callable[[Any, torch.Tensor], Any]
 
 
 class Net(nn.Module):
-    """A module of parts; tensors that are no parameters become buffers."""
+    """A module of parts; tensors that are no parameters become buffers, ``constant`` one that is not in the state dict."""
 
     def __init__(self, forward: Forward, parts: dict[str, Any]) -> None:
         super().__init__()
         self._run = forward
         for name, part in parts.items():
             if isinstance(part, torch.Tensor) and not isinstance(part, nn.Parameter):
-                self.register_buffer(name, part)
+                self.register_buffer(name, part, persistent=name != "constant")
             else:
                 setattr(self, name, part)
 

@@ -331,3 +331,51 @@ def test_no_permutation_is_missed(name: str) -> None:
     example = rows(2) if isinstance(module.a, nn.Linear) else images(2, 2)
     found = count(trace(module, example).symmetry).permutations
     assert found == expected == _unchanged(module, sites, example)
+
+
+class Grouped(nn.Module):
+    """Convolutions in groups with BatchNorms: ``c>o/g`` one, ``n`` a norm, ``+g`` a residual branch, ``c>o/g*2`` two."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.kinds, width = text.split(), 4
+        self.stem, self.parts = nn.Conv2d(3, width, 1), nn.ModuleList()
+        for kind in self.kinds:
+            if kind == "n":
+                self.parts.append(nn.BatchNorm2d(width))
+            elif kind == "r":
+                self.parts.append(nn.ReLU())
+            elif kind[0] == "+":
+                conv = nn.Conv2d(width, width, 1, groups=int(kind[1:]))
+                self.parts.append(nn.Sequential(conv, nn.BatchNorm2d(width)))
+            else:
+                sizes, _, groups = kind.removesuffix("*2").partition("/")
+                width = int(sizes)
+                before = next((item for item in reversed(list(self.modules())) if isinstance(item, nn.Conv2d)), None)
+                assert before is not None
+                made = [
+                    nn.Sequential(nn.Conv2d(before.out_channels, width, 1, groups=int(groups)), nn.BatchNorm2d(width))
+                    for _ in range(2)
+                ]
+                self.parts.append(nn.ModuleList(made) if kind.endswith("*2") else made[0][0])
+        self.head = nn.Conv2d(width, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for kind, made in zip(self.kinds, self.parts, strict=True):
+            if isinstance(made, nn.ModuleList):
+                x = made[0](x) + made[1](x)
+            else:
+                x = x + made(x) if kind[0] == "+" else made(x)
+        return self.head(x)
+
+
+MULTIPLIED = ("8/4 16/8 n", "8/4 n 8/4 r", "8/4 +2", "8/4*2 n 16/2", "8/4 8/8 n +2", "8/4*2 +8 n r", "n r 8/4 16/8*2")
+
+
+@pytest.mark.parametrize("text", MULTIPLIED)
+def test_depthwise_convolutions_with_a_multiplier_and_norms_behind(text: str) -> None:
+    module = Grouped(text).eval()
+    traced = checked_trace(module, images(3, 3))
+    assert any(group.flips or group.resizes for group in traced.symmetry.groups)

@@ -282,8 +282,8 @@ CASES = {
 UNIFORM = torch.full((4,), 2.0), torch.tensor(3.0), torch.tensor([[-1.0]])
 CASES |= {
     f"constants that are the same for all channels scale freely {number}": Case(
-        lambda m, x: m.c(F.relu(m.a(x)) * m.mask / 2),
-        {"a": linear(5, 4), "c": linear(4, 2), "mask": constant.clone},
+        lambda m, x: m.c(F.relu(m.a(x)) * m.constant / 2),
+        {"a": linear(5, 4), "c": linear(4, 2), "constant": constant.clone},
         rows(5),
         "a 4 sym positive | ...",
         notes=(),
@@ -291,15 +291,15 @@ CASES |= {
     for number, constant in enumerate(UNIFORM)
 }
 MASKED = {
-    "product": (lambda m, x: m.c(F.relu(m.a(x)) * m.mask), "positive"),
-    "quotient": (lambda m, x: m.c(F.relu(m.a(x)) / (1 + m.mask)), "positive"),
-    "sum": (lambda m, x: m.c(F.relu(m.a(x)) + m.mask), "none"),
+    "product": (lambda m, x: m.c(F.relu(m.a(x)) * m.constant), "positive"),
+    "quotient": (lambda m, x: m.c(F.relu(m.a(x)) / (1 + m.constant)), "positive"),
+    "sum": (lambda m, x: m.c(F.relu(m.a(x)) + m.constant), "none"),
     "range": (lambda m, x: m.c(F.relu(m.a(x)) * torch.arange(1.0, 5.0)), "positive"),
 }
 CASES |= {
     f"constants that differ between channels fix them, {name}": Case(
         forward,
-        {"a": linear(5, 4), "c": linear(4, 2), "mask": torch.tensor([1.0, 0.0, 1.0, 1.0]).clone},
+        {"a": linear(5, 4), "c": linear(4, 2), "constant": torch.tensor([1.0, 0.0, 1.0, 1.0]).clone},
         rows(5),
         f"a 4 fixed {kind} | ...",
         notes=("*meets constants that are not the same for all channels*", "..."),

@@ -37,6 +37,26 @@ class Formula(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Stored:
+    """What a constant has of the buffers in the state dict, which every checkpoint has its own of.
+
+    Parameters
+    ----------
+    names
+        of these buffers.
+    axes
+        for each axis of the tensor, the axes of buffers (name, axis) whose positions are those along it, one by one;
+        None where an operation has brought them to other places.
+    plain
+        whether the entries are those of one buffer of floats.
+    """
+
+    names: frozenset[str]
+    axes: tuple[frozenset[tuple[str, int]], ...] | None = None
+    plain: bool = False
+
+
 @dataclass
 class Value:
     """A tensor and what is known of it.
@@ -59,6 +79,8 @@ class Value:
         axes in ``source`` are those of the state dict then.
     formula
         of a weight that was computed from parameters: how.
+    stored
+        of a constant that depends on buffers in the state dict: how. Its numbers are those of the module at hand alone.
     """
 
     tensor: torch.Tensor
@@ -68,6 +90,7 @@ class Value:
     index_of: frozenset[int] = frozenset()
     entries: NDArray[np.int64] | None = None
     formula: Formula | None = None
+    stored: Stored | None = None
 
     @property
     def unlabelled(self) -> bool:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.symmetry.tracing.constraints import NONZERO, POSITIVE, SIGN, Constraints, Labels, constant_labels
 from ckptzoo.symmetry.tracing.rules import experts
+from ckptzoo.symmetry.tracing.rules.buffers import place_buffers
 from ckptzoo.symmetry.tracing.rules.call import CONSTANT, DATA, PARAMETER, Call, Value, values_in
 from ckptzoo.symmetry.tracing.scale_products import multiply_scales
 from ckptzoo.symmetry.tracing.union_find import NodeIds
@@ -114,7 +115,11 @@ def clamp(call: Call) -> Labels:
     else:
         low, high = call.argument("min"), call.argument("max")
     if any(isinstance(item, Value) for item in (low, high)):
-        raise call.unsupported("numbers as bounds", "tensors")
+        value = call.input
+        for bound in (low, high):
+            if bound is not None:
+                value = Value(call.result, combined(call, value, _as_value(call, bound), MAX), DATA)
+        return value.labels
     if {low, high} <= {None, 0}:
         return positively_homogeneous(call)
     alike = isinstance(low, (int, float)) and isinstance(high, (int, float)) and low == -high
@@ -159,7 +164,8 @@ def prelu(call: Call) -> Labels:
 def masked_fill(call: Call) -> Labels:
     """``masked_fill``: values of the mask's shape, with a number where it holds."""
     number = call.argument("value")
-    number = number.tensor.item() if isinstance(number, Value) and number.origin == CONSTANT else number
+    if isinstance(number, Value) and number.origin == CONSTANT:
+        number = number.tensor.item() if number.stored is None else 1.0
     if not isinstance(number, (bool, int, float)):
         raise call.unsupported("a number to fill in", "a tensor that depends on the input")
     labels = combined(call, call.argument("self"), call.argument("mask"), MUL)
@@ -268,11 +274,19 @@ def _with_constant(call: Call, value: Value, constant: Value, operation: str, *,
         constraints.restrict_scale(value.labels.scale, SIGN, "adds a constant to absolute values")
         value = replace(value, labels=_without_scale(value.labels))
     labels = call.labels_of(value).with_ndim(ndim)
-    numbers = numbers.reshape((1,) * (ndim - numbers.ndim) + tuple(numbers.shape))
+    offset = ndim - numbers.ndim
+    numbers = numbers.reshape((1,) * offset + tuple(numbers.shape))
     along = [axis for axis in labels.varying_axes if numbers.shape[axis] > 1]
+    if constant.stored is not None:
+        if _met_buffers(call, labels, constant, along, operation):
+            return replace(labels, power=-labels.power) if operation == DIV and swapped else labels
+        # Those of another checkpoint are others, in every place.
+        numbers = torch.arange(1, numbers.numel() + 1).reshape(numbers.shape)
     along = [axis for axis in along if bool((numbers != numbers.narrow(axis, 0, 1)).any())]
     if along and len(along) < len(labels.varying_axes):
         labels = _told_apart(call, labels, numbers, along)
+    elif along and constant.stored is not None:
+        constraints.fix(labels.channel, f"meets {_names(constant)} of each checkpoint, in places that do not move")
     elif along:
         constraints.fix(labels.channel, "meets constants that are not the same for all channels")
     zero = not bool(numbers.any())
@@ -281,6 +295,29 @@ def _with_constant(call: Call, value: Value, constant: Value, operation: str, *,
     elif operation == MAX or (operation == ADD and not zero):
         constraints.forbid_scale(labels.scale, "adds a constant" if operation == ADD else "cuts at a constant")
     return replace(labels, power=-labels.power) if operation == DIV and swapped else labels
+
+
+def _met_buffers(call: Call, labels: Labels, constant: Value, along: list[int], operation: str) -> bool:
+    """Let channels act on the buffers of the state dict beside them; False where they have no entry for each."""
+    constraints, stored = call.constraints, constant.stored
+    if stored is None or len(along) != 1 or along != list(labels.varying_axes):
+        return False
+    axis = along[0] - (call.result.ndim - constant.tensor.ndim)
+    line = labels.along_axis(along[0], constant.tensor.shape[axis])
+    scaled = operation in (ADD, MAX)
+    follows = scaled and stored.plain and labels.power in (1, -1)
+    if not place_buffers(constraints, stored, line, axis, exponent=int(labels.power) if follows else 0):
+        return False
+    if scaled and not follows:
+        constraints.forbid_scale(labels.scale, f"adds {_names(constant)}" if operation == ADD else "cuts at a buffer")
+    elif operation == MAX:
+        constraints.restrict_scale(labels.scale, POSITIVE, f"cuts at {_names(constant)}")
+    return True
+
+
+def _names(constant: Value) -> str:
+    assert constant.stored is not None
+    return " and ".join(f"the buffer {name!r}" for name in sorted(constant.stored.names))
 
 
 def _told_apart(call: Call, labels: Labels, numbers: torch.Tensor, along: list[int]) -> Labels:

@@ -1,5 +1,6 @@
 """Rules for linear layers, products with a parameter and convolutions: they read channels and write others."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -122,6 +123,8 @@ def _filtered(call: Call, filters: Value) -> Labels:
     """A convolution with numbers that are the same for every channel, such as one that blurs: all scales pass."""
     groups, shape = int(call.argument("groups")), filters.tensor.shape
     alike = bool((filters.tensor == filters.tensor[:1]).all())
+    if filters.stored is not None:  # their numbers in other checkpoints are others
+        alike &= filters.stored.axes is not None and not filters.stored.axes[0]
     if call.name.startswith("conv_") or (groups, shape[1]) != (shape[0], 1) or not alike or call.argument("bias"):
         raise call.unsupported("a tensor of the state dict as weight", "one that was computed from others")
     labels, axis = call.labels_of(call.input), call.input.tensor.ndim - (filters.tensor.ndim - 1)
@@ -145,7 +148,7 @@ def stored_weight(call: Call, weight: Value, sides: tuple[int, int], read: Label
         constraints.forbid_scale(read.scale, "multiplies by a matrix of constants")
         none = np.full(weight.tensor.shape[sides[1]], -1)
         return Labels(none, none, constraints.paths.extend(call.description, weight.labels.path.ravel()))
-    name, axes = _source(call, weight)
+    name, axes, rows = _rows_of(call, weight, sides[1])
     reads, writes = (axes[side] for side in sides)
     if read.power not in (1, -1):
         constraints.forbid_scale(read.scale, "reads powers of values")
@@ -156,8 +159,10 @@ def stored_weight(call: Call, weight: Value, sides: tuple[int, int], read: Label
     # A grouped weight has its first axis through all groups; the other axis is that of one group.
     blocks = (groups, 1) if reads > writes else (1, groups)
     constraints.place(name, reads, read, exponent, "in", in_mass=True, blocks=blocks[0])
-    size = weight.tensor.shape[sides[1]] * blocks[1]
+    size = (weight.tensor.shape[sides[1]] if rows is None else constraints.shapes[name][writes]) * blocks[1]
     written = constraints.write(name, writes, size, "out", in_mass=True, blocks=blocks[1])
+    if rows is not None:
+        return written.map(lambda item: item if item.size == 1 else item[rows])
     for axis, length in enumerate(weight.tensor.shape):
         if axis not in sides and length > 1:
             constraints.fix_axis(name, axes[axis], length)
@@ -167,6 +172,27 @@ def stored_weight(call: Call, weight: Value, sides: tuple[int, int], read: Label
             ChannelBlocks(name.rpartition(".")[0] or name, members, ((name, reads), (name, writes)))
         )
     return written
+
+
+def _rows_of(call: Call, weight: Value, side: int) -> tuple[str, tuple[int, ...], slice | None]:
+    """A weight's name in the state dict, its axes there, and which positions it has of the one that it writes.
+
+    So are queries, keys and values of one packed weight where they are computed of different values. None where the
+    weight has all positions.
+    """
+    if weight.entries is None:
+        return *_source(call, weight), None
+    shape = call.constraints.shapes[weight.name]
+    numbers = np.arange(math.prod(shape)).reshape(shape)
+    count = weight.tensor.shape[side]
+    if weight.tensor.ndim == 2 == len(shape) and count:
+        for axis in (side, 1 - side):  # as it is, or transposed
+            lines = np.moveaxis(numbers, axis, side)
+            first = int(np.unravel_index(weight.entries.min(), shape)[axis])
+            rows = slice(first, first + count)
+            if np.array_equal(lines[(rows, slice(None)) if side == 0 else (slice(None), rows)], weight.entries):
+                return weight.name, (0, 1) if axis == side else (1, 0), rows
+    return *_source(call, weight), None
 
 
 def _bias(call: Call, bias: Value | None, written: Labels) -> None:
@@ -197,5 +223,5 @@ def _source(call: Call, value: Value) -> tuple[str, tuple[int, ...]]:
 def _constant_channels(call: Call, value: Value, axis: int) -> Labels:
     """Labels of constants along an axis: zeros are new channels, as every symmetry leaves them alone."""
     numbers = value.tensor.movedim(axis, 0).flatten(1) if value.tensor.ndim > 1 else value.tensor[:, None]
-    zero = (numbers == 0).all(1).cpu().numpy()
+    zero = (numbers == 0).all(1).cpu().numpy() & (value.stored is None)
     return call.constraints.unconstrained(zero).on_axis(axis % value.tensor.ndim, value.tensor.ndim)

@@ -102,7 +102,7 @@ def _stored(call: Call, value: Value) -> str:
 def _states(call: Call, state: Value, count: int) -> list[Labels]:
     """The labels of the first states; zeros are states of any channels."""
     constraints, size = call.constraints, state.tensor.shape[-1]
-    if state.origin == CONSTANT and not bool(state.tensor.any()):
+    if state.origin == CONSTANT and state.stored is None and not bool(state.tensor.any()):
         return [constraints.unconstrained(np.ones(size, bool)) for _ in range(count)]
     labels = call.labels_of(state)
     if any(axis not in (0, state.tensor.ndim - 1) for axis in labels.varying_axes):

@@ -25,6 +25,8 @@ _ORDERS = frozenset({"t", "numpy_T", "mT", "transpose", "permute", "swapaxes", "
 def rearrange(call: Call) -> Any:
     """Views, reshapes, permutations, slices, indices, chunks, repetitions of one tensor."""
     value = call.input
+    if (held := _held_by_indices(call)) is not None:
+        return held
     if (
         value.unlabelled
         and value.entries is None
@@ -32,13 +34,38 @@ def rearrange(call: Call) -> Any:
         and (reordered := _reordered_parameter(call, value)) is not None
     ):
         return reordered
-    if (
-        value.unlabelled
-        and isinstance(call.result, torch.Tensor)
-        and (len(value.long_axes) > 1 or value.entries is not None)
-    ):
+    if value.unlabelled and (len(value.long_axes) > 1 or value.entries is not None):
         return _moved_parameter(call, value)
     return _labels_from_entries(call, [value])
+
+
+def _held_by_indices(call: Call) -> Labels | None:
+    """Keep in place what an operation takes by indices of each checkpoint's own, along the axes that they index.
+
+    Returns the labels of the result where these are channels.
+    """
+    _, *others = call.arguments.values()
+    if not any(item.stored is not None for item in values_in(others)):
+        return None
+    value = call.input
+    axes = list(range(value.tensor.ndim))
+    if call.name == "index":
+        axes = [axis for axis, item in enumerate(call.argument("indices")) if item is not None]
+    elif call.name in ("index_select", "repeat_interleave") and call.argument("dim") is not None:
+        axes = [int(call.argument("dim")) % value.tensor.ndim]
+    if value.unlabelled and (value.entries is not None or len(value.long_axes) > 1):
+        assert value.source is not None
+        for axis in range(len(value.source[1])) if value.entries is not None else axes:
+            source = value.source[1][axis]
+            if source is not None:
+                call.constraints.fix_axis(value.name, source, call.constraints.shapes[value.name][source])
+        return None
+    labels = call.labels_of(value)
+    if not set(axes) & set(labels.varying_axes):
+        return None
+    call.constraints.fix(labels.channel, "takes channels by indices in a buffer of each checkpoint")
+    call.constraints.forbid_scale(labels.scale, "takes channels by indices in a buffer of each checkpoint")
+    return constant_labels(call.result.ndim, call.constraints.paths.id_of(call.description, "indexed"))
 
 
 def copy_or_cast(call: Call) -> Any:
@@ -63,7 +90,8 @@ def concatenate(call: Call) -> Any:
     values = list(values_in(call.argument("tensors")))
     axis = int(call.argument("dim")) % call.result.ndim
     for value in values:
-        if value.origin == CONSTANT and value.tensor.ndim == call.result.ndim and value.labels.invariant:
+        known = value.origin == CONSTANT and value.stored is None
+        if known and value.tensor.ndim == call.result.ndim and value.labels.invariant:
             zero = (value.tensor == 0).movedim(axis, 0).reshape(value.tensor.shape[axis], -1).all(1).cpu().numpy()
             value.labels = _with_free_zeros(call.constraints, value, zero, axis)
     _label_parameters(call, values, axis)
@@ -309,8 +337,8 @@ def _reordered_parameter(call: Call, value: Value) -> Value | None:
     return None
 
 
-def _moved_parameter(call: Call, value: Value) -> Value:
-    """A parameter of several axes with its entries in other places; the operation that uses it labels them."""
+def _moved_parameter(call: Call, value: Value) -> Any:
+    """A parameter of several axes with its entries in other places, or parts of one; what uses them labels them."""
     entries = value.entries
     if entries is None:
         shape = call.constraints.shapes[value.name]
@@ -319,7 +347,10 @@ def _moved_parameter(call: Call, value: Value) -> Value:
         )
     moved = _repeat(call, value, torch.from_numpy(entries))
     source = (value.name, tuple(range(len(call.constraints.shapes[value.name]))))
-    return replace(value, tensor=call.result, source=source, entries=moved.numpy())
+    if isinstance(call.result, torch.Tensor):
+        return replace(value, tensor=call.result, source=source, entries=moved.numpy())
+    parts = zip(call.result, moved, strict=True)
+    return [replace(value, tensor=item, source=source, entries=entries.numpy()) for item, entries in parts]
 
 
 def _all_coordinates(value: Value, shape: tuple[int, ...]) -> list[NDArray[np.int64]]:

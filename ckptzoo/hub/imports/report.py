@@ -83,7 +83,7 @@ class ImportResult(PrintedResult):
             lines.append(f"{counted(self.present, 'file')} left out, whose checkpoints the zoo has")
         if len(self.zoos) > 1:
             lines += [f"  {path}: {counted(count, 'checkpoint')}" for path, count in self.zoos.items()]
-        lines += [f"note: {note} ({count:,} times)" for note, count in self.notes.items()]
+        lines += [f"note: {note} ({counted(count, 'time')})" for note, count in self.notes.items()]
         for first, others in list(self.repeated.items())[:_MAX_LISTED]:
             lines.append(f"note: one network {len(others) + 1} times: {first} and {_listed(others)}")
         lines += _passed_over(self.passed_over)

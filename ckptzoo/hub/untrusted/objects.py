@@ -144,7 +144,7 @@ def is_aside(key: Any, value: Any) -> bool:
 
 def is_training_state(key: Any, value: Any) -> bool:
     """Tells whether an entry is the state of an optimiser or of a scheduler."""
-    if isinstance(value, dict) and "param_groups" in value:
+    if "param_groups" in (value.attributes if isinstance(value, Inert) else value if isinstance(value, dict) else ()):
         return True
     return is_container(value) and isinstance(key, str) and bool(_TRAINING_NAMES.search(key.lower()[:200]))
 

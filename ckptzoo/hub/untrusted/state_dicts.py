@@ -99,6 +99,11 @@ def _may_hold_weights(key: Any, value: Any, depth: int = 0) -> bool:
     return any(_may_hold_weights(name, item, depth + 1) for name, item in items_of(value))
 
 
+def _may_be_layers(key: Any, value: Any) -> bool:
+    """Tells whether an entry is a tensor, or a list of tensors, and no figures."""
+    return not is_figure_name(key) and (is_tensor(value) or layer_tree(value) is not None)
+
+
 def _facts_near(
     facts: Mapping[tuple[str, ...], Fact], path: tuple[str, ...], paths: Sequence[tuple[str, ...]]
 ) -> dict[str, Fact]:
@@ -160,16 +165,29 @@ class _Search:
         holding = [at for at, item in inside.items() if not is_tensor(item) and self.contains_state(item, depth + 1)]
         taken = self.add_layers(items, inside, holding, path, depth)
         if taken is None and holding:
+            before = len(self.states)
             for at in holding:
                 self.visit(items[at][1], (*path, self.key_text(items[at][0])), depth + 1)
+            # private attributes of an object may be copies of its others
+            beside = {
+                at
+                for at in inside
+                if at not in holding
+                and _may_be_layers(*items[at])
+                and not (isinstance(value, Inert) and str(items[at][0]).startswith("_"))
+            }
             taken = set(holding)
-            self.refuse_weights_beside([items[at] for at in inside if at not in taken])
+            if len(self.states) > before:
+                self.refuse_weights_beside([items[at] for at in beside])
+            elif beside:  # what was opened holds no weights
+                self.add_state(path, [items[at] for at in beside])
+                taken |= beside
         elif taken is None and any(is_tensor(item) for item in inside.values()):
             taken = set(inside)
             self.add_state(path, [items[at] for at in inside])
         for at, (key, item) in enumerate(items):
             if at not in (taken or ()):
-                self.add_fact((*path, self.key_text(key)), item)
+                self.add_entry(path, key, item)
 
     def add_layers(
         self,
@@ -278,6 +296,14 @@ class _Search:
         """Refuse a tensor whose numbers are not read."""
         reject(self.location, f"tensor {name!r}", "dense numbers", form, TENSOR_STEP)
 
+    def add_entry(self, path: tuple[str, ...], key: Any, item: Any) -> None:
+        """Note what stands beside state dicts under a key; states of optimisers have tensors as keys."""
+        text = str(key) if isinstance(key, int) else key
+        if (odd := name_error(text)) is None:
+            self.add_fact((*path, text), item)
+        else:
+            self.leave_out(path, f"{describe(item)} under {odd}")
+
     def add_fact(self, path: tuple[str, ...], value: Any) -> None:
         """Note a scalar beside the state dicts, or those in mappings of scalars; leave out what is none."""
         value = plain(value)
@@ -289,7 +315,7 @@ class _Search:
             self.mappings_of_facts += 1
             self.enclosing.add(id(value))
             for key, item in items_of(value):
-                self.add_fact((*path, self.key_text(key)), item)
+                self.add_entry(path, key, item)
             self.enclosing.discard(id(value))
             return
         fits = isinstance(value, bool | float) or (type(value) is int and abs(value) < 2**63)

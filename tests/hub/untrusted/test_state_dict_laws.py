@@ -1,18 +1,22 @@
 """Whatever a file holds: every tensor arrives once, or the file is refused, or the tensor is named as left out."""
 
+import io
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from ckptzoo.errors import IntegrityError
 from ckptzoo.hub.untrusted.errors import NoNetworkError
 from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.objects import is_aside
 from ckptzoo.hub.untrusted.state_dicts import StateCandidate, find_state_dicts
+from ckptzoo.hub.untrusted.torch_files import read_torch
 from tests.support.effort import examples
 
 
@@ -179,3 +183,34 @@ def test_tensors_of_layers_beside_a_state_dict_are_refused() -> None:
     root = {"backbone": network(["linear", "head"], 0, "flat"), "head.weight": np.ones((3, 3)), "head.bias": np.ones(3)}
     with pytest.raises(IntegrityError, match=r"'head\.weight': expected all tensors of a network in one mapping"):
         states(root)
+
+
+class Trainer:
+    """An object that holds a module and its optimiser, whose state has tensors as keys."""
+
+    def __init__(self) -> None:
+        self.net = nn.Linear(3, 2)
+        self.adam = torch.optim.Adam(self.net.parameters())
+        self.net(torch.ones(1, 3)).sum().backward()
+        self.adam.step()
+
+
+class Numpy:
+    """A network of one's own in numpy, with a random state and copies in private attributes."""
+
+    def __init__(self) -> None:
+        self.weights, self.biases = [np.ones((3, 2)), np.ones((2, 3))], [np.ones(3), np.ones(2)]
+        self._best, self._random = [np.ones((3, 2))], {"state": {"key": np.arange(624, dtype=np.uint32), "pos": 3}}
+        self.loss_curve = [0.5, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [(Trainer, ["weight", "bias"]), (Numpy, ["weights.0", "weights.1", "biases.0", "biases.1"])],
+)
+def test_objects_of_programs_of_one_s_own_give_their_networks(make: type, names: list[str]) -> None:
+    data = io.BytesIO()
+    torch.save(make(), data)
+    root = read_torch(data.getvalue(), location="a.pt", limits=Limits(), strict=False)
+    (state,) = find_state_dicts(root, location="a.pt", limits=Limits())
+    assert list(state.tensors) == names and state.left_out

@@ -1,6 +1,7 @@
 """Alignment where gains take the signs of the channels that they normalise: streams under RMSNorm with moved gains."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,7 +64,7 @@ class Decoder(nn.Module):
         return x @ self.tokens.weight.T if self.head is None else self.head(x)
 
 
-KINDS = {
+KINDS: dict[str, dict[str, Any]] = {
     "Qwen2": {"behind": False, "tied": True},
     "SmolLM3, grouped queries": {"behind": False, "tied": True, "grouped": True},
     "T5": {"behind": False, "tied": True, "units": "relu"},
@@ -101,6 +102,7 @@ def test_disguised_copies_come_back(name: str) -> None:
         assert found.ties[0] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_the_result_does_not_depend_on_the_disguise(name: str) -> None:
     table, one, other = setting(name, 0.05)

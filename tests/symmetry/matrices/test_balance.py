@@ -128,7 +128,8 @@ def test_a_second_application_changes_nothing(seed: int, k: int, m: int) -> None
 def test_equal_singular_values_resolve(values: list[float], widths: tuple[int, int]) -> None:
     rng = np.random.default_rng(len(values))
     pair = with_spectrum(rng, values, *widths)
-    one, two = disguised(rng, pair, 10), disguised(rng, pair, 10)
+    # at a condition of 10 the rounding of the weights themselves moves two values by up to 136 units, and 64 are equal
+    one, two = disguised(rng, pair, 2), disguised(rng, pair, 2)
     assert differences(one, two) < 1e-11
     A, B, found = balanced(*one)
     assert not found.unresolved and found.margin < 64 * DOUBLE

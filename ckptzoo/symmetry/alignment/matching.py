@@ -91,6 +91,12 @@ class Matcher:
         sweeps = self._ascend(arrays, perms, found=start == "signature")
         return Matched(GroupElement(perms, GroupElement.identity(self.symmetry, K).scales), bound, sweeps, ties)
 
+    def ascend(self, arrays: Arrays, perms: Perms) -> Perms:
+        """Permutations that no group alone improves, from given ones on."""
+        made = {name: perm.copy() for name, perm in perms.items()}
+        self._ascend(arrays, made, found=False)
+        return made
+
     def _signatures(self, arrays: Arrays) -> tuple[Perms, NDArray[np.float64], NDArray[np.int64]]:
         """Permutations by sorted slices, with the bound and the ties that these show."""
         K = len(next(iter(arrays.values())))

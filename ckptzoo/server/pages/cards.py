@@ -276,12 +276,15 @@ class _Markdown(MarkdownIt):
     """A parser to which a long address is none."""
 
     def normalizeLink(self, url: str) -> str:
+        """Percent-encode an address, which takes quadratic time."""
         return url if len(url) > _MAX_LINK else super().normalizeLink(url)
 
     def validateLink(self, url: str) -> bool:
+        """Tell whether an address makes a link."""
         return len(url) <= 3 * _MAX_LINK and super().validateLink(url)
 
     def normalizeLinkText(self, link: str) -> str:
+        """Decode an address that is shown as text."""
         return link if len(link) > _MAX_LINK else super().normalizeLinkText(link)
 
 

@@ -1,6 +1,7 @@
 """The setups of docs/hosting.md, with a real nginx and a real Caddy in front of the server."""
 
 import configparser
+import contextlib
 import hashlib
 import http.client
 import os
@@ -132,6 +133,12 @@ def test_the_guide(kind: str, tmp_path: Path, certificate: tuple[Path, Path]) ->
         def ask(method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None):
             connection.request(method, path.removeprefix(origin), body, headers or {})
             answer = connection.getresponse()
+            if method == "POST" and answer.status in (403, 429) and kind == "caddy":
+                # on a machine with many other processes Caddy 2.6 has ended answers of errors behind their heads
+                with contextlib.suppress(http.client.IncompleteRead):
+                    answer.read()
+                connection.close()
+                return answer.status, {}, b""
             return answer.status, {name.lower(): text for name, text in answer.getheaders()}, answer.read()
 
         assert ask("POST", "/api/repos/create", b'{"name": "zoo", "type": "dataset"}', token)[0] == 200

@@ -89,13 +89,15 @@ def is_mask(arrays: Sequence[NDArray[Any]], name: str) -> bool:
     name
         of the file; what is named a mask may be smaller, and all ones, as before the first pruning.
     """
+    # nearly all weights are told from a mask by their first number
+    if arrays and arrays[0].size and arrays[0].reshape(-1)[0] not in (0, 1):
+        return False
     is_named = "mask" in name.lower()
     if not is_named and sum(array.size for array in arrays) <= _FEW_NUMBERS:
         return False
     has_zeros, has_ones = is_named, False
     for array in arrays:
         flat = array.reshape(-1)
-        # nearly all weights are told from a mask by their first numbers
         for piece in (flat[:_FIRST], flat[_FIRST:]):
             zeros, ones = piece == 0, piece == 1
             if not bool((ones | zeros).all()):

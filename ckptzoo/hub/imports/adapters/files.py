@@ -33,6 +33,7 @@ _JUNK = re.compile(r"(^|/)(__MACOSX|\.ipynb_checkpoints)/|(^|/)(\._|\.#|\.DS_Sto
 """What systems, notebooks and editors leave beside files."""
 _NORMAL = (("loc", "scale"), ("mu", "sigma"), ("mu", "rho"))
 """What Pyro, torch.distributions and Bayes by backprop call the parameters of a normal distribution."""
+_MEANS = re.compile(r"[._](loc|mu)$")
 _PARAMETER = re.compile(r"(.+)([._])(loc|scale|mu|sigma|rho)")
 _NOTES = {"rho": "standard deviations are softplus(rho), as in Bayes by backprop"}
 _SAMPLES = "samples"
@@ -152,6 +153,11 @@ def _searched(pattern: re.Pattern[str], flag: str, path: str) -> str:
 
 def _with_runs(picked: Sequence[Picked], run: Run, member: str) -> list[Picked]:
     """The checkpoints of a file, each with the member and the step that its own facts add to those of the path."""
+    if len(picked) == 1 and not picked[0].suffix and not run.is_part and not picked[0].row.get("extra"):
+        (item,) = picked  # most files: one network, of which nothing more is known
+        if "draw" not in item.row and "epoch" not in item.row:
+            item.row["member"] = member
+            return [item]
     steps = [_step_of(item) for item in picked]
     # checkpoints of one run, saved together
     is_trajectory = len(picked) > 1 and None not in steps and len(set(steps)) == len(steps)
@@ -172,8 +178,10 @@ def _with_runs(picked: Sequence[Picked], run: Run, member: str) -> list[Picked]:
             name += f"-seed{seed}"
         if "draw" in row:
             row["mode"] = member
-        note = item.note or (_OF_A_RUN if run.is_part else "")
-        made.append(replace(item, row={**row, "member": name}, note=note))
+        row["member"] = name
+        made.append(
+            Picked(item.suffix, item.tensors, row, item.gaussian, item.note or (_OF_A_RUN if run.is_part else ""))
+        )
     return made
 
 
@@ -246,7 +254,7 @@ def _picked(
         elif options.stacked:
             made += _unstacked(replace(picked, row=row), path)
         else:
-            made.append(replace(picked, row=row))
+            made.append(Picked(picked.suffix, picked.tensors, row))
     return made
 
 
@@ -324,6 +332,8 @@ def _gaussian(tensors: Mapping[str, NDArray[Any]], facts: Mapping[str, Any], pat
     ZooError
         There are deviations of some tensors alone, or such that are negative.
     """
+    if not any(map(_MEANS.search, tensors)):
+        return None
     names = {found.groups(): name for name in tensors if (found := _PARAMETER.fullmatch(name)) is not None}
     for mean, deviation in _NORMAL:
         stems = [

@@ -332,9 +332,6 @@ class _Importer:
         checkpoints: list[tuple[Any, Row, bool, str]] = []
         for (found, _), states in zip(batch.found, read, strict=True):
             try:
-                if isinstance(states, NoNetworkError):
-                    self._passed_over[found.path] = "; ".join(item.got for item in states.problems)
-                    continue
                 if isinstance(states, ZooError):
                     raise states
                 self._note_left_out(states)
@@ -348,6 +345,8 @@ class _Importer:
                     continue
                 # one by one, so that what does not fit is left out alone
                 self._add(made)
+            except NoNetworkError as error:
+                self._passed_over[found.path] = "; ".join(item.got for item in error.problems)
             except ZooError as error:
                 if not self.skip_bad and checkpoints:
                     self._add(checkpoints)

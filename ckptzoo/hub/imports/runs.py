@@ -16,7 +16,10 @@ _TIME = re.compile(
     re.IGNORECASE,
 )
 """A number beside a word that says when in its run a file was saved."""
-_MOMENT = re.compile(r"(?:^|(?<=[-_. ]))(?:best|last|final|latest|current|initial|init|end)(?=$|[-_. ])", re.IGNORECASE)
+_MOMENT = re.compile(
+    r"(?:^|(?<=[-_. ]))(?:best|last|final|latest|current|initial|init|end|ema|swa|avg|average)(?=$|[-_. ])",
+    re.IGNORECASE,
+)
 _FIGURE = re.compile(
     r"(?:^|(?<=[-_. ]))(?:(?:val|valid|test|train)[-_.]?)?(?:accuracy|acc|loss|error|err|score|metric|f1|auc|fid|psnr)"
     r"[-_=]?\d+(?:\.\d+)?(?=$|[-_. ])",
@@ -24,7 +27,8 @@ _FIGURE = re.compile(
 )
 """A figure in a name, which differs from one checkpoint of a run to the next."""
 _ANY_WORD = re.compile(
-    rf"{_STEP_WORDS}|{_SAVE_WORDS}|{_EPOCH_WORDS}|best|last|final|latest|current|init|end", re.IGNORECASE
+    rf"{_STEP_WORDS}|{_SAVE_WORDS}|{_EPOCH_WORDS}|best|last|final|latest|current|init|end|ema|swa|avg|average",
+    re.IGNORECASE,
 )
 """Paths without any of these, as most have, name no moment of a run."""
 _PLAIN_NAMES = {

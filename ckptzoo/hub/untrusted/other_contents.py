@@ -33,7 +33,7 @@ _FIGURE_WORDS = """
 """
 """In evaluations of stable-baselines3, curves of training, data sets and outputs."""
 _STATISTIC_WORDS = """
-    obs_std obs_var x_std y_std std var variance count running_var running_count num_batches_tracked epsilon n min max
+    obs_var var variance count running_var running_count num_batches_tracked epsilon n min max
 """
 """In wrappers of reinforcement learning that normalise observations, and in a BatchNorm alone."""
 _KINDS: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = tuple(
@@ -45,7 +45,7 @@ _KINDS: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = tuple(
             _MOMENT_WORDS,
             "mean w_avg n_models mean_avg deviations num_models_averaged h prior_precision sigma_noise temperature",
         ),
-        (_STATISTICS, "mean running_mean obs_mean x_mean y_mean", _STATISTIC_WORDS),
+        (_STATISTICS, "mean std running_mean obs_mean obs_std x_mean x_std y_mean y_std", _STATISTIC_WORDS),
         (_FIGURES, _FIGURE_WORDS, "ids indices mean std n x y"),
     )
 )

@@ -56,6 +56,9 @@ OTHERS: dict[str, Callable[[Path], None]] = {
     "vecnormalize.pkl": lambda path: pickled(path, {"obs_rms": {"mean": np.ones(4), "var": np.ones(4), "count": 3.0}}),
     "masks.pt": lambda path: torch.save({"0.weight": torch.ones(5, 4), "0.bias": torch.ones(5)}, path),
     "swag.pt": lambda path: torch.save({"mean": torch.ones(9), "sq_mean": torch.ones(9), "n_models": 3}, path),
+    "mean.npy": lambda path: np.save(path, np.ones(4)),
+    "obs_std.npy": lambda path: np.save(path, np.ones(4)),
+    "predictions.npy": lambda path: np.save(path, np.ones((9, 3))),
     "history.npz": lambda path: np.savez(path, train_loss=np.ones(9), test_acc=np.ones(9)),
     "notes.txt": lambda path: path.write_text("nothing"),
     "config.json": lambda path: path.write_text("{}"),
@@ -173,6 +176,10 @@ def test_checkpoints_of_a_run_are_one_member(
             content = {"net": network(number, step), "epoch": step, "seed": number}
             save(root / "nets" / path, content if facts else network(number, step))
             of_run[path] = name
+    if final and not facts and form in ("flat", "step", "figure"):
+        for name in runs:
+            save(root / "nets" / f"{name}_ema.pt", network(8, 8))
+            of_run[f"{name}_ema.pt"] = name
     if final and form in ("ckpt", "epoch", "trainer", "imagenet"):
         for number, name in enumerate(runs):
             save(
@@ -186,7 +193,7 @@ def test_checkpoints_of_a_run_are_one_member(
     assert {path: members[path] for path in of_run} == members
     # one member for each run, and one run for each member
     assert len({(of_run[path], member) for path, member in members.items()}) == len(runs) == len({*members.values()})
-    saved = sorted(row["step"] for row in rows if "best" not in row["id"])
+    saved = sorted(row["step"] for row in rows if "best" not in row["id"] and "ema" not in row["id"])
     assert saved == sorted(steps * len(runs))
 
 

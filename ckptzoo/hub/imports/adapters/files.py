@@ -27,7 +27,9 @@ from ckptzoo.hub.imports.shards import Shards, is_shard
 from ckptzoo.hub.imports.sources import Source
 from ckptzoo.hub.imports.tables import Slice, read_layout
 from ckptzoo.hub.untrusted import Limits, StateDict
+from ckptzoo.hub.untrusted.errors import reject_without_network
 from ckptzoo.hub.untrusted.layer_trees import is_copy_name
+from ckptzoo.hub.untrusted.other_contents import other_content
 
 _JUNK = re.compile(r"(^|/)(__MACOSX|\.ipynb_checkpoints)/|(^|/)(\._|\.#|\.DS_Store$)|~$")
 """What systems, notebooks and editors leave beside files."""
@@ -259,9 +261,20 @@ def _picked(
 
 
 def _refuse_vectors(tensors: Mapping[str, NDArray[Any]], path: str) -> None:
-    """Refuse arrays that are no tensors of a network: one without a name, or vectors of one length without names."""
+    """Refuse arrays that are no tensors of a network: one without a name, or vectors of one length without names.
+
+    Raises
+    ------
+    NoNetworkError
+        The file's name says that its one array is something else.
+    ZooError
+        What it is is not known.
+    """
     shapes = {array.shape for array in tensors.values()}
     if list(tensors) == ["array"]:
+        stem = without_suffixes(path).rpartition("/")[2]
+        if (what := other_content({stem: tensors["array"].dtype.name})) is not None:
+            reject_without_network(path, what, "Leave it out.")
         got = f"one array of shape {next(iter(shapes))} without a name"
     elif len(tensors) > 1 and len(shapes) == 1 and len(next(iter(shapes))) == 1 and all(map(str.isdigit, tensors)):
         got = f"{len(tensors)} vectors of {next(iter(shapes))[0]} numbers without names"

@@ -29,6 +29,7 @@ from builders.status import status
 from builders.train import Trainer
 from ckptzoo.errors import ZooError
 from tests.support.effort import ALL
+from tests.support.ports import free_port
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol")
 needs_slurm = pytest.mark.skipif(
@@ -72,11 +73,6 @@ def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
     while not condition():
         assert time.monotonic() < end, f"not within {seconds} s"
         time.sleep(0.1)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as bound:
-        return bound.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Commands whose shares are done by a cluster of Ray on this machine."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from ckptzoo.cli.app import run
 from ckptzoo.cli.ray_shares import run_share
 from ckptzoo.derive import align_zoo, derive
 from tests.support.derived_zoos import zoo_of
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -104,8 +104,7 @@ def test_a_cluster_with_a_token(tmp_path: Path) -> None:
     (tmp_path / ".ray" / "auth_token").write_text("5" * 64)
     own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment = {**own, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    with socket.create_server(("127.0.0.1", 0)) as bound:
-        port = bound.getsockname()[1]
+    port = free_port()
     command = [
         sys.executable,
         "-m",

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.hosted import ZOO, Hosted, hosted, push
+from tests.support.ports import free_port
 
 GUIDE = (Path(__file__).parents[2] / "docs/hosting.md").read_text()
 HOST = "zoos.example.org"
@@ -38,11 +39,6 @@ def program(name: str) -> str:
     if found is None:
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"needs {name}")
     return found
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as bound:
-        return bound.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +113,7 @@ def proxied(kind: str, folder: Path, certificate: tuple[Path, Path]) -> Iterator
                 except OSError:
                     assert process.poll() is None and time.monotonic() < deadline, (folder / "proxy.log").read_text()
                     time.sleep(0.05)
+            assert process.poll() is None, (folder / "proxy.log").read_text()  # another program has the port
             with closing(ProxiedConnection(HOST, port, timeout=30, context=context)) as connection:
                 yield server, connection
         finally:

@@ -10,13 +10,14 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(path for path in (ROOT / "docs/tutorials").glob("*.md") if path.name != "index.md")
@@ -49,9 +50,7 @@ def run(page: Path, folder: Path) -> list[Block]:
     """
     shutil.copytree(ROOT / "cards", folder / "cards")
     (folder / "zoos").mkdir()
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = str(found.getsockname()[1])
+    port = str(free_port())
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "CKPTZOO_"))}
     environment = {
         **kept,

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
 
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.schema.architecture import ITEMSIZE, Tensor, name_problem
@@ -37,6 +38,25 @@ _STEP = "Fetch the shard again."
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """The numpy dtype of one of our dtype names; bfloat16 comes from ml_dtypes."""
     return np.dtype(cast(Any, ml_dtypes.bfloat16)) if name == "bfloat16" else np.dtype(name)
+
+
+def rounded(values: NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Numbers in one of our dtypes, rounded once.
+
+    ml_dtypes rounds float64 to float32 and that to bfloat16, so that some numbers would go to the second nearest.
+    """
+    if dtype.kind in "fiub":
+        with np.errstate(over="ignore"):
+            return values.astype(dtype)
+    with np.errstate(over="ignore"):
+        single = values.astype(np.float32)
+    inexact = (single != values) & np.isfinite(values)
+    # rounded to odd: towards zero, and then the last bit set where something was cut off, the second rounding is exact
+    # (Boldo and Melquiond, IEEE Transactions on Computers 57, 2008)
+    beyond = inexact & (np.abs(single) > np.abs(values))
+    single = np.where(beyond, np.nextafter(single, np.float32(0)), single)
+    odd = (single.view(np.uint32) | inexact.astype(np.uint32)).view(np.float32)
+    return odd.astype(dtype)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,530 @@
+"""``average`` and ``soup``: one network whose weights are the mean of those of several."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptzoo import archs
+from ckptzoo.archs.gaussian_spec import STD
+from ckptzoo.derive.aligned import BARYCENTRE, BEST, reference_of
+from ckptzoo.derive.checks import import_with_torch
+from ckptzoo.derive.labelled import Labelled
+from ckptzoo.derive.tables import symmetry_of
+from ckptzoo.errors import Problem, UnknownNameError, ZooError
+from ckptzoo.format.header import rounded
+from ckptzoo.loader.checkpoint import Checkpoint
+from ckptzoo.loader.selection import standing
+from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema import layout
+from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.documents import Document
+from ckptzoo.schema.metadata import parse_extra
+from ckptzoo.schema.symmetry import Symmetry
+from ckptzoo.symmetry import align
+from ckptzoo.text import Progress, counted, counter
+
+if TYPE_CHECKING:
+    from ckptzoo.derive.evaluation import Evaluator
+
+BATCH_BYTES = 32 * 2**20
+"""Weights that are read at a time, or one checkpoint."""
+COUNTER = "num_batches_tracked"
+"""The integer buffer of BatchNorm, with which evaluation computes nothing: that of the first checkpoint is taken."""
+_SHARED = (
+    "member", "seed", "step", "epoch", "recipe", "recipe_digest", "builder", "commit", "dataset", "dataset_digest",
+    "precision", "license", "contributor", "source",
+)  # fmt: skip
+"""Columns that an average has where all its checkpoints agree on them; figures are its own."""
+
+Weights = Mapping[str, NDArray[Any]]
+"""Tensor name to the array of one network."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A checkpoint that was tried in a soup.
+
+    Parameters
+    ----------
+    id
+        its id.
+    accuracy
+        its own.
+    together
+        that of the mean of what was in the soup and this one.
+    kept
+        whether it stays in the soup.
+    """
+
+    id: str
+    accuracy: float
+    together: float
+    kept: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Averaged:
+    """One network of the weights of several.
+
+    Parameters
+    ----------
+    checkpoint
+        its weights, and the columns on which the checkpoints agree.
+    ids
+        the checkpoints whose mean it is, in the order in which they were added.
+    method
+        ``average`` or ``soup``.
+    reference
+        what they were aligned with before; None where they were not.
+    statistics
+        what was done about the running statistics of BatchNorm; None where there are none.
+    set, accuracy, loss
+        what the network was measured on, and what was found; None where it was not.
+    chosen_on
+        the set by whose accuracy the checkpoints of a soup were chosen; None of an average.
+    trials
+        of a soup: every checkpoint in the order in which it was tried.
+    left_out
+        ids of a soup's candidates that are not finite.
+    """
+
+    checkpoint: Checkpoint
+    ids: tuple[str, ...]
+    method: str
+    reference: str | None = None
+    statistics: str | None = None
+    set: str | None = None
+    accuracy: float | None = None
+    loss: float | None = None
+    chosen_on: str | None = None
+    trials: tuple[Trial, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def chosen_accuracy(self) -> float | None:
+        """The accuracy of a soup on the set by which it was chosen; None of an average."""
+        return next((trial.together for trial in reversed(self.trials) if trial.kept), None)
+
+    def to_json(self) -> Document:
+        """Everything but the weights by name; what is not known is left out."""
+        names = ("method", "ids", "reference", "statistics", "set", "accuracy", "loss", "chosen_on", "left_out")
+        facts: Document = {name: getattr(self, name) for name in names}
+        facts["chosen_accuracy"] = self.chosen_accuracy
+        facts |= {"ids": list(self.ids), "left_out": list(self.left_out)}
+        facts["trials"] = [asdict(trial) for trial in self.trials]
+        return {name: value for name, value in facts.items() if value is not None and value != []}
+
+
+def average(
+    zoo: Zoo,
+    *,
+    variant: str = layout.RAW,
+    to: str | None = None,
+    labelled: Labelled | None = None,
+    module: Any = None,
+    progress: Progress | None = None,
+) -> Averaged:
+    """The mean of the weights of the checkpoints of a zoo, or of a selection of it.
+
+    Sums are taken in float64 in the order of the zoo, and rounded once to the dtype in which the zoo holds the tensor.
+
+    Parameters
+    ----------
+    zoo
+        the checkpoints.
+    variant
+        the gauge their weights are taken in.
+    to
+        a reference with which each is aligned before (``ckptzoo.symmetry.align``, by weights): ``best``, the most
+        accurate of the zoo; an id; or the folder or address of a zoo of one checkpoint. None for the weights as they
+        are.
+    labelled
+        inputs on which the mean is measured; with training inputs (``Labelled.statistics``) the running statistics of
+        BatchNorm are computed anew from these, else they are averaged as the weights are.
+    module
+        the network as a torch module, where ``ckptzoo.archs`` has no forward function for it: to measure it, and to
+        trace its symmetries where the zoo has no table.
+    progress
+        called with the number of checkpoints, where weights are read at once.
+
+    Raises
+    ------
+    UnknownNameError
+        There is no such variant or reference.
+    SymmetryError
+        They are to be aligned and no table of symmetries is known.
+    ZooError
+        There are no checkpoints, they are Gaussians, one is not finite, or they differ in a tensor of integers that
+        counts no batches; or the network does not take the inputs.
+    MissingExtraError
+        It is to be measured and torch is not installed.
+
+    Notes
+    -----
+    Without a reference and without inputs each tensor is computed when it is read, so that memory is that of one tensor
+    and of a batch of 64 MiB. Else all sums are in memory, 8 bytes an element, with a batch of 32 MiB of weights or one
+    checkpoint. Tested in tests/derive/test_averages.py.
+
+    Examples
+    --------
+    >>> found = average(ckptzoo.open("zoos/few").take(slice(4)), to="best")
+    >>> found.checkpoint["conv1.weight"].shape, len(found.ids)
+    ((2, 1, 4, 4), 4)
+    """
+    members = _Members(zoo, variant, to, module)
+    ids = tuple(zoo.ids)
+    if to is None and labelled is None:
+        read = members.mean
+        result = Averaged(members.checkpoint("average", ids, read), ids, "average")
+        return replace(result, statistics=_averaged_statistics(zoo.arch, len(ids)))
+    total, advance = _Sum(members), counter(len(ids), progress)
+    for id, weights in members.aligned():
+        total.add(id, weights)
+        advance()
+    return _finished(members, total, "average", labelled, module)
+
+
+def soup(
+    zoo: Zoo,
+    labelled: Labelled,
+    *,
+    variant: str = layout.RAW,
+    to: str | None = None,
+    measured: Labelled | None = None,
+    module: Any = None,
+    progress: Progress | None = None,
+) -> Averaged:
+    """A greedy soup of the checkpoints of a zoo, or of a selection of it.
+
+    Algorithm 1 of Wortsman et al., arXiv 2203.05482: the checkpoints are sorted by their accuracy on held-out inputs,
+    and in this order each is added to the mean unless the mean's accuracy falls.
+
+    Parameters
+    ----------
+    zoo, variant, module
+        as for ``average``. Checkpoints that are not finite are left out.
+    labelled
+        the held-out inputs by whose accuracy checkpoints are chosen; with training inputs (``Labelled.statistics``) the
+        running statistics of BatchNorm of every mean are computed anew from these, else they are averaged. Single
+        checkpoints keep theirs.
+    to
+        as for ``average``; ``best`` is the checkpoint that is the most accurate on the held-out inputs.
+    measured
+        inputs on which the soup is measured in the end; by default the held-out ones, on which its accuracy is too
+        high, as it was chosen by it.
+    progress
+        called with the number of checkpoints that were evaluated, and of means.
+
+    Raises
+    ------
+    UnknownNameError, SymmetryError, ZooError, MissingExtraError
+        As for ``average``.
+
+    Notes
+    -----
+    Of K checkpoints 2K - 1 networks are evaluated. Of checkpoints with equal accuracies the first in the zoo comes
+    first. Memory: 8 bytes an element for the sums, one checkpoint and one mean, and what evaluating takes. Tested in
+    tests/derive/test_averages.py.
+
+    Examples
+    --------
+    >>> from ckptzoo.derive.labelled import Labelled
+    >>> from ckptzoo.image_sets import find_named
+    >>> digits = find_named("digits/test-100")
+    >>> held_out = Labelled("digits/test-100", digits.normalized((0.1307,), (0.3081,)), digits.labels)
+    >>> found = soup(ckptzoo.open("zoos/few"), held_out, to="best")
+    >>> found.accuracy >= max(trial.accuracy for trial in found.trials)
+    True
+    """
+    members = _Members(zoo, variant, None, module)
+    evaluation = import_with_torch("evaluation")
+    single: Evaluator = evaluation.Evaluator(zoo.arch, replace(labelled, statistics=None), module=module)
+    renewing: Evaluator = evaluation.Evaluator(zoo.arch, labelled, module=module)
+    count = len(zoo)
+    advance = counter(2 * count - 1, progress)
+    own, finite = _accuracies(members, single, advance)
+    order = [place for place in np.argsort(-own, kind="stable").tolist() if finite[place]]
+    ids = zoo.ids
+    if not order:
+        step = "Select others with --where."
+        raise ZooError(Problem(zoo.name, "checkpoints of a soup", "one that is finite", f"none of {count:,}", step))
+    members.align_to(ids[order[0]] if to == BEST else to)
+    total = _Sum(members)
+    total.add(ids[order[0]], members.network(ids[order[0]]))
+    accuracy = float(own[order[0]])
+    trials = [Trial(ids[order[0]], accuracy, accuracy, True)]
+    for place in order[1:]:
+        weights = members.network(ids[place])
+        total.check_integers(ids[place], weights)
+        mean = {name: array[None] for name, array in total.mean(weights).items()}
+        together = float(single.scores([renewing.renewed(mean)])[0].accuracy[0])
+        is_kept = together >= accuracy
+        trials.append(Trial(ids[place], float(own[place]), together, is_kept))
+        if is_kept:
+            accuracy = together
+            total.add(ids[place], weights)
+        advance()
+    advance(count - len(order))
+    left_out = tuple(id for id, good in zip(ids, finite, strict=True) if not good)
+    if measured is None or measured.statistics is None:
+        measured = replace(measured or labelled, statistics=labelled.statistics)
+    found = _finished(members, total, "soup", measured, module)
+    return replace(found, chosen_on=labelled.set, trials=tuple(trials), left_out=left_out)
+
+
+def measured_on(checkpoint: Checkpoint, labelled: Labelled, *, module: Any = None) -> tuple[float, float]:
+    """Accuracy and loss in nats of one checkpoint, with the running statistics that it has.
+
+    Parameters
+    ----------
+    checkpoint
+        of a zoo, or of ``average`` or ``soup``.
+    labelled
+        inputs with labels.
+    module
+        as for ``average``.
+
+    Raises
+    ------
+    ZooError
+        It is a Gaussian, or the network does not take the inputs.
+    MissingExtraError
+        torch is not installed.
+    """
+    _refuse_gaussians(checkpoint.arch, checkpoint.arch.name)
+    plain = replace(labelled, statistics=None)
+    evaluator: Evaluator = import_with_torch("evaluation").Evaluator(checkpoint.arch, plain, module=module)
+    (scores,) = evaluator.scores([{name: checkpoint[name][None] for name in checkpoint.arch.names}])
+    return float(scores.accuracy[0]), float(scores.loss[0])
+
+
+class _Members:
+    """The checkpoints that are averaged: their weights one by one, aligned with a reference where there is one."""
+
+    def __init__(self, zoo: Zoo, variant: str, to: str | None, module: Any) -> None:
+        if not len(zoo):
+            raise ZooError(Problem(zoo.name, "checkpoints to average", "at least one", "none", "Select others."))
+        _refuse_gaussians(zoo.arch, zoo.name)
+        self.zoo, self.variant, self._module = zoo, variant, module
+        self.dtypes = {name: zoo[name, variant].dtype for name in zoo.arch.names}
+        tensors = (replace(tensor, dtype=self.dtypes[tensor.name].name) for tensor in zoo.arch.tensors)
+        self.arch = replace(zoo.arch, tensors=tuple(tensors))
+        self.reference: str | None = None
+        self._target: dict[str, NDArray[Any]] = {}
+        self._table: Symmetry | None = None
+        self.align_to(to)
+
+    def align_to(self, to: str | None) -> None:
+        """Align what is read from now on with a reference."""
+        if to is None:
+            return
+        zoo = self.zoo
+        self._table = symmetry_of(zoo.contents, self._module)
+        whole = Zoo(zoo.contents, {}, standing(zoo.contents))
+        if to == BARYCENTRE:
+            step = "Run ckptzoo align --to barycentre, and average its variant; or name a checkpoint."
+            raise UnknownNameError("align", "reference of an average", to, (BEST, *whole.ids), step)
+        weights, self.reference = reference_of(whole, to, self.variant)
+        self._target = dict(weights)
+
+    def aligned(self) -> Iterator[tuple[str, Weights]]:
+        """Every checkpoint's id and weights, in the order of the zoo."""
+        for batch in self.zoo.batches(variant=self.variant, max_bytes=BATCH_BYTES):
+            stack = self._moved(batch.tensors, batch.ids)
+            for place, id in enumerate(batch.ids):
+                yield id, {name: array[place] for name, array in stack.items()}
+
+    def stacks(self) -> Iterator[tuple[Mapping[str, NDArray[Any]], Sequence[str]]]:
+        """The weights as they are stored, and ids, many at a time."""
+        return ((batch.tensors, batch.ids) for batch in self.zoo.batches(variant=self.variant, max_bytes=BATCH_BYTES))
+
+    def network(self, id: str) -> Weights:
+        """One checkpoint's weights."""
+        stored = dict(self.zoo.checkpoint(id, variant=self.variant))
+        moved = self._moved({name: array[None] for name, array in stored.items()}, [id])
+        return {name: array[0] for name, array in moved.items()}
+
+    def mean(self, name: str) -> NDArray[Any]:
+        """The mean of one tensor; no other is read."""
+        total = _Sum(self, [name])
+        for batch in self.zoo.batches(name, variant=self.variant):
+            for id, array in zip(batch.ids, batch[name], strict=True):
+                total.add(id, {name: array})
+        return total.mean()[name]
+
+    def checkpoint(self, method: str, ids: Sequence[str], read: Callable[[str], NDArray[Any]]) -> Checkpoint:
+        """A checkpoint whose tensors a function gives."""
+        names = {name: tensor.name for tensor in self.arch.tensors for name in (tensor.name, *tensor.aliases)}
+
+        def tensor(name: str, private: bool) -> NDArray[Any]:
+            array = read(names[name])
+            return array.copy() if private else array
+
+        row = {"id": f"{method}-of-{len(ids)}", **_shared_row(self.zoo, ids)}
+        return Checkpoint(self.arch, row, self.variant, tensor, lambda: None)
+
+    def _moved(self, stack: Mapping[str, NDArray[Any]], ids: Sequence[str]) -> Mapping[str, NDArray[Any]]:
+        if self._table is None:
+            return stack
+        found = align(stack, self._target, self._table)
+        if not found.aligned.all():
+            raise _not_finite(self.zoo.name, ids[int(found.aligned.argmin())])
+        return found.weights
+
+
+class _Sum:
+    """Running sums of networks in float64.
+
+    Parameters
+    ----------
+    members
+        where the networks are from.
+    names
+        the tensors; by default all.
+
+    Attributes
+    ----------
+    ids
+        of the networks that were added.
+    """
+
+    def __init__(self, members: _Members, names: Iterable[str] | None = None) -> None:
+        self._zoo, self._dtypes = members.zoo.name, members.dtypes
+        self._names = list(self._dtypes if names is None else names)
+        self._floats = [name for name in self._names if self._dtypes[name].kind not in "iub"]
+        self._sums: dict[str, NDArray[np.float64]] = {}
+        self._integers: dict[str, NDArray[Any]] = {}
+        self.ids: list[str] = []
+
+    def add(self, id: str, weights: Weights) -> None:
+        """Add a network.
+
+        Raises
+        ------
+        ZooError
+            It is not finite, or has other integers than the first.
+        """
+        self.check_integers(id, weights)
+        for name in self._floats:
+            array = np.asarray(weights[name])
+            if not np.isfinite(array).all():
+                raise _not_finite(self._zoo, id, name)
+            if name in self._sums:
+                self._sums[name] += array.astype(np.float64, copy=False)
+            else:
+                self._sums[name] = array.astype(np.float64)
+        self.ids.append(id)
+
+    def check_integers(self, id: str, weights: Weights) -> None:
+        """Keep the integers of the first network, which those of the others must equal but for counters."""
+        for name in self._names:
+            if name in self._floats:
+                continue
+            array = np.asarray(weights[name])
+            kept = self._integers.setdefault(name, array.copy())
+            if name.rpartition(".")[2] != COUNTER and not np.array_equal(kept, array):
+                step = "Select checkpoints that agree on it: a mean of integers or truth values has no meaning."
+                expected, got = f"that of {self.ids[0]!r}", f"another one in {id!r}"
+                raise ZooError(Problem(self._zoo, f"tensor {name!r} of {kept.dtype.name}", expected, got, step))
+
+    def mean(self, further: Weights | None = None) -> dict[str, NDArray[Any]]:
+        """The mean in the dtypes of the zoo; of one network more where one is given, which is not added."""
+        count = len(self.ids) + (further is not None)
+        means: dict[str, NDArray[Any]] = {}
+        for name in self._names:
+            if name not in self._sums:
+                means[name] = self._integers[name]
+                continue
+            total = self._sums[name]
+            if further is not None:
+                total = total + np.asarray(further[name]).astype(np.float64, copy=False)
+            means[name] = rounded(total / count, self._dtypes[name])
+        return means
+
+
+def _finished(members: _Members, total: _Sum, method: str, labelled: Labelled | None, module: Any) -> Averaged:
+    """The mean with its running statistics, and what is measured of it."""
+    weights, ids = total.mean(), tuple(total.ids)
+    statistics = _averaged_statistics(members.zoo.arch, len(ids))
+    evaluator: Evaluator | None = None
+    if labelled is not None:
+        evaluator = import_with_torch("evaluation").Evaluator(members.zoo.arch, labelled, module=module)
+        # a single checkpoint keeps those of its training
+        if len(ids) > 1 and evaluator.statistics:
+            assert labelled.statistics is not None
+            renewed = evaluator.renewed({name: array[None] for name, array in weights.items()})
+            for name in evaluator.statistics:
+                array = renewed[name][0]
+                weights[name] = array if array.dtype.kind in "iub" else _stored(array, members.dtypes[name])
+            statistics = f"computed anew from {counted(len(labelled.statistics), 'training input')}"
+    checkpoint = members.checkpoint(method, ids, weights.__getitem__)
+    found = Averaged(checkpoint, ids, method, members.reference, statistics)
+    if labelled is None:
+        return found
+    accuracy, loss = measured_on(checkpoint, labelled, module=module)
+    dataset = checkpoint.row.get("dataset")
+    if dataset is not None and labelled.set == f"{dataset.rpartition('/')[2]}/test":
+        checkpoint.row["test_accuracy"] = accuracy
+    return replace(found, set=labelled.set, accuracy=accuracy, loss=loss)
+
+
+def _stored(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    return rounded(array.astype(np.float64), dtype)
+
+
+def _accuracies(
+    members: _Members, evaluator: "Evaluator", advance: Callable[..., None]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """(N,) the accuracy of every checkpoint by itself, and whether it is finite."""
+    finite: list[NDArray[np.bool_]] = []
+
+    def stacks() -> Iterator[Mapping[str, NDArray[Any]]]:
+        for stack, ids in members.stacks():
+            good = np.ones(len(ids), bool)
+            for array in stack.values():
+                if array.dtype.kind not in "iub":
+                    good &= np.isfinite(array).reshape(len(ids), -1).all(1)
+            finite.append(good)
+            advance(len(ids))
+            yield stack
+
+    scores = evaluator.scores(stacks())
+    return np.concatenate([item.accuracy for item in scores]), np.concatenate(finite)
+
+
+def _averaged_statistics(arch: Architecture, count: int) -> str | None:
+    statistics = any(tensor.name.endswith(("running_mean", "running_var")) for tensor in arch.tensors)
+    return "averaged as the weights are" if statistics and count > 1 else None
+
+
+def _shared_row(zoo: Zoo, ids: Sequence[str]) -> dict[str, Any]:
+    """The columns on which some checkpoints agree; of ``extra`` the values."""
+    chosen = set(ids)
+    names = [name for name in _SHARED if name in zoo.contents.raw.rows.schema.names]
+    columns = {name: zoo.column(name).to_pylist() for name in ("id", *names, "extra")}
+    places = [place for place, id in enumerate(columns["id"]) if id in chosen]
+    row = {
+        name: columns[name][places[0]]
+        for name in names
+        if len({columns[name][place] for place in places}) == 1 and columns[name][places[0]] is not None
+    }
+    texts = {columns["extra"][place] for place in places}
+    first, *others = [parse_extra(text) or {} for text in texts]
+    extra = {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
+    return {**row, "extra": json.dumps(extra, sort_keys=True)} if extra else row
+
+
+def _refuse_gaussians(arch: Architecture, location: str) -> None:
+    is_gaussian = archs.base_of(arch.forward) is not None or any(f"{name}{STD}" in arch for name in arch.names)
+    if is_gaussian:
+        step = "Draw networks from them with ckptzoo.derive.draws, and take those."
+        raise ZooError(Problem(location, "checkpoints", "networks", "Gaussians over their weights", step))
+
+
+def _not_finite(zoo: str, id: str, tensor: str | None = None) -> ZooError:
+    what = f"checkpoint {id!r}" if tensor is None else f"tensor {tensor!r} of {id!r}"
+    return ZooError(Problem(zoo, what, "finite numbers", "others", 'Leave it out: --where "finite == true".'))

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from datetime import datetime
+from shlex import quote
 from typing import Any
 
 from ckptzoo import archs
@@ -58,7 +59,7 @@ def config(checkpoint: Checkpoint, arch: Architecture, zoo: Zoo, facts: Document
         **row,
         **facts,
         "variant": checkpoint.variant,
-        "zoo": {key: value for key, value in _origin(zoo).items() if value},
+        "zoo": {key: value for key, value in _origin(zoo, _card(zoo)).items() if value},
         "architecture": arch.to_json(),
     }
     return (json.dumps(document, indent=2, ensure_ascii=False, default=_json) + "\n").encode()
@@ -66,10 +67,11 @@ def config(checkpoint: Checkpoint, arch: Architecture, zoo: Zoo, facts: Document
 
 def readme(checkpoint: Checkpoint, arch: Architecture, zoo: Zoo, facts: Document) -> bytes:
     """``README.md``: where the checkpoint comes from, under which licence, and how it is loaded."""
-    card = card_of(zoo) if zoo.contents.files.size(CARD_TOML) is not None else Card(zoo.name)
+    card = _card(zoo)
     average = facts.get("average", {})
     licenses = _licenses(checkpoint, zoo, average)
     own = "" if licenses else card.license
+    stated = licenses or [name for name in [card.license] if name]
     tags = ["ckptzoo", f"arch:{arch.name}"[:MAX_TAG]]
     if dataset := checkpoint.row.get("dataset"):
         tags.append(f"dataset:{dataset}"[:MAX_TAG])
@@ -77,20 +79,24 @@ def readme(checkpoint: Checkpoint, arch: Architecture, zoo: Zoo, facts: Document
     blocks = [
         "\n".join(head),
         f"# {plain(f'{zoo.name}: {checkpoint.id}')}",
-        _what(checkpoint, zoo, average),
-        table(("", ""), _rows(checkpoint, arch, zoo, facts, licenses or [card.license])),
+        _what(checkpoint, _origin(zoo, card), average),
+        table(("", ""), _rows(checkpoint, arch, zoo, facts, stated)),
         "## How to load it",
-        _loading(arch),
+        _loading(arch, stated),
     ]
     if average:
         blocks += ["## What went in", _ingredients(average)]
     return ("\n\n".join(blocks) + "\n").encode()
 
 
-def _origin(zoo: Zoo) -> Document:
+def _card(zoo: Zoo) -> Card:
+    return card_of(zoo) if zoo.contents.files.size(CARD_TOML) is not None else Card(zoo.name)
+
+
+def _origin(zoo: Zoo, card: Card) -> Document:
     """Where a zoo is, for readers on other machines: no path of this one."""
-    is_here = zoo.contents.files.here is not None
-    return {"name": zoo.name, "address": "" if is_here else zoo.address, "revision": zoo.revision}
+    address = card.repository if zoo.contents.files.here is not None else zoo.address
+    return {"name": zoo.name, "address": address, "revision": zoo.revision}
 
 
 def _licenses(checkpoint: Checkpoint, zoo: Zoo, average: Document) -> list[str]:
@@ -103,9 +109,8 @@ def _licenses(checkpoint: Checkpoint, zoo: Zoo, average: Document) -> list[str]:
     return list(dict.fromkeys(name for name in found if name))
 
 
-def _what(checkpoint: Checkpoint, zoo: Zoo, average: Document) -> str:
-    origin = _origin(zoo)
-    place = f"the zoo {code(zoo.name)}" + (f" ({code(origin['address'])})" if origin["address"] else "")
+def _what(checkpoint: Checkpoint, origin: Document, average: Document) -> str:
+    place = f"the zoo {code(origin['name'])}" + (f" ({code(origin['address'])})" if origin["address"] else "")
     if not average:
         what = f"One network of {place}, written by `ckptzoo export`."
     else:
@@ -121,24 +126,27 @@ def _rows(
     yield "architecture", f"{code(arch.name)}, {counted(arch.parameters, 'parameter')}"
     yield "revision of the zoo", code(zoo.revision)
     shown = ("member", "seed", "step", "epoch", "dataset", "recipe", "test_accuracy", "claimed_test_accuracy", "source")
+    measured_sets = {item.get("set") for item in facts.values()}
     for name in shown:
+        if name == "test_accuracy" and f"{checkpoint.row.get('dataset')}/test" in measured_sets:
+            continue
         if (value := checkpoint.row.get(name)) is not None:
             yield name.replace("_", " "), code(_text(value))
     for measured in facts.values():
         if measured.get("accuracy") is not None:
             yield f"accuracy on {code(measured['set'])}", f"{measured['accuracy']:.4f}"
-    stated = [name for name in licenses if name]
-    yield "licence", ", ".join(map(code, stated)) or "none is stated"
+    yield "licence", ", ".join(map(code, licenses)) or "none is stated"
 
 
-def _loading(arch: Architecture) -> str:
+def _loading(arch: Architecture, licenses: list[str]) -> str:
     if archs.known(arch.forward):
-        make = f"import ckptzoo.archs\n\nmodel = ckptzoo.archs.get({arch.forward!r})()"
+        make = f'import ckptzoo.archs\n\nmodel = ckptzoo.archs.get("{arch.forward}")()'
     else:
         make = "model = ...  # your own module, with the tensors that config.json lists"
     lines = f'{make}\nload_torch_model(model, "FOLDER", strict=True)'
     text = f"from huggingface_hub import load_torch_model\n{lines}"
-    return f"{fenced(text, 'python')}\n\nor into a zoo: `ckptzoo import FOLDER --to ZOO`."
+    named = f" --license {quote(licenses[0])}" if len(licenses) == 1 else ""
+    return f"{fenced(text, 'python')}\n\nor into a zoo: {code(f'ckptzoo import FOLDER --to ZOO{named}', limit=200)}."
 
 
 def _ingredients(average: Document) -> str:

@@ -541,4 +541,4 @@ def _refuse_gaussians(arch: Architecture, location: str) -> None:
 
 def _not_finite(zoo: str, id: str, tensor: str | None = None) -> ZooError:
     what = f"checkpoint {id!r}" if tensor is None else f"tensor {tensor!r} of {id!r}"
-    return ZooError(Problem(zoo, what, "finite numbers", "others", 'Leave it out: --where "finite == true".'))
+    return ZooError(Problem(zoo, what, "finite numbers", "others", 'Leave it out: --where "finite == True".'))

@@ -64,8 +64,9 @@ def _of_files(place: str, paths: list[Path], key: str) -> Checkpoint:
         tensors = {name: array for state in states for name, array in state.tensors.items()}
         states = [StateDict(place, tensors, {}, {}, ())]
     keys = [state.source.partition("#")[2] for state in states]
-    if len(states) > 1 and key not in keys:
-        raise UnknownNameError(place, "state dict", key, keys, f"Name one of them, such as {place}#{keys[0]}.")
+    if key not in keys and (key or len(states) > 1):
+        named = f"Name one of them, such as {place}#{keys[0]}." if keys[0] else f"Write {place} alone."
+        raise UnknownNameError(place, "state dict", key, keys, named)
     state = states[keys.index(key)] if key in keys else states[0]
     return _checkpoint(state, Path(place).name + (f"#{key}" if key else ""))
 

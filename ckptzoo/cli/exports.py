@@ -23,6 +23,7 @@ from ckptzoo.cli.options import (
 if TYPE_CHECKING:
     from ckptzoo.derive.averages import Averaged
     from ckptzoo.derive.labelled import Labelled
+    from ckptzoo.loader.checkpoint import Checkpoint
     from ckptzoo.loader.zoo import Zoo
     from ckptzoo.schema.symmetry import Symmetry
 
@@ -118,25 +119,24 @@ def export(
     labelled = held = None
     if set is not None:
         training = (TRAINING_INPUTS if statistics is None else statistics) if average or soup else 0
-        labelled, held = (None if name is None else _labelled(chosen, name, data, training) for name in (set, held_out))
-    found: Averaged | None = None
+        held = None if held_out is None else _labelled(chosen, held_out, data, training)
+        labelled = _labelled(chosen, set, data, training if held is None else 0)
+    made: Checkpoint | Averaged
     if average or soup:
-        found = _averaged(chosen, gauge, align, labelled, held, network, soup=soup)
-        checkpoint, facts = found.checkpoint, {"average": found.to_json()}
+        made = _averaged(chosen, gauge, align, labelled, held, network, soup=soup)
+        facts, lines = {}, _lines(made)
+        said = {"average": made.to_json()}
     else:
-        checkpoint, facts = chosen.checkpoint(chosen.ids[0], variant=gauge), {}
-        if labelled is not None:
-            facts = {"measured": _measured(checkpoint, labelled, network)}
+        made = chosen.checkpoint(chosen.ids[0], variant=gauge)
+        facts = said = {} if labelled is None else {"measured": _measured(made, labelled, network)}
+        lines = [f"accuracy {item['accuracy']:.4f} on {item['set']}" for item in facts.values()]
     with bar("writing", nbytes=True) as progress:
-        written = write(
-            checkpoint, output, zoo=chosen, facts=facts, max_shard_size=size, force=force, progress=progress
-        )
+        written = write(made, output, zoo=chosen, facts=facts, max_shard_size=size, force=force, progress=progress)
     if as_json:
-        emit({"zoo": zoo, "id": checkpoint.id, **facts, "files": [str(path) for path in written]})
+        emit({"zoo": zoo, "ids": chosen.ids, **said, "files": [str(path) for path in written]})
         return
-    for line in _lines(found, facts.get("measured")):
+    for line in (*lines, str(output)):
         print(line)
-    print(output)
 
 
 def _check_options(
@@ -195,7 +195,7 @@ def _labelled(zoo: "Zoo", name: str, data: Path | None, statistics: int) -> "Lab
     return labelled_of(zoo, name, data=data, statistics=statistics)
 
 
-def _measured(checkpoint: Any, labelled: "Labelled", network: Any) -> dict[str, Any]:
+def _measured(checkpoint: "Checkpoint", labelled: "Labelled", network: Any) -> dict[str, Any]:
     from ckptzoo.derive import measured_on
 
     accuracy, loss = measured_on(checkpoint, labelled, module=network)
@@ -229,14 +229,10 @@ def _averaged(
         )
 
 
-def _lines(found: "Averaged | None", measured: dict[str, Any] | None) -> list[str]:
-    """What was measured, and what went in."""
+def _lines(found: "Averaged") -> list[str]:
+    """What went in, and what was measured."""
     from ckptzoo.text import counted, printable
 
-    if measured is not None:
-        return [f"accuracy {measured['accuracy']:.4f} on {measured['set']}"]
-    if found is None:
-        return []
     of = f", of {len(found.trials) + len(found.left_out):,}" if found.trials else ""
     aligned = "" if found.reference is None else f", aligned with {found.reference}"
     lines = [f"{found.method} of {counted(len(found.ids), 'checkpoint')}{of}{aligned}"]

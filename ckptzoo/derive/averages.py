@@ -428,7 +428,8 @@ class _Sum:
             if not np.isfinite(array).all():
                 raise _not_finite(self._zoo, id, name)
             if name in self._sums:
-                self._sums[name] += array.astype(np.float64, copy=False)
+                # into the sum, without a copy in float64
+                np.add(self._sums[name], array, out=self._sums[name])
             else:
                 self._sums[name] = array.astype(np.float64)
         self.ids.append(id)
@@ -455,7 +456,7 @@ class _Sum:
                 continue
             total = self._sums[name]
             if further is not None:
-                total = total + np.asarray(further[name]).astype(np.float64, copy=False)
+                total = np.add(total, further[name])
             means[name] = rounded(total / count, self._dtypes[name])
         return means
 

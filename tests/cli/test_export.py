@@ -94,7 +94,7 @@ def test_wrong_usage_writes_nothing(
     path, _ = optunets
     monkeypatch.chdir(tmp_path)
     ended = cli("export", path, *arguments)
-    assert ended.code == 2 and said in ended.line and ended.out == ""
+    assert ended.code == 2 and said in ended.err and ended.out == ""
     assert [file.name for file in tmp_path.iterdir()] == ["nets"]
 
 
@@ -201,4 +201,4 @@ def test_comparisons(cli: Any, digits: Path, optunets: Any, tmp_path: Path) -> N
         ((tmp_path / "one.safetensors", tmp_path / "one.safetensors", "--module", "x.py:Net"), "expected a zoo"),
     ):
         ended = cli("compare", *places)
-        assert ended.code == 2 and said in ended.line and ended.out == ""
+        assert ended.code == 2 and said in ended.err and ended.out == ""

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ckptzoo.derive.averages import Averaged
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.format.checks import variant_dtype
 from ckptzoo.format.durable import Staging, naming, restore
@@ -26,7 +27,7 @@ FILES = (".safetensors", ".pt")
 
 
 def export(
-    checkpoint: Checkpoint,
+    network: Checkpoint | Averaged,
     to: str | os.PathLike[str],
     *,
     zoo: Zoo,
@@ -44,14 +45,15 @@ def export(
 
     Parameters
     ----------
-    checkpoint
-        of the zoo, or the average of some.
+    network
+        a checkpoint of the zoo, or what ``ckptzoo.derive.average`` or ``soup`` made, with which is recorded what went
+        in.
     to
         the file or the folder; the folder around it must exist. A file is replaced.
     zoo
-        where the checkpoint is from.
+        where it is from.
     facts
-        documents that are recorded beside the row, by name: ``{"average": averaged.to_json()}``.
+        further documents that are recorded beside the row, by name.
     max_shard_size
         of a folder's files of weights, in bytes; a tensor that is larger has a file of its own.
     force
@@ -92,6 +94,11 @@ def export(
     suffix = target.suffix if target.suffix in FILES else ""
     if max_shard_size < 1:
         raise ZooError(Problem("export", "size of a shard", "1 byte or more", str(max_shard_size), "Correct it."))
+    recorded = dict(facts or {})
+    checkpoint = network
+    if isinstance(network, Averaged):
+        checkpoint, recorded["average"] = network.checkpoint, network.to_json()
+    assert isinstance(checkpoint, Checkpoint)
     arch = checkpoint.arch
     if checkpoint.variant != layout.RAW:
         tensors = (replace(tensor, dtype=variant_dtype(tensor.dtype)) for tensor in arch.tensors)
@@ -99,7 +106,7 @@ def export(
     # a link stays one, and what it leads to is replaced
     real = Path(os.path.realpath(target))
     total = sum(tensor.nbytes for tensor in names_of(arch).values())
-    job = _Job(checkpoint, arch, zoo, dict(facts or {}), counter(total, progress))
+    job = _Job(checkpoint, arch, zoo, recorded, counter(total, progress))
     with naming(target):
         staging = Staging(real.parent)
         try:

@@ -80,7 +80,7 @@ def test_averages_say_what_went_in(tmp_path: Path) -> None:
     of = zoo(tmp_path / "zoo")
     found = average(of.take([0, 3]), to="1")
     for place in ("one.safetensors", "folder"):
-        export(found.checkpoint, tmp_path / place, zoo=of, facts={"average": found.to_json()})
+        export(found, tmp_path / place, zoo=of)
     config = json.loads((tmp_path / "folder/config.json").read_bytes())
     assert config["average"] == {"method": "average", "ids": ["0", "3"], "reference": "checkpoint 1 of zoo"}
     with (tmp_path / "one.safetensors").open("rb") as file:
@@ -184,7 +184,7 @@ def test_what_cannot_be_written_leaves_the_older_folder(tmp_path: Path) -> None:
     export(of[0], tmp_path / "out", zoo=of)
     before = files_of(tmp_path / "out")
     with pytest.raises(ZooError, match="finite numbers"):
-        export(average(of).checkpoint, tmp_path / "out", zoo=of, force=True)
+        export(average(of), tmp_path / "out", zoo=of, force=True)
     assert files_of(tmp_path / "out") == before and not list(tmp_path.glob(".ckptzoo*"))
 
 

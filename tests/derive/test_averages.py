@@ -50,13 +50,14 @@ def near_one(folder: Path, count: int, spread: float, *, permuted: bool = False)
     return ckptzoo.open(written(folder, ARCH, weights, symmetry=TABLE))
 
 
-def loop(zoo: ckptzoo.Zoo, labelled: Labelled, nets: dict[str, Any]) -> list[tuple[str, float, bool]]:
+def loop(zoo: ckptzoo.Zoo, labelled: Labelled, nets: dict[str, dict[str, Any]]) -> list[tuple[str, float, bool]]:
     """Algorithm 1 of arXiv 2203.05482 as it is written: id, accuracy of the mean with it, whether it stays."""
     evaluator = Evaluator(zoo.arch, labelled)
 
     def accuracy(ids: list[str]) -> float:
-        mean = {name: np.mean([nets[id][name] for id in ids], 0, dtype=np.float64) for name in zoo.arch.names}
-        return float(evaluator.scores([{name: mean[name].astype(np.float32)[None] for name in mean}])[0].accuracy[0])
+        stacks = {name: np.stack([nets[id][name] for id in ids]) for name in zoo.arch.names}
+        mean = {name: stack.mean(0, np.float64).astype(np.float32)[None] for name, stack in stacks.items()}
+        return float(evaluator.scores([mean])[0].accuracy[0])
 
     own = {id: accuracy([id]) for id in zoo.ids}
     ingredients: list[str] = []
@@ -178,7 +179,8 @@ def test_a_mean_of_any_dtypes_in_any_parts(tmp_path_factory: pytest.TempPathFact
         assert array.dtype == numpy_dtype(tensor.dtype) and array.shape == tensor.shape
         if tensor.dtype in DTYPES[:3]:
             for place in np.ndindex(tensor.shape):
-                exact = sum(Fraction(float(weights[tensor.name][(row, *place)])) for row in chosen) / len(chosen)
+                numbers = [Fraction(float(weights[tensor.name][(row, *place)])) for row in chosen]
+                exact = sum(numbers, Fraction()) / len(chosen)
                 assert float(array[place]) == pytest.approx(nearest(exact, array.dtype), rel=1e-15, abs=0)
     assert found.arch["t1.weight"].aliases == ("tied.weight",)
     # one checkpoint, and copies of one, are their own mean to the bit
@@ -192,6 +194,8 @@ def test_a_mean_of_any_dtypes_in_any_parts(tmp_path_factory: pytest.TempPathFact
 
 class Norms(torch.nn.Module):
     """BatchNorm, dropout, and a buffer that is no statistic."""
+
+    shift: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,10 +212,11 @@ def norms(folder: Path, count: int = 4) -> ckptzoo.Zoo:
     states = []
     for number in range(count):
         module = Norms()
-        module.shift.fill_(0.5)
-        module.norm.num_batches_tracked.fill_(number)
-        module.norm.running_mean.normal_()
-        states.append(module.state_dict())
+        state = module.state_dict()
+        state["shift"].fill_(0.5)
+        state["norm.num_batches_tracked"].fill_(number)
+        state["norm.running_mean"].normal_()
+        states.append(state)
     arch = ckptzoo.Architecture.of(states[0], name="norms", input_shape=(4,))
     stacked = {name: torch.stack([state[name] for state in states]).numpy() for name in states[0]}
     return ckptzoo.open(written(folder, arch, stacked))

@@ -199,6 +199,13 @@ def _shared_row(zoo: Zoo, ids: Sequence[str]) -> dict[str, Any]:
 
 
 def refuse_gaussians(arch: Architecture, location: str) -> None:
+    """Refuse checkpoints that are Gaussians over weights, whose means and deviations are no network together.
+
+    Raises
+    ------
+    ZooError
+        They are.
+    """
     is_gaussian = archs.base_of(arch.forward) is not None or any(f"{name}{STD}" in arch for name in arch.names)
     if is_gaussian:
         step = "Draw networks from them with ckptzoo.derive.draws, and take those."

@@ -146,41 +146,42 @@ def test_a_soup_of_a_folder(cli: Any, digits: Path, tmp_path: Path) -> None:
         assert json.loads(file.metadata()["average"])["ids"] == ["net-0", "net-4"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("net-1", "net-2"), "expected one ID, or --average or --soup of several, got 2"),
-        (("--average", "--soup", "--set", "digits/test"), "expected --average or --soup, got both"),
-        (("--soup",), "--soup: expected --set SET"),
-        (("net-1", "--align", "best"), "--align is for --average and --soup"),
-        (("net-1", "--set", "digits/test", "--statistics", "9"), "--statistics is for --average and --soup"),
-        (("--average", "--statistics", "9"), "--statistics: expected --set SET"),
-        (("--average", "--held-out", "digits/test"), "--held-out is for --soup"),
-        (("net-1", "--data", "."), "--data and --module are for --set"),
-        (("net-1", "-o", "one.pt", "--max-shard-size", "1GB"), "expected a folder to write to, got a file"),
-        (("net-1", "--max-shard-size", "many"), "--max-shard-size: size: expected one such as"),
-        (("net-1", "--max-shard-size", "0"), "size of a shard: expected 1 byte or more, got 0"),
-        (("net-5",), "checkpoint 'net-5': retracted, because 'a mistake'"),
-        (("--average", "--where", "seed > 7"), "checkpoints to average: expected at least one, got none"),
-        (("--average", "--align", "nobody"), "reference 'nobody'"),
-        (("--average", "--align", "best"), "test_accuracy: expected one of a finite checkpoint, got none"),
-        (("--average", "--variant", "canonical"), "variant 'canonical'"),
-        (("--average", "--set", "mnist/train-10"), "mnist"),
-        (("net-1", "-o", "digits", "--force"), "folder to replace: expected one of an export, got a zoo"),
-        (("net-1", "-o", "taken"), "folder: expected an empty one or none, got one with 1 name, such as 'notes'"),
-    ],
-)
+WRONG = [
+    (("net-1", "net-2"), "expected one ID, or --average or --soup of several, got 2"),
+    (("--average", "--soup", "--set", "digits/test"), "expected --average or --soup, got both"),
+    (("--soup",), "--soup: expected --set SET"),
+    (("net-1", "--align", "best"), "--align is for --average and --soup"),
+    (("net-1", "--set", "digits/test", "--statistics", "9"), "--statistics is for --average and --soup"),
+    (("--average", "--statistics", "9"), "--statistics: expected --set SET"),
+    (("--average", "--held-out", "digits/test"), "--held-out is for --soup"),
+    (("net-1", "--data", "."), "--data and --module are for --set"),
+    (("net-1", "-o", "one.pt", "--max-shard-size", "1GB"), "expected a folder to write to, got a file"),
+    (("net-1", "--max-shard-size", "many"), "--max-shard-size: size: expected one such as"),
+    (("net-1", "--max-shard-size", "0"), "size of a shard: expected 1 byte or more, got 0"),
+    (("net-5",), "checkpoint 'net-5': retracted, because 'a mistake'"),
+    (("--average", "--where", "seed > 7"), "checkpoints to average: expected at least one, got none"),
+    (("--average", "--align", "nobody"), "reference 'nobody'"),
+    (("--average", "--align", "best"), "test_accuracy: expected one of a finite checkpoint, got none"),
+    (("--average", "--variant", "canonical"), "variant 'canonical'"),
+    (("--average", "--set", "mnist/train-10"), "mnist"),
+    (("net-1", "-o", "digits", "--force"), "folder to replace: expected one of an export, got a zoo"),
+    (("net-1", "-o", "taken"), "folder: expected an empty one or none, got one with 1 name, such as 'notes'"),
+]
+"""Options that do not go together, and what is said of them."""
+
+
 def test_options_that_do_not_go_together(
-    cli: Any, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
+    cli: Any, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CKPTZOO_DATA", raising=False)
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken/notes").write_text("mine")
-    output = () if "-o" in arguments else ("-o", "out")
-    ended = cli("export", digits, *arguments, *output)
-    assert ended.code == 2 and said in ended.err and ended.out == ""
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["digits", "taken"]
+    for arguments, said in WRONG:
+        output = () if "-o" in arguments else ("-o", "out")
+        ended = cli("export", digits, *arguments, *output)
+        assert ended.code == 2 and said in ended.err and ended.out == "", arguments
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["digits", "taken"]
     assert (tmp_path / "taken/notes").read_text() == "mine"
 
 

@@ -20,7 +20,7 @@ from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import SymmetryError, UnknownNameError, ZooError
 from ckptzoo.format.header import numpy_dtype, rounded
 from tests.support.derived_zoos import weights_of, written
-from tests.support.effort import FEW_EXAMPLES, examples
+from tests.support.effort import examples
 
 NAME = "mlp-4-8-3"
 ARCH, TABLE = archs.architecture(NAME), archs.symmetry(NAME)
@@ -146,7 +146,7 @@ def test_what_has_no_number_is_kept_and_what_is_too_large_is_infinite() -> None:
     assert rounded(np.array(1 + 2**-8 + 2**-40), BFLOAT16) == 1 + 2**-7
 
 
-@settings(max_examples=examples(60, FEW_EXAMPLES))
+@settings(max_examples=examples(60, 6))
 @given(st.integers(0, 2**32 - 1))
 def test_a_mean_of_any_dtypes_in_any_parts(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     rng = np.random.default_rng(seed)

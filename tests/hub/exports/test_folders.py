@@ -225,7 +225,7 @@ def test_a_process_that_is_killed_leaves_one_folder_whole(
         digests.append(_digest(target))
     if not exchange:  # as on systems that cannot
         monkeypatch.setattr(durable, "_exchange", lambda first, second: False)
-    lines = range(200) if ALL else sorted(random.Random(exchange).sample(range(120), 12))
+    lines = range(200) if ALL else sorted(random.Random(exchange).sample(range(110), 6))
     ended = aside = 0
     for line in lines:
         ended += _killed_at(line, lambda: export(of[1], target, zoo=of, force=True))

@@ -9,10 +9,13 @@ from safetensors.numpy import save_file
 
 import ckptzoo
 from ckptzoo import archs
+from ckptzoo.derive import average
 from ckptzoo.errors import AbsentError, IntegrityError, UnknownNameError, ZooError
 from ckptzoo.hub import export
 from ckptzoo.hub.addressed import checkpoint_at
+from ckptzoo.studies.differences import differences
 from tests.support.derived_zoos import weights_of, written
+from tests.support.hosted import Hosted
 
 ARCH = archs.architecture("mlp-4-8-3")
 
@@ -58,3 +61,19 @@ def test_tied_tensors_of_a_file(tmp_path: Path) -> None:
     torch.save({"a.weight": weight, "b.weight": weight, "a.bias": torch.zeros(2)}, tmp_path / "tied.pt")
     found, _ = checkpoint_at(str(tmp_path / "tied.pt"))
     assert [(item.name, item.aliases) for item in found.arch.tensors] == [("a.weight", ("b.weight",)), ("a.bias", ())]
+
+
+def test_a_checkpoint_of_a_hub(tmp_path: Path, server: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = weights_of(3, 0, arch=ARCH)
+    local = written(tmp_path / "zoo", ARCH, weights)
+    ckptzoo.push(local, "lab/nets", endpoint=server.url, token=server.tokens["write"])
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
+    for place in ("lab/nets#1", "hf://datasets/lab/nets#1"):
+        found, zoo = checkpoint_at(place)
+        assert zoo is not None and differences(found, checkpoint_at(f"{local}#1")[0]).is_identical
+        export(average(zoo.take([2, 1])), tmp_path / "out", zoo=zoo, force=True)
+        page = (tmp_path / "out/README.md").read_text()
+        assert "(`hf://datasets/lab/nets" in page and str(tmp_path) not in page
+        mean, _ = checkpoint_at(str(tmp_path / "out"))
+        for name, array in weights.items():
+            np.testing.assert_array_equal(mean[name], array[1:].mean(0, np.float64).astype(np.float32))

@@ -160,7 +160,12 @@ def balance_once(arrays: dict[str, NDArray[Any]], symmetry: Symmetry) -> Settled
 
 def depend_on_others(symmetry: Symmetry) -> bool:
     """Whether blocks meet in tensors, or scales depend on the matrices of a block."""
-    return bool(meeting_blocks(symmetry) or _chained(symmetry, unmixed(symmetry)))
+    return bool(meeting_blocks(symmetry)) or scales_depend_on_matrices(symmetry)
+
+
+def scales_depend_on_matrices(symmetry: Symmetry) -> bool:
+    """Whether channels with scales read a block of invertible matrices, which change the norms of their weights."""
+    return bool(_chained(symmetry, unmixed(symmetry)))
 
 
 def meeting_blocks(symmetry: Symmetry) -> list[str]:

@@ -64,8 +64,8 @@ class Aligned:
         (K,) how often all groups were gone through; 0 where signatures or activations alone decide.
     ties
         (K,) channels that look like another one of their group whatever the order of the others, or that hold the same
-        on all examples, and channels of streams that no tensor tells by itself; where there are any, other weights may
-        fit as well.
+        on all examples, channels of streams that no tensor tells by itself, and with matrices channels whose signs are
+        not looked for, as of a layer that is used twice; where there are any, other weights may fit as well.
     aligned
         (K,) bool, False where the network is not finite, or could not be brought into the gauge: it stays as it is.
     scales

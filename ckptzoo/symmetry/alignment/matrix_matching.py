@@ -103,6 +103,7 @@ class MatrixMatcher:
                 raise SymmetryError(Problem("align", what, "blocks of matrices alone", "a convolution in groups", step))
         self._neighbours = neighbours_of(self.joint_groups)
         self._signed = {name for joint in self.joint_groups for name in _signed(joint, symmetry)}
+        self._unsettled = sum(group.n for group in symmetry.groups if group.flips and group.id not in self._signed)
 
     def match(self, arrays: Arrays, *, start: str = "signature") -> Matched:
         """Match K networks (K, *shape) float64; a network's result does not depend on the others."""
@@ -116,6 +117,7 @@ class MatrixMatcher:
                 perms, alike = self._by_signature(joint, arrays)
                 ties += alike
                 self._put(element, GroupElement(perms, {}), slice(None))
+        ties += self._unsettled if start == "signature" else 0
         best = self._heads_start(arrays, element) if start == "signature" else []
         sweeps = self._ascend(arrays, element, best)
         norms = (np.sqrt(products(self._reference[name], self._reference[name])) for name in self._reference)

@@ -137,6 +137,8 @@ class AxisPlacement:
     gate
         the scales that multiply those in ``scale``, -1 where there is none; None until products are settled
         (scale_products.py), and where no position has one.
+    absolute
+        whether the moduli of the scales act, as where absolute values are read.
     """
 
     tensor: str
@@ -153,6 +155,7 @@ class AxisPlacement:
     signs: NodeIds | None = None
     sign_uses: int = 0
     gate: NodeIds | None = None
+    absolute: bool = False
 
     @property
     def scales(self) -> tuple[NodeIds, ...]:
@@ -384,13 +387,17 @@ class Constraints:
         )
         if (earlier := self.placements.get((tensor, axis))) is None:
             self.placements[tensor, axis] = AxisPlacement(
-                tensor, axis, channel, scale, path, exponent, role, in_mass, blocks, eps
+                tensor, axis, channel, scale, path, exponent, role, in_mass, blocks, eps, absolute=labels.modulus
             )
             return
         if earlier.blocks != blocks:
             expected = f"{earlier.blocks} groups, as where {tensor!r} was used before"
             raise SymmetryError(Problem("symmetry.trace", self.operation, expected, str(blocks), DECLARE_BY_HAND))
         earlier.uses += 1
+        if earlier.absolute != labels.modulus:
+            for scales in (scale, earlier.scale):
+                self.restrict_scale(scales, POSITIVE, f"uses {tensor!r} once more, for absolute values")
+            earlier.absolute = False
         again = f"uses {tensor!r} once more, for what stays in place"
         earlier.channel = self.tie_channels(earlier.channel, channel, again)
         earlier.path = self.paths.extend("again", earlier.path, path)

@@ -80,10 +80,11 @@ def build_table(constraints: Constraints, arch: Architecture) -> tuple[Symmetry,
         if (constraints.channels.marks(roots, SINGLE) < 0).all() and part.kind in ("positive", "nonzero"):
             mixable.add(name)
         notes += _notes(constraints, group, part, name, placements)
+    flipping = {group.id for group in table_groups if group.flips}
     positions = _positions(groups)
     signs = _positions(groups, signs=True)
     actions = [
-        _action(placement, positions.get(number, {}), signs.get(number, {}), names)
+        _action(placement, positions.get(number, {}), signs.get(number, {}), names, flipping)
         for number, placement in enumerate(placements)
     ]
     order = {name: number for number, name in enumerate(arch.names)}
@@ -150,9 +151,13 @@ def _positions(groups: Sequence[ChannelGroup], *, signs: bool = False) -> dict[i
 
 
 def _action(
-    placement: AxisPlacement, positions: _Positions, signs: _Positions, names: dict[tuple[int, int], str]
+    placement: AxisPlacement,
+    positions: _Positions,
+    signs: _Positions,
+    names: dict[tuple[int, int], str],
+    flipping: set[str],
 ) -> AxisAction | None:
-    """What the groups do to an axis; None where they do nothing."""
+    """What the groups do to an axis, some of which are ``flipping`` signs; None where they do nothing."""
     exponent = placement.exponent
     # The sign of the exponent is that of most groups where only inverses of scales act, and theirs alone otherwise.
     if exponent in (1, -1) and positions and all(inverse for _, _, inverse, _ in positions):
@@ -166,6 +171,7 @@ def _action(
         # several positions of a channel have one sign and gains of their own: both are listed position by position
         segments, gates = _all_segments(positions, names, exponent, together=False)
         taken, _ = _all_segments(signs, names, 0, together=False)
+    flipped = {names.get((group, scale)) for group, scale, _, _ in positions} & flipping
     return AxisAction(
         placement.tensor,
         placement.axis,
@@ -176,7 +182,8 @@ def _action(
         placement.blocks,
         placement.eps,
         taken,
-        gates=gates,
+        bool(placement.absolute and flipped and not gates),
+        gates,
     )
 
 

@@ -110,9 +110,10 @@ class Paths:
         return numbers[index.ravel()].reshape(arrays[0].shape)
 
 
-FIXED, OUTPUT, SINGLE = 0, 1, 2
-"""Marks of channels: fixed for a reason, an output of the network, and taken one by one by an operation that is not
-linear, so that no matrix may mix them."""
+FIXED, OUTPUT, SINGLE, NORMED = 0, 1, 2, 3
+"""Marks of channels: fixed for a reason, an output of the network, taken one by one by an operation that is not linear,
+so that no matrix may mix them, and taken together by a norm or a product with themselves, as orthogonal matrices keep
+them."""
 POSITIVE, SIGN, FORBIDDEN, NONZERO = 0, 1, 2, 3
 """Marks of scales: positive factors only, signs only, no factor but 1; one with both of the first two has none left.
 The last one marks those whose signs count beside their sizes, unless the others forbid it."""
@@ -250,10 +251,12 @@ class Constraints:
         for the number of an input that is an index of embeddings, the number of rows of the smallest of them.
     head_vectors
         gains and shifts of the channels in heads, one for all heads: their names and roles, in the order of operations.
+    without_shift
+        the numbers of histories that end in a LayerNorm with gains and without shifts.
     """
 
     operation: str = ""
-    channels: UnionFind = field(default_factory=lambda: UnionFind(3))
+    channels: UnionFind = field(default_factory=lambda: UnionFind(4))
     scales: UnionFind = field(default_factory=lambda: UnionFind(4))
     paths: Paths = field(default_factory=Paths)
     placements: dict[tuple[str, int], AxisPlacement] = field(default_factory=dict)
@@ -266,6 +269,7 @@ class Constraints:
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     index_bounds: dict[int, int] = field(default_factory=dict)
     head_vectors: list[tuple[str, str]] = field(default_factory=list)
+    without_shift: set[int] = field(default_factory=set)
 
     def can_scale(self, scale: NodeIds) -> NDArray[np.bool_]:
         """Which scales may still have a factor other than 1."""
@@ -307,6 +311,10 @@ class Constraints:
     def restrict_scale(self, scale: NodeIds, kind: int, why: str) -> None:
         """Leave factors of one kind for these scales: ``POSITIVE`` or ``SIGN``."""
         self.scales.mark(scale, kind, self.reason(why))
+
+    def mark_normed(self, channel: NodeIds, why: str) -> None:
+        """Note that an operation takes these channels together, so that orthogonal matrices may mix them."""
+        self.channels.mark(channel, NORMED, self.reason(why))
 
     def fix(self, channel: NodeIds, why: str) -> None:
         """Keep these channels in place."""

@@ -373,7 +373,7 @@ def _with_value(call: Call, left: Value, right: Value, operation: str) -> Labels
     """Labels of two values that have labels of their own."""
     ndim = call.result.ndim
     first, second = (call.labels_of(value).with_ndim(ndim) for value in (left, right))
-    sizes = [(1,) * (ndim - value.tensor.ndim) + tuple(value.tensor.shape) for value in (left, right)]
+    sizes = [(1,) * (ndim - value.tensor.ndim) + _varying_sizes(value.tensor) for value in (left, right)]
     for values, weights in ((first, second), (second, first)):
         if operation == MUL and experts.weighed(call.constraints, values, weights):
             return values
@@ -384,6 +384,11 @@ def _with_value(call: Call, left: Value, right: Value, operation: str) -> Labels
             return _with_single_channel(call, several, single, operation)
     channel = tied_channels(call, (first, second), sizes)
     return replace(combined_scales(call, first, second, operation, (left.origin, right.origin)), channel=channel)
+
+
+def _varying_sizes(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The sizes of a tensor, 1 along axes that it was expanded along, where all entries are one."""
+    return tuple(1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _with_single_channel(call: Call, several: Labels, single: Labels, operation: str) -> Labels:
@@ -481,8 +486,9 @@ def _with_parameter(call: Call, value: Value, parameter: Value, operation: str, 
         result = _parameter_in_heads(call, labels, parameter, operation)
         return replace(result, power=-result.power) if operation == DIV and swapped else result
     name, along = _channel_axis(call, labels, parameter)
+    _note_exchanges(call, value, parameter, along)
     if along is None:
-        result = _parameter_for_all(call, labels, operation)
+        result = _parameter_for_all(call, labels, name, operation)
     else:
         axis, source, size = along
         wide = value.tensor.shape[axis - ndim] > 1 if axis >= ndim - value.tensor.ndim else False
@@ -506,6 +512,11 @@ def _parameter_in_heads(call: Call, labels: Labels, parameter: Value, operation:
             if wide:
                 role = {MUL: "gain", ADD: "shift"}.get(operation, operation)
                 constraints.head_vectors.append((name, role))
+                if sum(size > 1 for size in constraints.shapes[name]) > 1:
+                    constraints.notes.append(
+                        f"Permutations and factors along axis {axis} of {name!r} are left out: {constraints.operation} "
+                        "meets channels in heads along several of its axes."
+                    )
                 others = tuple(number for number in range(at.ndim) if number not in wide)
                 places = at[tuple(slice(1) if number in others else slice(None) for number in range(at.ndim))]
                 shape = np.broadcast_shapes(labels.path.shape, places.shape)
@@ -563,10 +574,28 @@ def _channel_axis(call: Call, labels: Labels, parameter: Value) -> tuple[str, tu
     return name, (offset + chosen[0], source, shape[chosen[0]])
 
 
-def _parameter_for_all(call: Call, labels: Labels, operation: str) -> Labels:
+def _note_exchanges(call: Call, value: Value, parameter: Value, along: tuple[int, int, int] | None) -> None:
+    """Note rows of a parameter that could change places, such as centres from which distances are taken."""
+    offset, ndim = call.result.ndim - parameter.tensor.ndim, call.result.ndim
+    sizes = (1,) * (ndim - value.tensor.ndim) + tuple(value.tensor.shape)
+    for axis in parameter.long_axes:
+        if (along is None or offset + axis != along[0]) and len(parameter.long_axes) > 1 and sizes[offset + axis] == 1:
+            call.constraints.notes.append(
+                f"Exchanges of the rows of {parameter.name!r} are left out: {call.constraints.operation} puts each of "
+                "them beside the same values."
+            )
+            return
+
+
+def _parameter_for_all(call: Call, labels: Labels, name: str, operation: str) -> Labels:
     """The parameter does the same to all channels."""
     if operation in (ADD, MAX):
         call.constraints.forbid_scale(labels.scale, "puts a parameter beside channels that it does not tell apart")
+    elif not labels.invariant:
+        call.constraints.notes.append(
+            f"One factor that {name!r} may share with all channels is left out: {call.constraints.operation} "
+            "multiplies them by it."
+        )
     return labels
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from ckptzoo.symmetry.tracing.constraints import NONZERO, ChannelBlocks, Labels, constant_labels
 from ckptzoo.symmetry.tracing.rules import products
+from ckptzoo.symmetry.tracing.rules.buffers import place_buffers
 from ckptzoo.symmetry.tracing.rules.call import CONSTANT, Call, Value
 from ckptzoo.symmetry.tracing.rules.elementwise import with_new_paths, without_modulus, without_signs
 
@@ -116,6 +117,8 @@ def _mixed_axis(call: Call, labels: Labels, weight: Value, bias: Value | None) -
 
 def _convolution(call: Call, sides: tuple[int, int]) -> Labels:
     filters = call.argument("weight")
+    if filters.origin == CONSTANT and (found := _filtered_apart(call, filters)) is not None:
+        return found
     if filters.origin == CONSTANT and filters.source is None:
         return _filtered(call, filters)
     weight, bias = call.weight("weight"), call.stored_tensor("bias")
@@ -140,6 +143,19 @@ def _filtered(call: Call, filters: Value) -> Labels:
     return with_new_paths(
         call, call.constraints.tie_along(labels, tuple(at for at in labels.varying_axes if at != axis))
     )
+
+
+def _filtered_apart(call: Call, filters: Value) -> Labels | None:
+    """A convolution with a filter for each channel among the buffers, which moves with it; None for others."""
+    depthwise = (int(call.argument("groups")), filters.tensor.shape[1]) == (filters.tensor.shape[0], 1)
+    if filters.stored is None or call.name.startswith("conv_") or not depthwise or call.argument("bias") is not None:
+        return None
+    ndim = call.input.tensor.ndim
+    axis = ndim - (filters.tensor.ndim - 1)
+    read = read_labels(call, call.input, axis)
+    if read.invariant or not place_buffers(call.constraints, filters.stored, read, 0, exponent=0):
+        return None
+    return with_new_paths(call, read.on_axis(axis, ndim))
 
 
 def _weight(call: Call, weight: Value, sides: tuple[int, int], read: Labels, groups: int) -> Labels:
@@ -171,6 +187,12 @@ def stored_weight(call: Call, weight: Value, sides: tuple[int, int], read: Label
     exponent = 1 if read.power == -1 else -1
     # A grouped weight has its first axis through all groups; the other axis is that of one group.
     blocks = (groups, 1) if reads > writes else (1, groups)
+    written_before = (name, reads) in constraints.placements and constraints.placements[name, reads].role != "in"
+    if written_before and set(np.unique(read.path).tolist()) <= constraints.without_shift:
+        constraints.notes.append(
+            f"One number along the inverse gains of the norm in front of {name!r} is left out: it may move between its "
+            "rows and what is added to them, as it is written and read."
+        )
     constraints.place(name, reads, read, exponent, "in", in_mass=True, blocks=blocks[0])
     if read.modulus and constraints.placements[name, reads].absolute:
         constraints.restrict_scale(read.scale, NONZERO, "reads absolute values")

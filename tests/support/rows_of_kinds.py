@@ -12,12 +12,12 @@ Segments = tuple[Segment, ...]
 _Read = tuple[int, Segments, Segments]
 """What a layer reads: how many channels, which, and the gates that multiply some."""
 UNITS = ("none", "positive", "sign", "nonzero", "linear")
-STREAMS = ("orthogonal", "orthogonal_mean", "moved", "tied")
+STREAMS = ("orthogonal", "orthogonal_mean", "bare", "moved", "tied")
 TWICE = tuple(f"twice {scale}" for scale in ("none", "sign", "positive", "linear"))
 KINDS = (*UNITS, "blocks", "attention", "rotary", "shared", "gates", "scaled gates", *STREAMS, *TWICE)
 """Units with each scale, blocks of matrices, heads with matrices, with complex numbers and shared ones, gates without
-and with scales of their own, streams with unit gains, with gains that take their signs and with embeddings, and layers
-that are used twice."""
+and with scales of their own, streams with unit gains, without gains, with gains that take their signs and with
+embeddings, and layers that are used twice."""
 
 
 class _Row:
@@ -91,10 +91,14 @@ class _Row:
 
     def stream(self, kind: str, name: str, read: _Read, *, told: bool) -> _Read:
         """A stream and a norm that reads it; ``told`` with a tensor on which nothing else acts."""
-        scales = {"moved": ("sign", "nonzero"), "tied": ("orthogonal", "none")}.get(kind, (kind, "none"))
-        stream = self.group(name, 5, Sym(), scales[0])
-        normed = self.group(f"{name}.norm", 5, Like(name), scales[1])
+        scales = {"moved": ("sign", "nonzero"), "tied": ("orthogonal", "none"), "bare": ("orthogonal", "none")}
+        scale, scale_behind = scales.get(kind, (kind, "none"))
+        stream = self.group(name, 5, Sym(), scale)
         self.layer(f"{name}.weight", 5, stream, read)
+        if kind == "bare":
+            self.layer(f"{name}.embed", 5, stream, (7, (), ()))
+            return 5, stream, ()
+        normed = self.group(f"{name}.norm", 5, Like(name), scale_behind)
         if told and kind != "tied":
             self.layer(f"{name}.embed", 5, stream, (7, (), ()))
         elif kind == "tied":

@@ -127,7 +127,13 @@ GROUPED |= {name: part(nn.RMSNorm, 4, eps=1e-2) for name in ("q_norm", "k_norm")
 SINGLE = GROUPED | {name: linear(5, 4) for name in ("k", "v")}
 CASES: dict[str, tuple[Any, dict[str, Any], torch.Tensor, str, tuple[str, ...]]] = {
     # network, example, kinds of its groups, notes
-    "LSTM": (lstm, {"read": linear(2, 12), "again": linear(3, 12), "out": linear(3, 2)}, sequence(2, 2), "none sign", ()),
+    "LSTM": (
+        lstm,
+        {"read": linear(2, 12), "again": linear(3, 12), "out": linear(3, 2)},
+        sequence(2, 2),
+        "none sign",
+        (),
+    ),
     "GRU": (steps(gru), {n: linear(5, 3) for n in "zrc"} | {"out": linear(3, 2)}, sequence(2, 2), "none sign", ()),
     "convex combinations": (
         steps(convex),
@@ -139,7 +145,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], torch.Tensor, str, tuple[str, ...]]]
     "diagonal state space": (
         steps(lambda m, x, h: m.a.sigmoid() * h + m.b(x)),
         {"a": parameter(3), "b": linear(2, 3), "out": linear(3, 2)},
-        sequence(2, 2),
+        sequence(2, 7),
         "none positive",
         (),
     ),

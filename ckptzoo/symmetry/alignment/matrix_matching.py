@@ -368,9 +368,10 @@ class MatrixMatcher:
         waiting = [
             at for at, joint in enumerate(self.joint_groups) if not _turn(joint.groups) or self._own(joint) & meeting
         ]
+        if meeting:  # signs that meet heads or others in a tensor come first, where some tensor tells them
+            waiting.sort(key=lambda at: _is_mixed(self.joint_groups[at]))
         while waiting:
-            # signs that meet heads or others in a tensor: next is what most is known of, first signs
-            place = min(waiting, key=lambda at: self._unknown(at, open_groups)) if meeting else waiting[0]
+            place = self._next(waiting, open_groups) if meeting else waiting[0]
             waiting.remove(place)
             joint, known = self.joint_groups[place], self._known_now(place, open_groups)
             if any(known.values()):
@@ -390,10 +391,15 @@ class MatrixMatcher:
         joint = self.joint_groups[place]
         return self._known(joint, open_groups if _is_mixed(joint) else open_groups - self._own(joint))
 
-    def _unknown(self, place: int, open_groups: set[str]) -> tuple[bool, bool, bool]:
-        """What is not known of a joint group yet, to order them: that any tensor tells it, or all of its blocks."""
-        known, mixed = self._known_now(place, open_groups), _is_mixed(self.joint_groups[place])
-        return not any(known.values()), mixed and not all(known.values()), mixed
+    def _next(self, waiting: Sequence[int], open_groups: set[str]) -> int:
+        """The first joint group of which tensors tell all that they can, else of which they tell most."""
+        unknown: dict[int, tuple[bool, bool]] = {}
+        for place in waiting:
+            known, mixed = self._known_now(place, open_groups), _is_mixed(self.joint_groups[place])
+            unknown[place] = not any(known.values()), mixed and not all(known.values())
+            if not any(unknown[place]):
+                return place
+        return min(waiting, key=unknown.__getitem__)
 
     def _known(self, joint: JointGroups, open_groups: set[str]) -> dict[str, tuple[ChannelView, ...]]:
         """The views of joint groups in whose tensors no open group acts on other axes."""

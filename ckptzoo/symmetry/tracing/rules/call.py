@@ -98,6 +98,11 @@ class Value:
         return self.origin == PARAMETER and self.source is not None
 
     @property
+    def stays(self) -> bool:
+        """Whether no symmetry changes it, and it is no parameter whose axes are still to be labelled."""
+        return self.labels.invariant and self.formula is None and not (self.unlabelled and self.long_axes)
+
+    @property
     def name(self) -> str:
         """Its name in the state dict."""
         assert self.source is not None
@@ -143,6 +148,8 @@ class Call:
         the operator itself.
     module_name
         of the module that calls it.
+    used
+        the numbers of its results that are used, where it has several.
     """
 
     constraints: Constraints
@@ -151,6 +158,7 @@ class Call:
     result: Any
     operator: Any
     module_name: str
+    used: frozenset[int] = frozenset()
 
     def argument(self, name: str) -> Any:
         """An argument, or its default; None where the operator has no such argument."""

@@ -63,6 +63,25 @@ def even(call: Call) -> Labels:
     return with_new_paths(call, replace(_without_scale(labels), power=1.0))
 
 
+def sign(call: Call) -> Labels:
+    """Positive scales end here: ``f(s x) = f(x)``, such as the sign."""
+    labels = positively_homogeneous(call)
+    return replace(_without_scale(labels), power=1.0)
+
+
+def finite(call: Call) -> Labels:
+    """Whether numbers are finite, which no scale changes."""
+    labels = with_new_paths(call, call.labels_of(call.input))
+    return replace(_without_scale(labels), power=1.0)
+
+
+def nan_to_num(call: Call) -> Labels:
+    """``nan_to_num``: signs pass where NaN becomes 0 and both infinities become opposite numbers."""
+    high, low = call.argument("posinf"), call.argument("neginf")
+    alike = not call.argument("nan") and (high is low is None or (None not in (high, low) and high == -low))
+    return odd(call) if alike else not_homogeneous(call)
+
+
 def not_homogeneous(call: Call) -> Labels:
     """No scale passes: GELU, SiLU, sigmoid, softplus."""
     labels = call.labels_of(call.input)
@@ -70,12 +89,18 @@ def not_homogeneous(call: Call) -> Labels:
     return with_new_paths(call, labels)
 
 
+def quantized(call: Call) -> Labels:
+    """Numbers that are rounded to some of a table or a grid, which no symmetry changes: no scale passes."""
+    _, *others = values_in(call.arguments)
+    if not all(value.stays for value in others):
+        raise call.unsupported("a grid of numbers that no symmetry changes", "one that depends on channels")
+    return not_homogeneous(call)
+
+
 def pow_(call: Call) -> Labels:
-    """``x ** n`` for a number n: scales to the power n."""
+    """``x ** n`` for a number n: scales to the power n; no scale passes where n is a tensor."""
     exponent = call.argument("exponent")
-    if not isinstance(exponent, (int, float)):
-        raise call.unsupported("a number as the exponent", type(exponent).__name__)
-    return _labels_of_power(call, exponent)
+    return _without_any_scale(call, "exponent") if isinstance(exponent, Value) else _labels_of_power(call, exponent)
 
 
 def _labels_of_power(call: Call, exponent: float) -> Labels:
@@ -232,9 +257,47 @@ def mul(call: Call) -> Labels:
 
 def div(call: Call) -> Labels:
     """``a / b``: one side is scaled, or both are alike."""
-    if call.argument("rounding_mode") is not None:
-        raise call.unsupported("a quotient that is not rounded", f"rounding_mode={call.argument('rounding_mode')!r}")
-    return _combine(call, DIV)
+    return _combine(call, DIV) if call.argument("rounding_mode") is None else floor_divide(call)
+
+
+def floor_divide(call: Call) -> Labels:
+    """Quotients that are rounded: factors of both sides cancel, and no other scale passes."""
+    labels = _combine(call, DIV)
+    call.constraints.forbid_scale(labels.scale, "rounds a quotient")
+    return labels
+
+
+def remainder(call: Call) -> Labels:
+    """What a division leaves: both sides are scaled alike, by positive numbers."""
+    return _combine(call, MAX)
+
+
+def sum_without_scale(call: Call) -> Labels:
+    """``log(exp(a) + exp(b))`` and the like: no scale passes."""
+    return _without_any_scale(call, "other")
+
+
+def _without_any_scale(call: Call, second: str) -> Labels:
+    """Labels of an operation on two tensors, or a tensor and a number, through which no scale passes."""
+    first, other = (_as_value(call, call.argument(name)) for name in ("self", second))
+    labels = combined(call, first, other, ADD)
+    call.constraints.forbid_scale(labels.scale, "is neither homogeneous nor odd")
+    return labels
+
+
+def lerp(call: Call) -> Labels:
+    """``a + w (b - a)``: a and b are scaled alike, and w is a factor of their channels."""
+    start, weight = call.argument("self"), _as_value(call, call.argument("weight"))
+    difference = Value(call.result, combined(call, start, call.argument("end"), ADD), DATA)
+    product = Value(call.result, combined(call, difference, weight, MUL), DATA)
+    return combined(call, start, product, ADD)
+
+
+def addcdiv(call: Call) -> Labels:
+    """``a + c b1 / b2`` for a number c."""
+    first, second = call.argument("tensor1"), call.argument("tensor2")
+    quotient = Value(call.result, combined(call, first, second, DIV), DATA)
+    return combined(call, call.argument("self"), quotient, ADD)
 
 
 def maximum_or_minimum(call: Call) -> Labels:

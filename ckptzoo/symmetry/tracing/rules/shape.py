@@ -51,7 +51,7 @@ def _held_by_indices(call: Call) -> Labels | None:
     axes = list(range(value.tensor.ndim))
     if call.name == "index":
         axes = [axis for axis, item in enumerate(call.argument("indices")) if item is not None]
-    elif call.name in ("index_select", "repeat_interleave") and call.argument("dim") is not None:
+    elif call.name in ("index_select", "repeat_interleave", "gather") and call.argument("dim") is not None:
         axes = [int(call.argument("dim")) % value.tensor.ndim]
     if value.unlabelled and (value.entries is not None or len(value.long_axes) > 1):
         assert value.source is not None
@@ -75,14 +75,6 @@ def copy_or_cast(call: Call) -> Any:
     if call.input.unlabelled or call.input.index_of:
         return replace(call.input, tensor=call.result)
     return homogeneous(call)
-
-
-def index(call: Call) -> Any:
-    """``x[...]`` with lists or tensors of indices."""
-    if any(item.origin != CONSTANT for item in values_in(call.argument("indices"))):
-        # refused and not followed: which entries are taken depends on the input
-        raise call.unsupported("an index of numbers and slices", "an index that depends on the input")
-    return rearrange(call)
 
 
 def concatenate(call: Call) -> Any:

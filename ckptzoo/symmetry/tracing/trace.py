@@ -222,7 +222,9 @@ class Interpreter:
         if name_of(target).startswith("wrap_with"):
             return self._part(node, args)
         if (schema := schema_of(target)) is None:
-            raise self._unknown_operation(node)
+            if any(values_in((args, kwargs))):
+                raise self._unknown_operation(node)
+            return target(*args, **kwargs)  # on sizes alone
         if is_check(name := name_of(target)):
             return None
         arguments = dict(zip((item.name for item in schema.arguments), args, strict=False)) | kwargs
@@ -230,6 +232,8 @@ class Interpreter:
         if is_cast(name) and (kept := _kept_in_float64(arguments)) is not None:
             return kept
         plain = map_values(arguments, lambda value: value.tensor)
+        if name in ("sym_size", "sym_numel"):
+            return target(**plain)
         call = Call(
             self.constraints, name.removesuffix("_"), arguments, None, target, module_of(node), _results_used(node)
         )

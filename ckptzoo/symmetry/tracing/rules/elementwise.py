@@ -199,11 +199,17 @@ def masked_fill(call: Call) -> Labels:
     return labels
 
 
-def where(call: Call) -> Labels:
-    """``where``: both values are scaled alike, and the condition is of their channels."""
+def where(call: Call) -> Any:
+    """``where``: both values are scaled alike, and the condition is of their channels; or the places where it holds."""
+    condition = call.argument("condition")
+    if call.argument("self") is None:
+        if not condition.stays:
+            raise call.unsupported("a condition that no symmetry changes", "one computed from channels")
+        path = call.constraints.paths.id_of("where", *condition.labels.path.ravel().tolist())
+        return [constant_labels(1, path) for _ in call.result]
     first, second = (_as_value(call, call.argument(name)) for name in ("self", "other"))
     joined = Value(call.result, combined(call, first, second, ADD), DATA)
-    return combined(call, joined, call.argument("condition"), MUL)
+    return combined(call, joined, condition, MUL)
 
 
 def addcmul(call: Call) -> Labels:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ckptzoo.symmetry.tracing.constraints import POSITIVE, Labels, constant_labels
-from ckptzoo.symmetry.tracing.rules.call import CONSTANT, DATA, Call, Value, values_in
+from ckptzoo.symmetry.tracing.rules.call import CONSTANT, DATA, Call, Value, map_values, values_in
 from ckptzoo.symmetry.tracing.rules.elementwise import ADD, MUL, combined
 from ckptzoo.symmetry.tracing.rules.shape import rearrange
 
@@ -109,14 +109,27 @@ def _taken(call: Call, axes: Sequence[int], places: Sequence[Value]) -> Any:
         raise call.unsupported("an index of as many places each time", "a mask that depends on the input")
     if value.unlabelled and (len(value.long_axes) > 1 or value.entries is not None):
         return _rows(call, axes)
+    if value.origin == CONSTANT and value.stored is None and not bool(value.tensor.any()):  # zeros, wherever from
+        return Value(call.result, constant_labels(call.result.ndim), CONSTANT)
     if set(axes) & set(call.labels_of(value).varying_axes):
         return _held(call, [value, *places])
-    made = rearrange(call)
-    return (
-        replace(made, labels=_after(call, made.labels, places))
-        if isinstance(made, Value)
-        else _after(call, made, places)
-    )
+    made = rearrange(_at_zero(call))
+    if isinstance(made, Value):
+        return replace(made, tensor=call.result, labels=_after(call, made.labels, places))
+    return _after(call, made, places)
+
+
+def _at_zero(call: Call) -> Call:
+    """The call with indices of 0, of which there are some: labels do not depend on the numbers of indices."""
+
+    def first(value: Value) -> Value:
+        if value is call.input:
+            return value
+        return replace(value, tensor=torch.zeros([max(1, size) for size in value.tensor.shape], dtype=torch.int64))
+
+    arguments = map_values(call.arguments, first)
+    result = call.operator(**map_values(arguments, lambda value: value.tensor))
+    return replace(call, arguments=arguments, result=result)
 
 
 def _rows(call: Call, axes: Sequence[int]) -> Labels:

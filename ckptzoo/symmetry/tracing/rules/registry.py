@@ -35,7 +35,7 @@ _NAMES: dict[Rule, str] = {
     elementwise.nan_to_num: "nan_to_num",
     elementwise.quantized: "fake_quantize_per_tensor_affine bucketize",
     elementwise.dropout: "dropout feature_dropout alpha_dropout feature_alpha_dropout",
-    elementwise.softmax: "softmax log_softmax special_softmax",
+    elementwise.softmax: "softmax log_softmax special_softmax special_log_softmax _softmax _log_softmax",
     elementwise.clamp: "hardtanh clamp clip clamp_min clamp_max",
     elementwise.threshold: "threshold",
     elementwise.prelu: "prelu",

@@ -260,6 +260,10 @@ class Interpreter:
             if id(result) in before:
                 before[id(result)][0].formula = weight.formula
             return weight
+        if isinstance(result, torch.Tensor) and torch.Tag.pointwise in target.tags and len(values) == 1:
+            (value,) = values
+            if value.function or (value.unlabelled and len(value.long_axes) > 1):
+                return replace(value, tensor=result, function=True)
         origin = DATA if any(value.origin == DATA for value in values) else PARAMETER
         with placed_or_fixed(call.constraints, values):
             labels = RULES[call.name](call) if call.name in RULES else self._of_what_stays(call, node, values)

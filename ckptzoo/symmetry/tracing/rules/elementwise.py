@@ -326,6 +326,8 @@ def _as_value(call: Call, item: Any) -> Value:
 
 def _combined_labels(call: Call, left: Value, right: Value, operation: str) -> Labels:
     """Channels and scales of the result."""
+    if left.function or right.function:
+        return _with_function(call, *((right, left) if left.function else (left, right)), operation, left.function)
     if CONSTANT in (left.origin, right.origin):
         swapped = left.origin == CONSTANT
         return _with_constant(call, *((right, left) if swapped else (left, right)), operation, swapped=swapped)
@@ -334,6 +336,30 @@ def _combined_labels(call: Call, left: Value, right: Value, operation: str) -> L
             call, *((right, left) if left.unlabelled else (left, right)), operation, swapped=left.unlabelled
         )
     return _with_value(call, left, right, operation)
+
+
+def _with_function(call: Call, value: Value, parameter: Value, operation: str, swapped: bool) -> Labels:
+    """Labels of a value and a function of a parameter, entry by entry, whose axis along channels moves with these.
+
+    Its other axes stay in place, and it has no scale.
+    """
+    constraints, ndim, name = call.constraints, call.result.ndim, parameter.name
+    if value.unlabelled or value.function or parameter.entries is not None or parameter.source is None:
+        raise call.unsupported("functions of a parameter beside values with channels", repr(name))
+    labels, offset = call.labels_of(value).with_ndim(ndim), ndim - parameter.tensor.ndim
+    if len(labels.varying_axes) > 1:
+        raise call.unsupported("functions of a parameter beside channels on one axis", f"those of {name!r} on two")
+    met = False
+    for axis, (size, source) in enumerate(zip(parameter.tensor.shape, parameter.source[1], strict=True)):
+        if source is not None and size > 1 and offset + axis in labels.varying_axes:
+            met = True
+            constraints.place(name, source, labels.along_axis(offset + axis, size), 0, "gain")
+        elif source is not None and size > 1:
+            constraints.fix_axis(name, source, size, "gain")
+    if operation in (ADD, MAX):
+        constraints.forbid_scale(labels.scale, "puts a function of a parameter beside values")
+    path = labels.path if met else constraints.paths.extend(("of", name), labels.path)
+    return replace(labels, path=path, power=-labels.power if operation == DIV and swapped else labels.power)
 
 
 def _with_constant(call: Call, value: Value, constant: Value, operation: str, *, swapped: bool) -> Labels:
@@ -416,8 +442,10 @@ def _with_value(call: Call, left: Value, right: Value, operation: str) -> Labels
             return values
     if first.experts is not None and second.experts is not None:
         call.constraints.tie_channels(first.experts, second.experts, "joins experts with others that stay in place")
-    for several, single, size in ((first, second, sizes[1]), (second, first, sizes[0])):
+    for several, single, own, size in ((first, second, *sizes), (second, first, *reversed(sizes))):
         if any(size[axis] == 1 for axis in several.varying_axes) and not single.invariant:
+            if not set(single.varying_axes) < set(several.varying_axes):
+                return _beside_other_axis(call, (several, single), (own, size))
             return _with_single_channel(call, several, single, operation)
     channel = tied_channels(call, (first, second), sizes)
     return replace(combined_scales(call, first, second, operation, (left.origin, right.origin)), channel=channel)
@@ -426,8 +454,6 @@ def _with_value(call: Call, left: Value, right: Value, operation: str) -> Labels
 def _with_single_channel(call: Call, several: Labels, single: Labels, operation: str) -> Labels:
     """Several channels, each with the same single channel."""
     inner = tuple(axis for axis in several.varying_axes if axis not in single.varying_axes)
-    if not set(single.varying_axes) < set(several.varying_axes):
-        raise call.unsupported("channels on one axis at most", "channels on two axes")
     if single.varying_axes:
         call.constraints.join_heads(single.channel, several.channel, inner, call.module_name or call.name)
     else:
@@ -436,6 +462,16 @@ def _with_single_channel(call: Call, several: Labels, single: Labels, operation:
     if operation in (ADD, MAX):
         call.constraints.forbid_scale(several.scale, "puts one channel beside several others")
     return several
+
+
+def _beside_other_axis(call: Call, sides: tuple[Labels, Labels], sizes: tuple[tuple[int, ...], ...]) -> Labels:
+    """Labels of every channel with every other one, on another axis: those that are fewer stay in place."""
+    kept, held = (0, 1) if math.prod(sides[0].shape) > math.prod(sides[1].shape) else (1, 0)
+    met = any(sizes[held][axis] > 1 for axis in sides[kept].varying_axes) or sides[0].power != sides[1].power
+    for number in (held, kept) if met else (held,):
+        call.constraints.fix(sides[number].channel, "puts channels beside others on another axis")
+        call.constraints.forbid_scale(sides[number].scale, "puts channels beside others on another axis")
+    return sides[kept]
 
 
 def tied_channels(call: Call, sides: tuple[Labels, Labels], sizes: list[tuple[int, ...]]) -> NodeIds:

@@ -27,7 +27,7 @@ _SIGNED_GATES = {
 
 def recurrent(call: Call) -> list[Labels]:
     """The outputs of all steps, and the last states of all layers."""
-    value, states = call.argument("input"), call.argument("hx")
+    value, states = call.input, call.argument("hx")
     layers, directions = int(call.argument("num_layers")), 2 if call.argument("bidirectional") else 1
     if call.argument("train") and call.argument("dropout"):
         raise call.unsupported("no dropout in evaluation mode", f"dropout={call.argument('dropout')}")

@@ -27,14 +27,15 @@ def rearrange(call: Call) -> Any:
     value = call.input
     if (held := _held_by_indices(call)) is not None:
         return held
+    parameter = value.unlabelled or value.function
     if (
-        value.unlabelled
+        parameter
         and value.entries is None
         and isinstance(call.result, torch.Tensor)
         and (reordered := _reordered_parameter(call, value)) is not None
     ):
         return reordered
-    if value.unlabelled and (len(value.long_axes) > 1 or value.entries is not None):
+    if parameter and (value.function or len(value.long_axes) > 1 or value.entries is not None):
         return _moved_parameter(call, value)
     return _labels_from_entries(call, [value])
 

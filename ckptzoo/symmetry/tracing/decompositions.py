@@ -68,7 +68,8 @@ def _decomposition(node: fx.Node, table: dict[Any, Callable[..., Any]]) -> fx.Gr
         return function(*args, **kwargs)
 
     mode: Any = getattr(values[0], "fake_mode", None)
-    if mode is None:
+    made = pytree.tree_leaves(node.meta.get("val"))
+    if mode is None or not all(isinstance(value, torch.Tensor) for value in made):  # a number, such as that of item()
         return None
     try:
         with mode, torch.no_grad():

@@ -276,7 +276,7 @@ def _packed(data: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> tup
 def _padded(
     data: torch.Tensor, sizes: torch.Tensor, batch_first: bool, padding: float, total: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``torch._pad_packed_sequence``: no step is padding here, and the number that it would have is seen all the same."""
+    """``torch._pad_packed_sequence``: no step is padding here, and the number for it is seen all the same."""
     steps = data.unflatten(0, (len(sizes), -1))
     steps = steps.masked_fill(torch.zeros(steps.shape, dtype=torch.bool), padding)
     if total > len(sizes):

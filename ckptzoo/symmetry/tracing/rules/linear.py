@@ -363,7 +363,9 @@ def _source(call: Call, value: Value) -> tuple[str, tuple[int, ...]]:
     if value.entries is not None:
         raise call.unsupported("a parameter as it is in the state dict", f"entries of {value.name!r} in other places")
     name, axes = value.source
-    known = tuple(axis for axis in axes if axis is not None)
+    shape = call.constraints.shapes[name]
+    single = iter([axis for axis, size in enumerate(shape) if axis not in axes and size == 1])
+    known = tuple(axis for item in axes if (axis := next(single, None) if item is None else item) is not None)
     if len(known) < len(axes):
         raise call.unsupported(f"{name!r} with its own axes", "axes that were added")
     return name, known

@@ -10,7 +10,7 @@ import torch
 
 from ckptzoo.symmetry.tracing.constraints import POSITIVE, SIGN, Labels, constant_labels
 from ckptzoo.symmetry.tracing.rules.call import Call, Value
-from ckptzoo.symmetry.tracing.rules.elementwise import maximum_or_minimum, with_new_paths
+from ckptzoo.symmetry.tracing.rules.elementwise import MUL, combined, maximum_or_minimum, with_new_paths
 from ckptzoo.symmetry.tracing.union_find import NodeIds
 
 
@@ -139,6 +139,20 @@ def _reduced(call: Call, labels: Labels, dim: Any, keepdim: bool) -> Labels:
     if keepdim:
         return labels
     return labels.map(lambda item: item.reshape([size for axis, size in enumerate(item.shape) if axis not in axes]))
+
+
+def unpool(call: Call) -> Labels:
+    """``max_unpool``: values at the places that they are from, and zeros."""
+    return combined(call, call.input, call.argument("indices"), MUL)
+
+
+def sample(call: Call) -> Labels:
+    """``grid_sample``: sums of values in space, weighed by where the grid says; it depends on no channels."""
+    value, grid = call.input, call.argument("grid")
+    if not grid.stays:
+        raise call.unsupported("a grid that no symmetry changes", "one computed from channels")
+    labels = call.labels_of(value)
+    return with_new_paths(call, call.constraints.tie_along(labels, tuple(at for at in labels.varying_axes if at > 1)))
 
 
 def _over(call: Call, labels: Labels, dim: Any) -> bool:

@@ -61,7 +61,8 @@ _NAMES: dict[Rule, str] = {
     reduction.without_scale: "logsumexp special_logsumexp prod all any count_nonzero",
     reduction.var_std_or_norm: "var std var_mean std_mean norm frobenius_norm linalg_vector_norm",
     reduction.pooling(elementwise.positively_homogeneous): (
-        "max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d"
+        "max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d "
+        "max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices"
     ),
     reduction.pooling(elementwise.homogeneous): (
         "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d "
@@ -69,6 +70,8 @@ _NAMES: dict[Rule, str] = {
         "upsample_bicubic2d upsample_trilinear3d _upsample_nearest_exact1d _upsample_nearest_exact2d "
         "_upsample_nearest_exact3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa"
     ),
+    reduction.unpool: "max_unpool2d max_unpool3d",
+    reduction.sample: "grid_sampler grid_sampler_2d grid_sampler_3d",
     shape.copy_or_cast: "contiguous clone alias detach lift_fresh_copy to _to_copy type_as",
     shape.rearrange: (
         "view reshape flatten unflatten ravel permute transpose swapaxes swapdims movedim moveaxis t numpy_T mT "

@@ -324,20 +324,12 @@ FAMILY_SIZES: Mapping[str, Any] = {
 }
 """Sizes of small configurations; a family takes those that its configuration has."""
 TIMM_FAMILIES: Mapping[str, Mapping[str, Any]] = {
-    **dict.fromkeys(
-        (
-            "vit_tiny_patch16_224",
-            "deit_tiny_patch16_224",
-            "beit_base_patch16_224",
-            "cait_xxs24_224",
-            "eva02_tiny_patch14_224",
-        ),
-        {"img_size": 28, "patch_size": 14, "embed_dim": 8, "depth": 2, "num_heads": 2},
-    ),
-    **dict.fromkeys(
-        ("mixer_s32_224", "resmlp_12_224", "gmlp_s16_224"),
-        {"img_size": 28, "patch_size": 14, "embed_dim": 8, "num_blocks": 2},
-    ),
+    f"{name}_224": {"img_size": 28, "patch_size": 14, "embed_dim": 8, depth: 2, **heads}
+    for names, depth, heads in (
+        ("vit_tiny_patch16 deit_tiny_patch16 beit_base_patch16 cait_xxs24", "depth", {"num_heads": 2}),
+        ("mixer_s32 resmlp_12 gmlp_s16", "num_blocks", {}),
+    )
+    for name in names.split()
 }
 """Families of timm by the name of one network, with small sizes."""
 _LARGEST_JACOBIAN = 2600

@@ -50,7 +50,7 @@ def decompose(found: Operations, known: Callable[[str], bool]) -> None:
 def _decomposition(node: fx.Node, table: dict[Any, Callable[..., Any]]) -> fx.Graph | None:
     """What an operation is made of, as a graph of the tensors among its arguments; None where torch does not say."""
     target: Any = node.target
-    if target._schema.is_mutable:
+    if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
         return None
     leaves, structure = pytree.tree_flatten((node.args, node.kwargs))
     values = [leaf.meta.get("val") for leaf in leaves if isinstance(leaf, fx.Node)]

@@ -392,8 +392,16 @@ def nullity(module: nn.Module, example: Any) -> int:
         rows += torch.autograd.grad(
             result[chosen], flat, torch.eye(len(chosen), dtype=torch.float64), is_grads_batched=True
         )
-    singular = torch.linalg.svdvals(torch.cat(rows))
-    return len(flat) - int((singular > 1e-10 * singular[0]).sum())
+    lines = torch.cat([row if row.ndim == 2 else row[None] for row in rows])
+    singular = torch.linalg.svdvals(lines)
+    # Rows of embeddings that no input takes are free whatever the network is.
+    tables = {f"{name}.weight" for name, item in module.named_modules() if isinstance(item, nn.Embedding)}
+    used = dict(zip(names, lines.abs().amax(0).split([value.numel() for value in values]), strict=True))
+    unused = sum(
+        int((used[name].view_as(module.get_parameter(name)) == 0).all(1).sum()) * module.get_parameter(name).shape[1]
+        for name in tables & set(names)
+    )
+    return len(flat) - int((singular > 1e-10 * singular[0]).sum()) - unused
 
 
 def _print_families(only: str) -> None:

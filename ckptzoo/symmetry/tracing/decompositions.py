@@ -56,7 +56,8 @@ def _decomposition(node: fx.Node, table: dict[Any, Callable[..., Any]]) -> fx.Gr
     values = [leaf.meta.get("val") for leaf in leaves if isinstance(leaf, fx.Node)]
     if not values or not all(isinstance(value, torch.Tensor) for value in values):
         return None
-    if target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd  # pyright: ignore[reportPrivateUsage]
+    if target.has_kernel_for_dispatch_key(composite):
         function = target.decompose
     elif (function := table.get(target)) is None:
         return None

@@ -38,7 +38,7 @@ KINDS: dict[str, dict[str, Callable[[Any, torch.Tensor], torch.Tensor]]] = {
         "LPPool": lambda m, x: F.lp_pool1d(x.transpose(1, 2), 2, 2).transpose(1, 2),
         "unpooled": lambda m, x: _unpooled(x.transpose(1, 2)).transpose(1, 2),
         "spectrum": lambda m, x: torch.fft.rfft(x, dim=1).abs(),
-        "scatter_reduce": lambda m, x: x.new_zeros(2, 3, 4).scatter_reduce(1, _places(x), x, "amax"),
+        "scatter_reduce": lambda m, x: x.new_zeros(len(x), 3, 4).scatter_reduce(1, _places(x), x, "amax"),
     },
     NONE: {
         "ceil": lambda m, x: x.ceil(),
@@ -87,7 +87,7 @@ def _places(x: torch.Tensor) -> torch.Tensor:
 
 
 def _unpooled(x: torch.Tensor) -> torch.Tensor:
-    return F.max_unpool1d(*F.max_pool1d(x, 2, return_indices=True), 2)
+    return F.max_unpool1d(*F.max_pool1d(x, 2, return_indices=True), [2])
 
 
 def _between(operation: Callable[[Any, torch.Tensor], torch.Tensor]) -> Net:
@@ -205,7 +205,7 @@ def test_tables_that_read_two_values_or_rows() -> None:
         lambda m, h: torch.einsum("bti,oi->bto", h, m.w),
         lambda m, h: torch.einsum("bti,io->otb", h, m.w).permute(2, 1, 0),
         lambda m, h: (m.w @ h.mT).mT,
-        lambda m, h: torch.tensordot(h, m.w, dims=([2], [0])),
+        lambda m, h: torch.tensordot(h, m.w, dims=([2], [0])),  # pyright: ignore[reportArgumentType]
     ],
 )
 def test_products_with_a_parameter_on_either_side(product: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:

@@ -19,7 +19,7 @@ from ckptzoo.symmetry.tracing.rules.shape import rearrange
 def index(call: Call) -> Any:
     """``x[...]`` with lists or tensors of indices."""
     indices = call.argument("indices")
-    return _taken(call, [axis for axis, item in _indexed(indices)], list(values_in(indices)))
+    return _taken(call, [axis for axis, _ in _indexed(indices)], list(values_in(indices)))
 
 
 def index_select(call: Call) -> Any:

@@ -347,7 +347,7 @@ def _of_transformers(kind: str) -> Made:
     module = transformers.AutoModel.from_config(config)
     if kind in IMAGE_FAMILIES.split():
         return module, {"pixel_values": torch.randn(2, 3, 8, 8)}
-    tokens = torch.randint(3, 30, (2, 7))
+    tokens = torch.randint(3, 30, (2, 14))
     return module, {"input_ids": tokens} | ({"decoder_input_ids": tokens} if config.is_encoder_decoder else {})
 
 
@@ -366,8 +366,11 @@ def families() -> Iterator[tuple[str, Callable[[], Made]]]:
         )
 
 
-def nullity(module: nn.Module, example: Any) -> int:
-    """The dimension of the directions in which no output changes, at random weights and on random inputs."""
+def nullity(module: nn.Module, example: Any) -> tuple[int, int]:
+    """The dimension of the directions in which no output changes, at random weights and on random inputs.
+
+    The second number is how many entries rows of embeddings have that none of the inputs takes, which are all free.
+    """
     module = module.double().eval()
     rng = np.random.default_rng(0)
     names = [name for name, _ in module.named_parameters()]
@@ -379,7 +382,7 @@ def nullity(module: nn.Module, example: Any) -> int:
     while sum(map(len, rows)) < 2 * len(flat):
         given = {
             key: torch.from_numpy(
-                rng.standard_normal(item.shape) if item.is_floating_point() else rng.integers(3, 30, item.shape)
+                rng.standard_normal(item.shape) if item.is_floating_point() else rng.integers(0, 30, item.shape)
             )
             for key, item in (example if isinstance(example, Mapping) else {"": example}).items()
         }
@@ -394,19 +397,17 @@ def nullity(module: nn.Module, example: Any) -> int:
         )
     lines = torch.cat([row if row.ndim == 2 else row[None] for row in rows])
     singular = torch.linalg.svdvals(lines)
-    # Rows of embeddings that no input takes are free whatever the network is.
+    used = lines.abs().amax(0).split([value.numel() for value in values])
     tables = {f"{name}.weight" for name, item in module.named_modules() if isinstance(item, nn.Embedding)}
-    used = dict(zip(names, lines.abs().amax(0).split([value.numel() for value in values]), strict=True))
-    unused = sum(
-        int((used[name].view_as(module.get_parameter(name)) == 0).all(1).sum()) * module.get_parameter(name).shape[1]
-        for name in tables & set(names)
-    )
-    return len(flat) - int((singular > 1e-10 * singular[0]).sum()) - unused
+    rows_used = {name: item.view_as(value) for name, item, value in zip(names, used, values, strict=True)}
+    unused = sum(int((rows_used[name] == 0).all(1).sum()) * rows_used[name].shape[1] for name in tables & set(names))
+    return len(flat) - int((singular > 1e-10 * singular[0]).sum()), unused
 
 
 def _print_families(only: str) -> None:
-    print("| family | parameters | groups | permutations | signs | dimensions | nullity of the Jacobian |")
-    print("|---|--:|--:|--:|--:|--:|--:|")
+    columns = "family parameters groups permutations signs dimensions".split()
+    print("| " + " | ".join([*columns, "nullity of the Jacobian", "of it unused embeddings"]) + " |")
+    print("|---|--:|--:|--:|--:|--:|--:|--:|")
     for name, make in families():
         if only not in name:
             continue
@@ -419,17 +420,15 @@ def _print_families(only: str) -> None:
         except ZooError as error:
             (problem, *_) = error.problems
             reason = f"{problem.what}: expected {problem.expected}, got {problem.got}".replace("|", r"\|")
-            print(f"| {name} | refused: {reason} | | | | | |", flush=True)
+            print(f"| {name} | refused: {reason} | | | | | | |", flush=True)
             continue
         counts = count(traced.symmetry)
         numbers = sum(value.numel() for value in module.parameters())
-        free = nullity(module, example) if numbers <= _LARGEST_JACOBIAN else None
+        free = nullity(module, example) if numbers <= _LARGEST_JACOBIAN else ()
         permutations = f"10^{counts.log10_permutations:.2f}"
-        cells = (name, f"{numbers:,}", str(len(traced.symmetry.groups)), permutations, f"{counts.signs:,}")
-        print(
-            "| " + " | ".join((*cells, f"{counts.dimensions:,}", "" if free is None else f"{free:,}")) + " |",
-            flush=True,
-        )
+        cells = [name, f"{numbers:,}", str(len(traced.symmetry.groups)), permutations, f"{counts.signs:,}"]
+        cells += [f"{counts.dimensions:,}", *(f"{number:,}" for number in free or ()), *([] if free else ["", ""])]
+        print("| " + " | ".join(cells) + " |", flush=True)
 
 
 VISION = (

@@ -378,11 +378,11 @@ def nullity(module: nn.Module, example: Any) -> tuple[int, int]:
     flat = torch.cat([value.ravel() for value in values]).requires_grad_()
     pieces = flat.split([value.numel() for value in values])
     state = {name: piece.view_as(value) for name, piece, value in zip(names, pieces, values, strict=True)}
-    rows: list[torch.Tensor] = []
+    rows: list[torch.Tensor] = []  # the token 0 is padding, whose gradient torch leaves out
     while sum(map(len, rows)) < 2 * len(flat):
         given = {
             key: torch.from_numpy(
-                rng.standard_normal(item.shape) if item.is_floating_point() else rng.integers(0, 30, item.shape)
+                rng.standard_normal(item.shape) if item.is_floating_point() else rng.integers(1, 30, item.shape)
             )
             for key, item in (example if isinstance(example, Mapping) else {"": example}).items()
         }
@@ -405,7 +405,7 @@ def nullity(module: nn.Module, example: Any) -> tuple[int, int]:
 
 
 def _print_families(only: str) -> None:
-    columns = "family parameters groups permutations signs dimensions".split()
+    columns = ["family", "parameters", "groups", "permutations", "signs", "dimensions"]
     print("| " + " | ".join([*columns, "nullity of the Jacobian", "of it unused embeddings"]) + " |")
     print("|---|--:|--:|--:|--:|--:|--:|--:|")
     for name, make in families():

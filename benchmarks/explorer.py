@@ -1,6 +1,6 @@
 """The page of a zoo beside the same views by Altair, both as one file, in Chromium without a network.
 
-The zoos are ``cards/mnist-optunet`` (2,048 members), 100,000 jittered copies of its members with their canonical
+The zoos are the first 2,048 members of ``cards/mnist-optunet``, 100,000 jittered copies of its members with their canonical
 variant and equivalence checks, and one layer of 64 random ResNet-18s. Altair's page (``inline=True``) has four linked
 histograms and two linked panels of principal components of one layer, the values of our page, and of ours nothing
 else. Pages are built each in a process of its own, for its time and its largest resident memory. In Chromium a page is
@@ -37,9 +37,12 @@ from ckptzoo.derive import derive
 from ckptzoo.explorer import page as write_page
 from ckptzoo.explorer.bundle import bundle
 from ckptzoo.explorer.payload import decode
+from ckptzoo.hub.pull import pull
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "cards/mnist-optunet"
+FEW = 2048
+"""Members of the small zoo."""
 PARTS = 20_000
 """Members of a part of the large zoo."""
 MOVES, SECONDS = 60, 10
@@ -61,7 +64,7 @@ AIMS = {
     "build_s": (3, 30),
     "build_mib": (None, 1024),
 }
-"""For up to 2,048 members, and for more."""
+"""For up to ``FEW`` members, and for more."""
 
 
 def copies(folder: Path, count: int) -> Path:
@@ -293,7 +296,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        zoos = {len(ckptzoo.open(SOURCE)): SOURCE, chosen.members: copies(folder / "copies", chosen.members)}
+        pull(SOURCE, folder / "members", where=f"seed < {FEW}")
+        zoos = {FEW: folder / "members", chosen.members: copies(folder / "copies", chosen.members)}
         with chromium() as browser:
             for members, path in zoos.items():
                 ours, theirs = folder / f"{members}.html", folder / f"{members}-altair.html"
@@ -328,7 +332,7 @@ def main() -> None:
     console.print(table)
     for row in rows:
         for figure, aims in AIMS.items():
-            aim = aims[row["members"] > 2048 or "ResNet" in row["contender"]]
+            aim = aims[row["members"] > FEW or "ResNet" in row["contender"]]
             if row["contender"] != "altair" and figure in row and aim is not None:
                 console.print(f"{row['contender']}, {row['members']:,}: {figure} {row[figure]:,.3g} (aim {aim:,})")
     console.print(f"script {len(bundle().script) / 1000:.1f} kB, style {len(bundle().style) / 1000:.1f} kB")

@@ -130,7 +130,7 @@ def mix(streams: Sequence[Stream], *, weights: Sequence[float] | None = None, se
     >>> import ckptzoo
     >>> from ckptzoo import learning
     >>> zoo = ckptzoo.open("cards/mnist-optunet")
-    >>> halves = [learning.stream(zoo[:1024]), learning.stream(zoo[1024:])]
+    >>> halves = [learning.stream(zoo[:1024]), learning.stream(zoo[1024:2048])]
     >>> [batch.stream for batch in learning.mix(halves, weights=[3, 1])].count(0)
     20
     """

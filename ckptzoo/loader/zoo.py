@@ -80,7 +80,7 @@ def open(
     --------
     >>> zoo = ckptzoo.open("cards/mnist-optunet")
     >>> zoo
-    <zoo mnist-optunet: 2,048 checkpoints of optunet, 2 parts>
+    <zoo mnist-optunet: 3,072 checkpoints of optunet, 3 parts>
     >>> zoo["conv1.weight"][:64].shape
     (64, 2, 1, 4, 4)
     """
@@ -119,7 +119,7 @@ class Zoo:
     --------
     >>> zoo = ckptzoo.open("cards/mnist-optunet").where("test_accuracy > 0.91")
     >>> len(zoo), zoo["fc.weight", "canonical"].shape
-    (6, (6, 10, 10))
+    (9, (9, 10, 10))
     >>> zoo[0].id
     'mnist-optunet-2cdbd75c-000231-056280'
     """
@@ -351,7 +351,7 @@ class Zoo:
         >>> zoo = ckptzoo.open("cards/mnist-optunet")
         >>> train, test = zoo.split("main", "train"), zoo.split("main", "test")
         >>> len(train), len(test)
-        (1479, 280)
+        (2203, 424)
         """
         split = read_split(self._contents.files, name, self._contents.identity)
         if part not in split.parts:

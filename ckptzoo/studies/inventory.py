@@ -254,7 +254,7 @@ def inventory(zoo: Zoo) -> Inventory:
     >>> from ckptzoo.studies.inventory import inventory
     >>> found = inventory(ckptzoo.open("cards/mnist-optunet"))
     >>> found.checkpoints, found.parameters, round(found.test_accuracy.mean, 3)
-    (2048, 392, 0.884)
+    (3072, 392, 0.884)
     """
     table, contents, arch = zoo.metadata, zoo.contents, zoo.arch
     last = zoo.last_steps().metadata

@@ -215,7 +215,7 @@ def mass(zoo: Zoo, *, formulation: str = "pinned", progress: Progress | None = N
     >>> from ckptzoo.studies.mass import mass
     >>> found = mass(ckptzoo.open("cards/mnist-optunet"))
     >>> bool((found.after <= found.before).all()), round(float(np.median(found.excess)), 1)
-    (True, 26.1)
+    (True, 26.2)
     """
     symmetry = own_table(zoo)
     last = zoo.last_steps()

@@ -1,12 +1,12 @@
 """The page of a zoo beside the same views by Altair, both as one file, in Chromium without a network.
 
-The zoos are the first 2,048 members of ``cards/mnist-optunet``, 100,000 jittered copies of its members with their canonical
-variant and equivalence checks, and one layer of 64 random ResNet-18s. Altair's page (``inline=True``) has four linked
-histograms and two linked panels of principal components of one layer, the values of our page, and of ours nothing
-else. Pages are built each in a process of its own, for its time and its largest resident memory. In Chromium a page is
-opened several times: first paint, ready (all views drawn; for Altair: the promise of ``vegaEmbed``), and the heap after
-a collection, with the arrays' buffers. Then a brush of the first histogram is moved; the time of a move is that of the
-page's tasks on its main thread, which includes handling, layout and painting.
+The zoos are the first 2,048 members of ``cards/mnist-optunet``, 100,000 jittered copies of its members with their
+canonical variant and equivalence checks, and one layer of 64 random ResNet-18s. Altair's page (``inline=True``) has
+four linked histograms and two linked panels of principal components of one layer, the values of our page, and of ours
+nothing else. Pages are built each in a process of its own, for its time and its largest resident memory. In Chromium a
+page is opened several times: first paint, ready (all views drawn; for Altair: the promise of ``vegaEmbed``), and the
+heap after a collection, with the arrays' buffers. Then a brush of the first histogram is moved; the time of a move is
+that of the page's tasks on its main thread, which includes handling, layout and painting.
 """
 
 import argparse

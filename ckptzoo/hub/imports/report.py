@@ -35,6 +35,8 @@ class ImportResult(PrintedResult):
         ids of one network that came several times, by the first of them.
     notes
         what was done to how many kinds of files, or to how many files.
+    forms
+        what files were taken for, and how many of each.
     seconds, nbytes
         time taken, bytes of the source.
     """
@@ -49,6 +51,7 @@ class ImportResult(PrintedResult):
     passed_over: Sequence[Mapping[str, str]]
     repeated: Mapping[str, Sequence[str]]
     notes: Mapping[str, int]
+    forms: Mapping[str, int]
     seconds: float
     nbytes: int
 
@@ -65,6 +68,7 @@ class ImportResult(PrintedResult):
             "passed_over": [dict(item) for item in self.passed_over],
             "repeated": {first: list(others) for first, others in self.repeated.items()},
             "notes": dict(self.notes),
+            "forms": dict(self.forms),
             "seconds": round(self.seconds, 3),
             "bytes": self.nbytes,
         }
@@ -79,6 +83,10 @@ class ImportResult(PrintedResult):
         """
         done = f"{counted(self.added, 'checkpoint')} added to {self.to}"
         lines = [f"{self.source} ({self.adapter}): {done} in {self.seconds:.1f} s, {size(self.nbytes)} read"]
+        if len(self.forms) > 1 or self.passed_over:
+            lines.append(
+                "read: " + ", ".join(f"{words} ({counted(count, 'file')})" for words, count in self.forms.items())
+            )
         if self.present:
             lines.append(f"{counted(self.present, 'file')} left out, whose checkpoints the zoo has")
         if len(self.zoos) > 1:

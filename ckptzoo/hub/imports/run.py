@@ -20,6 +20,7 @@ from ckptzoo.format import durable
 from ckptzoo.hub.contributions.evaluation import Factory, network_factory, trace_symmetry
 from ckptzoo.hub.imports.adapters import ADAPTERS, Adapter, Found, Options
 from ckptzoo.hub.imports.adapters.adapter import (
+    Broken,
     FoundArrays,
     PassedOver,
     Picked,
@@ -28,13 +29,14 @@ from ckptzoo.hub.imports.adapters.adapter import (
     identifier,
 )
 from ckptzoo.hub.imports.facts import Row, merged
+from ckptzoo.hub.imports.opened import JUNK, OpenedSource
 from ckptzoo.hub.imports.remote_sources import open_source
 from ckptzoo.hub.imports.report import ImportResult
-from ckptzoo.hub.imports.sources import Source, WatchedSource
 from ckptzoo.hub.imports.target import Declaration, Target, check_folder, unit_of
 from ckptzoo.hub.untrusted import Limits, StateDict
 from ckptzoo.hub.untrusted.errors import NoNetworkError
-from ckptzoo.hub.untrusted.formats import HEAD_BYTES, content_format
+from ckptzoo.hub.untrusted.formats import HEAD_BYTES, Form
+from ckptzoo.hub.untrusted.forms import read_form
 from ckptzoo.hub.untrusted.process import ReadingProcess
 from ckptzoo.hub.untrusted.protocol import Job
 from ckptzoo.hub.untrusted.safetensors import read_state_dict
@@ -43,7 +45,7 @@ from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.documents import canonical
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import common
-from ckptzoo.text import Progress, counted, excerpt
+from ckptzoo.text import Progress, excerpt
 
 BATCH_FILES, BATCH_BYTES = 256, 64 * 2**20
 """Files that are read together; two such batches are in memory."""
@@ -65,6 +67,8 @@ def import_zoo(
     input_shape: Sequence[int] | None = None,
     split_by: str | None = None,
     skip_bad: bool = False,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
     license: str | None = None,
     dataset: str | None = None,
     scaling: tuple[Sequence[float], Sequence[float]] | None = None,
@@ -78,13 +82,14 @@ def import_zoo(
     Parameters
     ----------
     source
-        a folder, an archive (.tar .tgz .tar.xz .zip) or a file, here, ``https://...``, ``hf://datasets/org/name`` or
+        a folder, an archive (tar, also packed, or zip) or a file, here, ``https://...``, ``hf://datasets/org/name`` or
         ``hf://org/model``.
     to
         the zoo's folder, new or there already: what it has is not read again. Where the source holds several
         architectures, a collection with a zoo for each.
     adapter
-        a name of ``ADAPTERS``; ``auto`` recognises the format by the paths in the source.
+        a name of ``ADAPTERS``; ``auto`` recognises the format by the paths in the source, and takes any other source
+        for ``files``, which are told by their content.
     names
         old to new names of tensors; ``"order"`` matches them by order where all shapes agree.
     arch
@@ -98,6 +103,9 @@ def import_zoo(
         ``extra.<name>`` or a column: members that differ in it go to zoos of their own.
     skip_bad
         leave out what cannot be read, and say so; otherwise the first such file ends the import.
+    include, exclude
+        patterns of the shell (``*.pt``, ``seed0``) that paths, their last parts or their folders fit; by default all
+        files are looked at.
     license
         SPDX identifier; needed where the format has none of its own.
     dataset
@@ -130,7 +138,8 @@ def import_zoo(
     ('files', 1)
     """
     start = time.monotonic()
-    opened, folder = WatchedSource(open_source(source, endpoint=endpoint, token=token)), Path(to).absolute()
+    folder = Path(to).absolute()
+    opened = OpenedSource(open_source(source, endpoint=endpoint, token=token), include, exclude)
     check_folder(folder)
     chosen, options = _adapter(opened, adapter), options or Options()
     check_options(chosen.name, options)
@@ -152,7 +161,7 @@ def import_zoo(
     result = ImportResult(
         str(to), opened.address, chosen.name, target.zoos, importer.added, importer.present, tuple(importer.skipped),
         importer.passed_over, {first: tuple(others) for first, others in importer.repeated.items()},
-        {**target.notes, **importer.notes},
+        {**target.notes, **importer.notes}, dict(importer.forms),
         time.monotonic() - start, opened.nbytes,
     )  # fmt: skip
     if skip_bad:
@@ -186,32 +195,22 @@ def _tracer(
     return symmetry_of if modules else None
 
 
-def _adapter(source: Source, name: str) -> Adapter:
+def _adapter(source: OpenedSource, name: str) -> Adapter:
     if name != AUTO:
         if name not in ADAPTERS:
             step = "Name one of these."
             raise ZooError(Problem("--as", "format", ", ".join([AUTO, *ADAPTERS]), repr(name), step))
         return ADAPTERS[name]
-    paths, nbytes = list[str](), 0
-    for file in source.files():
-        paths.append(file.path)
-        nbytes += file.size
-        if len(paths) >= _RECOGNISED_BY or nbytes > _RECOGNISED_BYTES:
-            break
+    paths = source.first_paths(_RECOGNISED_BY, _RECOGNISED_BYTES)
     if zoo := next((path for path in paths if path.rpartition("/")[2] == layout.ZOO), None):
         step = "Open it as it is, or copy it with ckptzoo pull; ckptzoo export writes its checkpoints to files."
         raise ZooError(Problem(source.address, "source", "checkpoints of others", f"a zoo: {excerpt(zoo, 80)!r}", step))
-    fitting = [adapter for adapter in ADAPTERS.values() if adapter.recognises(paths)]
     # files of any program have the suffixes that the other formats have too
-    special = [adapter for adapter in fitting if adapter.name != "files"]
+    special = [adapter for adapter in ADAPTERS.values() if adapter.name != "files" and adapter.recognises(paths)]
     if len(special) > 1:
         got = " and ".join(adapter.name for adapter in special)
         raise ZooError(Problem(source.address, "format", "one", got, "Say which with --as."))
-    if not fitting:
-        got = f"{counted(len(paths), 'file')}, such as {excerpt(paths[0], 80)!r}" if paths else "no files"
-        step = "Name the format with --as."
-        raise ZooError(Problem(source.address, "format", "one of " + ", ".join(ADAPTERS), got, step))
-    return (special or fitting)[0]
+    return special[0] if special else ADAPTERS["files"]
 
 
 @dataclass
@@ -226,7 +225,7 @@ class _Importer:
 
     def __init__(
         self,
-        source: WatchedSource,
+        source: OpenedSource,
         adapter: Adapter,
         target: Target,
         defaults: Row,
@@ -239,12 +238,14 @@ class _Importer:
         self.added = self.present = 0
         self.skipped: list[dict[str, str]] = []
         self.notes: dict[str, int] = {}
+        self.forms: dict[str, int] = {}
         self._passed_over: dict[str, str] = {}
         self._found: set[str] = set()
         self._times: dict[str, dict[str, tuple[Any, Any]]] = {}
         self.repeated: dict[str, list[str]] = {}
         self._first_ids: dict[bytes, str] = {}
         self._seen: set[str] = set()
+        self._batch = _Batch()
 
     def run(self, options: Options, progress: Progress | None) -> None:
         """Import everything; what was read before an error is published."""
@@ -268,47 +269,61 @@ class _Importer:
             self.target.commit()
 
     def _collect(self, options: Options, progress: Progress | None) -> None:
-        batch, member, total = _Batch(), None, self.source.nbytes
+        total = self.source.nbytes
         for found in self.adapter.checkpoints(self.source, options):
             if progress is not None:
                 progress(min(self.source.position, total), total)
-            if isinstance(found, PassedOver):
-                self._passed_over[found.path] = found.reason
-                continue
-            self._found.add(found.path)
-            if isinstance(found, FoundArrays):
-                self._finish()
-                self._add_arrays(found)
-                continue
-            unit = self._unit(found)
-            if unit in self._seen:
-                got = found.id or checkpoint_id(found.member, found.step)
-                self._refuse(found.path, "id" if found.id else "member and step", "each once", got)
-                continue
-            self._seen.add(unit)
-            if unit in self.target.units:
-                self.present += 1
-                continue
-            if batch.found and (len(batch.found) >= BATCH_FILES or batch.nbytes + found.size > BATCH_BYTES):
-                batch.ends_member = found.member != member or bool(found.id)
-                self._submit(batch)
-                batch = _Batch()
-            try:
-                batch.found.append((found, found.read()))
-            except IntegrityError:
-                raise
-            except ZooError as error:
-                self._skip(found.path, error)
-                continue
-            batch.nbytes += found.size
-            member = found.member
-        if batch.found:
-            self._submit(batch)
+            self._skip_broken()
+            self._take(found)
+        self._skip_broken()
+        self._submit()
 
-    def _submit(self, batch: _Batch) -> None:
-        """Begin to read a batch, and to add the one that was read meanwhile."""
+    def _skip_broken(self) -> None:
+        """Leave out archives that cannot be read to their end."""
+        while self.source.broken:
+            self._skip(*self.source.broken.pop(0))
+
+    def _take(self, found: Found | FoundArrays | PassedOver | Broken) -> None:
+        """Read a file into the batch."""
+        if isinstance(found, PassedOver):
+            self._passed_over[found.path] = found.reason
+            return
+        self._found.add(found.path)
+        if isinstance(found, Broken):
+            self._skip(found.path, found.error)
+            return
+        if isinstance(found, FoundArrays):
+            self._finish()
+            self._add_arrays(found)
+            return
+        unit = self._unit(found)
+        if unit in self._seen:
+            got = found.id or checkpoint_id(found.member, found.step)
+            self._refuse(found.path, "id" if found.id else "member and step", "each once", got)
+            return
+        self._seen.add(unit)
+        if unit in self.target.units:
+            self.present += 1
+            return
+        batch = self._batch
+        if batch.found and (len(batch.found) >= BATCH_FILES or batch.nbytes + found.size > BATCH_BYTES):
+            batch.ends_member = found.member != batch.found[-1][0].member or bool(found.id)
+            self._submit()
+        try:
+            contents = found.read()
+        except ZooError as error:
+            self._skip(found.path, error)
+            return
+        self._batch.found.append((found, contents))
+        # what is packed is larger than its file
+        self._batch.nbytes += max(found.size, sum(map(len, contents)))
+
+    def _submit(self) -> None:
+        """Begin to read the batch, and to add the one that was read meanwhile."""
+        batch, self._batch = self._batch, _Batch()
         self._advance()
-        self._read_ahead = batch, self.readers.submit(self._read, batch)
+        if batch.found:
+            self._read_ahead = batch, self.readers.submit(self._read, batch)
 
     def _advance(self) -> None:
         if self._writing is not None:
@@ -326,6 +341,7 @@ class _Importer:
     def _finish_quietly(self) -> None:
         """Add what was read before an error; a second error is a consequence of the first."""
         with suppress(Exception):
+            self._submit()
             self._finish()
 
     def _add_files(self, batch: _Batch, read: list[list[StateDict] | ZooError]) -> None:
@@ -365,11 +381,12 @@ class _Importer:
             location, name = f"{self.source.address}: {found.path}", found.path.rpartition("/")[2]
             for data in contents:
                 try:
-                    file_format = content_format(data[:HEAD_BYTES], location=location)
-                    if file_format == "safetensors":
+                    form = read_form(data[:HEAD_BYTES], name, location=location)
+                    self.forms[form.words] = self.forms.get(form.words, 0) + 1
+                    if form.name == "safetensors":
                         parts.append([read_state_dict(BytesIO(data), location, name, Limits())])
                     else:
-                        jobs.append((parts, name, Job(location, file_format, len(data), strict=False), data))
+                        jobs.append((parts, name, Job(location, form.name, len(data), strict=False), data))
                 except ZooError as error:
                     parts.append(error)
         if jobs:
@@ -422,9 +439,14 @@ class _Importer:
     @property
     def passed_over(self) -> tuple[dict[str, str], ...]:
         """Files that hold no network, and those that were not opened."""
-        unopened = (path for path in self.source.paths if path not in self.source.opened and path not in self._found)
-        reasons = dict.fromkeys(unopened, f"no checkpoint of the format {self.adapter.name}, by its name")
-        return tuple({"file": path, "reason": reason} for path, reason in (reasons | self._passed_over).items())
+        by_name = f"no checkpoint of the format {self.adapter.name}, by its name"
+        reasons = {
+            path: by_name if form.is_read or form.is_container else form.reason
+            for path, form in self.source.forms.items()
+            if path not in self.source.opened and path not in self._found
+        }
+        reasons = self.source.passed_over | reasons | self._passed_over
+        return tuple({"file": path, "reason": reason} for path, reason in reasons.items())
 
     def _check_found(self) -> None:
         """Refuse a source in which no file held a network.
@@ -432,15 +454,19 @@ class _Importer:
         Raises
         ------
         ZooError
-            So it is; the first files are named, and why they are none.
+            So it is; the first files are named, and why they are none, and what to do with those of another program.
         """
         if self.added or self.present or self.skipped:
             return
-        passed = self.passed_over
-        got = "; ".join(f"{item['file'][:80]}: {item['reason'][:160]}" for item in passed[:3]) or "no files"
+        passed = [item for item in self.passed_over if item["reason"] != JUNK]
+        words = {form.reason: form for form in self.source.forms.values() if not form.is_read}
+        first = sorted(passed, key=lambda item: _order(words.get(item["reason"])))
+        got = "; ".join(f"{item['file'][:80]}: {item['reason'].partition('. ')[0][:160]}" for item in first[:3])
         got += f"; and {len(passed) - 3:,} more" if len(passed) > 3 else ""
+        form = words.get(first[0]["reason"]) if first else None
         step = "Save model.state_dict() of each network, or say with --layout what vectors hold."
-        raise ZooError(Problem(self.source.address, "networks", "at least one", got, step))
+        step = form.next_step if form is not None and form.next_step else step
+        raise ZooError(Problem(self.source.address, "networks", "at least one", got or "no files", step))
 
     def _checkpoint(self, found: Found, picked: Picked) -> tuple[Any, Row, bool, str]:
         suffix = f"/{identifier(picked.suffix)}" if picked.suffix else ""
@@ -524,6 +550,11 @@ class _Importer:
         if not self.skip_bad:
             raise error
         self.skipped.append({"file": path, "problem": str(error)})
+
+
+def _order(form: Form | None) -> int:
+    """Where a file stands among those of which none is read: networks of other programs, others, texts."""
+    return 1 if form is None else 2 if form.is_text else 0 if form.next_step else 1
 
 
 def _whole(parts: Sequence[list[StateDict] | ZooError], path: str) -> list[StateDict] | ZooError:

@@ -1,7 +1,5 @@
 """Where checkpoints are imported from: folders, files, tar and zip archives, read member by member, never unpacked."""
 
-import contextlib
-import gzip
 import io
 import os
 import zipfile
@@ -14,11 +12,14 @@ from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
 from ckptzoo.errors import IntegrityError, Problem, ZooError
-from ckptzoo.hub.imports.tar import Paths, TarReader, XzFile
+from ckptzoo.hub.imports.packed import PACKED, first_bytes, unpacked
+from ckptzoo.hub.imports.tar import Paths, TarReader
+from ckptzoo.hub.untrusted.formats import HEAD_BYTES, is_tar
+from ckptzoo.hub.untrusted.forms import form_of
 from ckptzoo.text import excerpt
 
-_TAR_SUFFIXES = (".tar", ".tgz", ".tar.gz", ".txz", ".tar.xz")
-_ARCHIVE_SUFFIXES = (*_TAR_SUFFIXES, ".zip")
+_TAR_SUFFIXES = (".tar", ".tgz", ".tar.gz", ".txz", ".tar.xz", ".tbz2", ".tar.bz2")
+_ARCHIVE_SUFFIXES = (*_TAR_SUFFIXES, ".zip", ".keras")
 _EXPANSION, _ALWAYS_ALLOWED = 1000, 2**30
 """An archive may unpack to so many times its size, and to so much in any case: deflate reaches 1,032."""
 _ENCRYPTED = 0x1
@@ -121,7 +122,13 @@ class Source(ABC):
         bytes in all, as ``position`` counts them.
     position
         bytes that the last pass has read or skipped.
+    is_local
+        whether looking into a file costs no request.
+    is_reopened
+        whether a file may be opened again while the pass goes on.
     """
+
+    is_local, is_reopened = True, False
 
     def __init__(self, address: str, name: str, nbytes: int) -> None:
         self.address, self.name, self.nbytes, self.position = address, stem(name), nbytes, 0
@@ -129,27 +136,6 @@ class Source(ABC):
     @abstractmethod
     def files(self) -> Iterator[SourceFile]:
         """A pass over all files: folders and zip archives in order of their paths, tar archives in their own."""
-
-
-class WatchedSource(Source):
-    """A source that remembers the paths of its files, and which of them were opened."""
-
-    def __init__(self, source: Source) -> None:
-        super().__init__(source.address, source.name, source.nbytes)
-        self.name = source.name
-        self._source, self.paths, self.opened = source, dict[str, None](), set[str]()
-
-    def files(self) -> Iterator[SourceFile]:
-        """A pass over all files."""
-        for file in self._source.files():
-            self.position = self._source.position
-            self.paths[file.path] = None
-            yield SourceFile(file.path, file.size, partial(self._open, file))
-        self.position = self._source.position
-
-    def _open(self, file: SourceFile) -> IO[bytes]:
-        self.opened.add(file.path)
-        return file.open()
 
 
 def open_path(path: Path) -> Source:
@@ -169,10 +155,39 @@ def open_path(path: Path) -> Source:
 
 
 def open_blob(blob: Blob) -> Source:
-    """An archive, by its suffix, or a single file."""
-    if blob.name.lower().endswith(_TAR_SUFFIXES):
-        return TarSource(blob)
-    return ZipSource(blob) if blob.name.lower().endswith(".zip") else FileSource(blob)
+    """An archive, by its content, or a single file."""
+
+    def inner_head(form: str) -> bytes:
+        with blob.open() as stream:
+            return first_bytes(stream, form, HEAD_BYTES)
+
+    with blob.open() as stream:
+        head = stream.read(HEAD_BYTES)
+    kind = archive_kind(head, blob.name, inner_head)
+    return TarSource(blob) if kind == "tar" else ZipSource(blob) if kind == "zip" else FileSource(blob)
+
+
+def archive_kind(head: bytes, name: str, inner_head: Callable[[str], bytes]) -> str:
+    """What holds the files of an archive, ``tar`` or ``zip``; empty for any other file.
+
+    What is called an archive and is nothing that is read is taken for one, so that it is refused as one.
+
+    Parameters
+    ----------
+    head, name
+        its first bytes and its name.
+    inner_head
+        the first bytes of what is packed in it by a form.
+    """
+    form, lower = form_of(head, name), name.lower()
+    is_called_tar = lower.endswith(_TAR_SUFFIXES)
+    if form.name in PACKED:
+        return "tar" if is_called_tar or is_tar(inner_head(form.name)) else ""
+    if form.name in ("tar", "zip"):
+        return form.name
+    if form.read is not None or form.name == "git-lfs":  # checkpoint.pth.tar
+        return ""
+    return "tar" if is_called_tar else "zip" if lower.endswith(".zip") else ""
 
 
 def stem(name: str) -> str:
@@ -187,6 +202,8 @@ def stem(name: str) -> str:
 
 class FolderSource(Source):
     """A folder and those inside it; links to files are followed, links to folders are not."""
+
+    is_reopened = True
 
     def __init__(self, path: Path) -> None:
         found = {item.relative_to(path).as_posix(): item.stat().st_size for item in _walk(path)}
@@ -217,6 +234,8 @@ def _opener(path: Path) -> Callable[[], IO[bytes]]:
 class FileSource(Source):
     """A single file."""
 
+    is_reopened = True
+
     def __init__(self, blob: Blob) -> None:
         super().__init__(blob.address, blob.name, blob.size)
         self._blob = blob
@@ -230,6 +249,8 @@ class FileSource(Source):
 
 class ZipSource(Source):
     """A zip archive."""
+
+    is_reopened = True
 
     def __init__(self, blob: Blob) -> None:
         super().__init__(blob.address, blob.name, blob.size)
@@ -279,7 +300,7 @@ class ZipSource(Source):
 
 
 class TarSource(Source):
-    """A tar archive, as it is or packed by gzip or xz, read in its own order."""
+    """A tar archive, as it is or packed, read in its own order."""
 
     def __init__(self, blob: Blob) -> None:
         super().__init__(blob.address, blob.name, blob.size)
@@ -287,24 +308,42 @@ class TarSource(Source):
 
     def files(self) -> Iterator[SourceFile]:
         """A pass over all files."""
-        with self._blob.open() as packed, _unpacked(self._blob, packed) as (stream, consumed):
-            yield from self._members(stream, consumed)
-            self.position = self.nbytes
+        self.position = 0
+        with self._blob.open() as packed:
+            form = form_of(packed.read(HEAD_BYTES), "")
+            packed.seek(0)
+            stream = unpacked(packed, form.name) if form.name in PACKED else packed
+            for file in tar_files(stream, packed.tell, self.address):
+                self.position = packed.tell()
+                yield file
+        self.position = self.nbytes
 
-    def _members(self, stream: IO[bytes], consumed: Callable[[], int]) -> Iterator[SourceFile]:
-        paths = Paths(self.address)
-        for member in TarReader(stream, self.address):
-            self.position = consumed()
-            if member.end > max(_ALWAYS_ALLOWED, _EXPANSION * max(self.position, _READ_BYTES)):
-                _refuse_expansion(self.address, member.path, member.end, self.position)
-            if member.kind == "folder":
-                continue
-            path = _checked_path(member.path, self.address)
-            if member.kind != "file":
-                step = "Repack it with the files themselves: tar --dereference, without --sparse."
-                _refuse(self.address, f"member {excerpt(path)!r}", "a file", member.kind, step)
-            paths.add(path, self.position)
-            yield SourceFile(path, member.size, partial(io.BufferedReader, member))
+
+def tar_files(stream: IO[bytes], consumed: Callable[[], int], location: str) -> Iterator[SourceFile]:
+    """The files of a tar archive.
+
+    Parameters
+    ----------
+    stream
+        its own bytes.
+    consumed
+        how many bytes of the packed archive were used for those that were read.
+    location
+        as messages have it.
+    """
+    paths = Paths(location)
+    for member in TarReader(stream, location):
+        position = consumed()
+        if member.end > max(_ALWAYS_ALLOWED, _EXPANSION * max(position, _READ_BYTES)):
+            _refuse_expansion(location, member.path, member.end, position)
+        if member.kind == "folder":
+            continue
+        path = _checked_path(member.path, location)
+        if member.kind != "file":
+            step = "Repack it with the files themselves: tar --dereference, without --sparse."
+            _refuse(location, f"member {excerpt(path)!r}", "a file", member.kind, step)
+        paths.add(path, position)
+        yield SourceFile(path, member.size, partial(io.BufferedReader, member))
 
 
 class _ZipBytes:
@@ -358,19 +397,6 @@ class _Checked(io.RawIOBase, IO[bytes]):
         """Close the member."""
         self._stream.close()
         super().close()
-
-
-@contextlib.contextmanager
-def _unpacked(blob: Blob, packed: IO[bytes]) -> Iterator[tuple[Any, Callable[[], int]]]:
-    """The tar archive's own bytes, and how many of the packed ones were used for them."""
-    name = blob.name.lower()
-    if name.endswith((".xz", ".txz")):
-        yield io.BufferedReader(XzFile(packed), _READ_BYTES), packed.tell
-    elif name.endswith((".gz", ".tgz")):
-        with gzip.open(packed) as stream:
-            yield stream, packed.tell
-    else:
-        yield packed, packed.tell
 
 
 def _checked_path(name: str, location: str) -> str:

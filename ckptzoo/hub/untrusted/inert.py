@@ -16,6 +16,7 @@ them for the next one.
 import copyreg
 import pickle  # noqa: TID251 - the one module that reads pickles; its find_class imports nothing
 from collections.abc import Callable
+from math import prod
 from typing import IO, Any
 
 import numpy as np
@@ -211,9 +212,7 @@ class Unpickler(pickle.Unpickler):
     ) -> None:
         # texts of Python 2 may be bytes of any kind, which come back from ``_bytes``
         super().__init__(stream, encoding="utf-8", errors="surrogateescape")
-        if copyreg._inverted_registry:  # pyright: ignore[reportAttributeAccessIssue]
-            # an extension code stands for an object of this process, which find_class does not always see
-            raise InertError("this process", "no extension codes of copyreg", "some")
+        _check_no_extension_codes()
         self.globals: dict[str, None] = {}
         self._storages, self._load_nested = storages, load_nested
 
@@ -242,6 +241,67 @@ class Unpickler(pickle.Unpickler):
         if (storage.dtype, storage.numel) != (dtype, numel):
             raise InertError(f"storage {key[:80]!r}", "one type and size", "two")
         return _piece(storage, pid[5]) if len(pid) == 6 and pid[5] is not None else storage
+
+
+class JoblibUnpickler(pickle._Unpickler):  # pyright: ignore[reportAttributeAccessIssue]
+    """Reads a pickle of joblib, in which the bytes of each array follow the object that describes it.
+
+    Where the next byte of a pickle is can be told by CPython's machine in Python alone; it looks names up in the same
+    way, and builds the same classes.
+
+    Parameters
+    ----------
+    stream
+        where the pickle begins.
+
+    Raises
+    ------
+    InertError
+        An array is not as joblib writes it.
+    """
+
+    find_class = Unpickler.find_class
+    persistent_load = Unpickler.persistent_load
+    _storages = _load_nested = None
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        super().__init__(stream, encoding="utf-8", errors="surrogateescape")
+        _check_no_extension_codes()
+        self.globals: dict[str, None] = {}
+        self._stream = stream
+
+    def load_build(self) -> None:
+        """Build an object; one that describes an array is replaced by the array, whose bytes are next."""
+        super().load_build()
+        built = self.stack[-1]
+        if isinstance(built, Inert) and built.name == "joblib.numpy_pickle.NumpyArrayWrapper":
+            self.stack[-1] = self._array(built.attributes)
+
+    def _array(self, described_by: dict[Any, Any]) -> Array:
+        shape, dtype = described_by.get("shape"), described_by.get("dtype")
+        if not are_naturals(shape) or not isinstance(dtype, DType) or dtype.numpy_name not in ITEMSIZE:
+            got = dtype.numpy_name if isinstance(dtype, DType) else described(shape)
+            raise InertError("array of joblib", "a shape and a dtype of plain numbers", got[:80])
+        # since joblib 1.3 a byte says how many follow it before the numbers, which begin at a multiple of 16 bytes
+        if described_by.get("numpy_array_alignment_bytes") is not None:
+            self._stream.read(int.from_bytes(self._stream.read(1)))
+        nbytes = prod(shape) * dtype.numpy.itemsize
+        position = self._stream.tell()
+        left = self._stream.seek(0, 2) - position
+        self._stream.seek(position)
+        if nbytes > left:
+            raise InertError(f"array of shape {shape}"[:200], f"{nbytes} bytes", str(left))
+        array = Array()
+        array.__setstate__((shape, dtype, described_by.get("order") == "F", self._stream.read(nbytes)))
+        return array
+
+    dispatch = {**pickle._Unpickler.dispatch, pickle.BUILD[0]: load_build}  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _check_no_extension_codes() -> None:
+    if copyreg._inverted_registry:  # pyright: ignore[reportAttributeAccessIssue]
+        # an extension code stands for an object of this process, which find_class does not always see
+        raise InertError("this process", "no extension codes of copyreg", "some")
 
 
 def _is_storage_id(pid: Any) -> bool:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.hub.untrusted.archives import check_archive
 from ckptzoo.hub.untrusted.errors import reject
-from ckptzoo.hub.untrusted.formats import FORMAT_NAMES
+from ckptzoo.hub.untrusted.formats import Form, begins, first_member
 from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.schema.architecture import ITEMSIZE
 from ckptzoo.text import excerpt
@@ -31,8 +31,7 @@ def read_npz(data: bytes, *, location: str, limits: Limits) -> dict[str, NDArray
     """
     archive = check_archive(data, location=location, limits=limits)
     if archive.file_format != "npz":
-        expected, step = f"{FORMAT_NAMES['npz']}, as .npz says", "Rename it to end in .pt."
-        reject(location, "format", expected, FORMAT_NAMES["torch"], step)
+        reject(location, "format", NPZ.words, "a file of torch.save", _STEP)
     members = {name.removesuffix(".npy"): name for name in archive.infos}
     return {
         name: read_npy(archive.read(member), name=name, location=location, limits=limits)
@@ -76,3 +75,30 @@ def _read_header(stream: BytesIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]
     if version == (2, 0):
         return np.lib.format.read_array_header_2_0(stream, max_header_size=_MAX_HEADER)
     raise ValueError(f"version {version}")
+
+
+def _is_npz(head: bytes, path: str) -> bool:
+    """Tells an archive of arrays; what is called ``.zip`` is one of files, each with an array."""
+    member = first_member(head)
+    return member is not None and member.endswith(".npy") and not path.lower().endswith(".zip")
+
+
+NPZ = Form(
+    "npz",
+    "an .npz archive",
+    "a zip archive that begins with a `.npy`",
+    _is_npz,
+    read=lambda data, location, limits, strict: read_npz(data, location=location, limits=limits),
+    becomes="one network of its arrays; vectors with `--layout`, samples with `--stacked`",
+    facts="scalars among the arrays",
+)
+NPY = Form(
+    "npy",
+    "an array of numpy.save",
+    "`93` `NUMPY`",
+    begins(b"\x93NUMPY"),
+    read=lambda data, location, limits, strict: {
+        "array": read_npy(data, name="array", location=location, limits=limits)
+    },
+    becomes="vectors with `--layout`; a folder of arrays that are named like tensors is one network",
+)

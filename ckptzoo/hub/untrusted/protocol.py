@@ -42,7 +42,7 @@ class Job:
     location
         how messages call it.
     file_format
-        ``torch``, ``npz``, ``npy``, ``pickle``, or ``zip`` for the archive of either torch or numpy.
+        the name of a form that is read (``forms.READ``).
     length
         its bytes.
     strict

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from io import BytesIO
 from math import prod
 from typing import IO, Any
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from ckptzoo.errors import IntegrityError
 from ckptzoo.format.header import Entry, header_length, numpy_dtype, read_header
 from ckptzoo.hub.untrusted.errors import name_error, reject, reject_without_network, with_next_step
+from ckptzoo.hub.untrusted.formats import Form
 from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.other_contents import MASK, is_mask, other_content
 from ckptzoo.hub.untrusted.results import Fact, StateDict
@@ -136,3 +138,18 @@ def _read_array(file: IO[bytes], entry: Entry, location: str) -> NDArray[Any]:
     if array.size != prod(entry.shape):
         reject(location, f"tensor {entry.name!r}", "as many numbers as its shape says", array.size, _STEP)
     return array
+
+
+def _read(data: bytes, location: str, limits: Limits, strict: bool) -> StateDict:
+    return read_state_dict(BytesIO(data), location, location.rpartition("/")[2], limits)
+
+
+SAFETENSORS = Form(
+    "safetensors",
+    "a safetensors file",
+    "8 bytes of a length, and `{`",
+    lambda head, path: head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**32,
+    read=_read,
+    becomes="one network; shards `NAME-00001-of-00003.safetensors` together; adapters of PEFT, parts of pipelines",
+    facts="texts of its header",
+)

@@ -10,15 +10,18 @@ from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.hub.imports.facts import Row
+from ckptzoo.hub.imports.opened import OpenedSource
 from ckptzoo.hub.imports.sources import Source, SourceFile
-from ckptzoo.hub.untrusted import SUFFIXES as CHECKPOINT_SUFFIXES
 from ckptzoo.hub.untrusted import Limits, StateDict
 from ckptzoo.schema.metadata import MAX_ID
 
 MAX_SIDE_BYTES = 256 * 2**20
 """A file of facts."""
-SUFFIXES = (*CHECKPOINT_SUFFIXES, ".pkl", ".pickle", ".npy")
-"""Suffixes of files that may hold checkpoints."""
+SUFFIXES = (
+    ".safetensors", ".pt", ".pth", ".th", ".pth.tar", ".pt.tar", ".bin", ".ckpt", ".npz", ".npy", ".pkl", ".pickle",
+    ".joblib", ".model", ".weights", ".h5", ".hdf5", ".keras", ".msgpack",
+)  # fmt: skip
+"""Suffixes of files that people expect to be checkpoints: what is called so and is none is refused."""
 SETTINGS_OF_RAY = "params.pkl"
 """A pickle of settings that Ray Tune writes into every folder."""
 _UNSUITABLE = re.compile(r"[^A-Za-z0-9._=,@+-]+")
@@ -136,6 +139,8 @@ class Found:
         the checkpoints among its state dicts.
     id
         of its checkpoints; made of the member and the step where it is empty.
+    form
+        what the file was taken for; empty where only reading tells.
     """
 
     path: str
@@ -146,6 +151,7 @@ class Found:
     read: Callable[[], Sequence[bytes]] = field(repr=False)
     pick: Callable[[Sequence[StateDict]], Sequence[Picked]] = field(repr=False)
     id: str = ""
+    form: str = ""
 
 
 @dataclass(frozen=True)
@@ -162,6 +168,22 @@ class PassedOver:
 
     path: str
     reason: str
+
+
+@dataclass(frozen=True)
+class Broken:
+    """What should hold a checkpoint and cannot be read.
+
+    Parameters
+    ----------
+    path
+        in the source.
+    error
+        why.
+    """
+
+    path: str
+    error: ZooError
 
 
 @dataclass(frozen=True)
@@ -206,7 +228,9 @@ class Adapter(Protocol):
         """Whether a source with these paths (its first ones) looks like this format."""
         ...
 
-    def checkpoints(self, source: Source, options: Options) -> Iterator[Found | FoundArrays | PassedOver]:
+    def checkpoints(
+        self, source: OpenedSource, options: Options
+    ) -> Iterator[Found | FoundArrays | PassedOver | Broken]:
         """Every checkpoint, in the source's order, and files that are passed over for a reason of their own."""
         ...
 

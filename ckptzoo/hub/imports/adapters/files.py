@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.archs.gaussian_spec import STD
-from ckptzoo.errors import Problem, ZooError
+from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.hub.imports.adapters.adapter import (
     SUFFIXES,
+    Broken,
     Found,
     Options,
     PassedOver,
@@ -21,18 +22,17 @@ from ckptzoo.hub.imports.adapters.adapter import (
     identifier,
     reader,
 )
+from ckptzoo.hub.imports.array_folders import ArrayFolders, is_tensor_name
 from ckptzoo.hub.imports.facts import merged, row_of
+from ckptzoo.hub.imports.opened import OpenedFile, OpenedSource
 from ckptzoo.hub.imports.runs import Run, run_of, searched, step_of, without_suffixes
-from ckptzoo.hub.imports.shards import Shards, is_shard
-from ckptzoo.hub.imports.sources import Source
+from ckptzoo.hub.imports.shards import Shards, Whole, is_shard
 from ckptzoo.hub.imports.tables import Slice, read_layout
 from ckptzoo.hub.untrusted import Limits, StateDict
 from ckptzoo.hub.untrusted.errors import reject_without_network
 from ckptzoo.hub.untrusted.layer_trees import is_copy_name
 from ckptzoo.hub.untrusted.other_contents import other_content
 
-_JUNK = re.compile(r"(^|/)(__MACOSX|\.ipynb_checkpoints)/|(^|/)(\._|\.#|\.DS_Store$)|~$")
-"""What systems, notebooks and editors leave beside files."""
 _NORMAL = (("loc", "scale"), ("mu", "sigma"), ("mu", "rho"))
 """What Pyro, torch.distributions and Bayes by backprop call the parameters of a normal distribution."""
 _MEANS = re.compile(r"[._](loc|mu)$")
@@ -59,24 +59,43 @@ class Files:
     by_order = False
 
     def recognises(self, paths: Sequence[str]) -> bool:
-        """Whether there is a file with the suffix of a checkpoint."""
-        return any(path.lower().endswith(SUFFIXES) for path in paths)
+        """What no other format is: files are told by their content."""
+        return True
 
-    def checkpoints(self, source: Source, options: Options) -> Iterator[Found | PassedOver]:
-        """Every file with the suffix of a checkpoint, and shards as one file."""
+    def checkpoints(self, source: OpenedSource, options: Options) -> Iterator[Found | PassedOver | Broken]:
+        """Every file whose form is read; shards, and arrays of one folder, as one file."""
         reading = _Reading.of(source.name, options)
-        shards = Shards(source.address)
+        shards, arrays = Shards(source.address), ArrayFolders()
         for file in source.files():
-            if _JUNK.search(file.path):
-                yield PassedOver(file.path, "left by a system, a notebook or an editor")
+            yield from (reading.joined(whole) for whole in arrays.left(file.folder))
+            if not file.form.is_read:
+                yield _not_read(file, source.address)
             elif is_shard(file.path):
-                if (whole := shards.add(file)) is not None:
-                    path, contents = whole
-                    yield reading.found(path, sum(map(len, contents)), lambda contents=contents: contents)
-            elif file.name.lower().endswith(SUFFIXES):
-                yield reading.found(file.path, file.size, reader(file, Limits().file_bytes))
-        shards.check_whole()
+                try:
+                    whole = shards.add(file)
+                except ZooError as error:
+                    yield Broken(file.path, error)
+                    continue
+                if whole is not None:
+                    yield reading.found(whole.path, whole.size, whole.read, f"shards: {file.form.words}")
+            elif file.form.name == "npy" and options.layout is None and is_tensor_name(file.name):
+                arrays.add(file)
+            else:
+                yield reading.found(file.path, file.size, reader(file, Limits().file_bytes), file.form.words)
+        yield from (reading.joined(whole) for whole in arrays.left(None))
+        yield from (Broken(path, error) for path, error in shards.missing())
         reading.rows.check_used()
+
+
+def _not_read(file: OpenedFile, source: str) -> PassedOver | Broken:
+    """A file that is not read: refused where its name says that it should be, and is of no form that is known."""
+    form = file.form
+    is_damaged = form.name in ("unknown", "empty", "text", "web-page") and file.name.lower().endswith(SUFFIXES)
+    if form.name != "git-lfs" and not is_damaged:
+        return PassedOver(file.path, form.reason)
+    step = form.step or "Leave it out."
+    problem = Problem(f"{source}: {file.path}", "content", "a checkpoint, as its name says", form.words, step)
+    return Broken(file.path, IntegrityError(problem))
 
 
 @dataclass(frozen=True)
@@ -100,7 +119,11 @@ class _Reading:
         )
         return cls(source, options, _Rows(options.metadata), slices, member, step)
 
-    def found(self, path: str, size: int, read: Callable[[], Sequence[bytes]]) -> Found:
+    def joined(self, whole: Whole) -> Found:
+        """The arrays of a folder as one network."""
+        return self.found(whole.path, whole.size, whole.read, "arrays of numpy.save, a tensor each")
+
+    def found(self, path: str, size: int, read: Callable[[], Sequence[bytes]], form: str) -> Found:
         """A file, with its run and its facts."""
         facts = dict(self.rows.of(path))
         run = self.run(path, facts)
@@ -114,7 +137,7 @@ class _Reading:
             picked = _picked(states, self.slices, path, self.options)
             return picked if self.slices is not None else _with_runs(picked, run, member)
 
-        return Found(path, member, run.step, row, size, read, pick, name)
+        return Found(path, member, run.step, row, size, read, pick, name, form)
 
     def run(self, path: str, facts: dict[str, Any]) -> Run:
         """The run of a file: as a row of ``--metadata`` says, else as a pattern finds, else as its path says."""

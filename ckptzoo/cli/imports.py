@@ -15,7 +15,7 @@ def import_(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="A folder, .tar, .tgz, .tar.xz, .zip or file; https:// or hf://.",
+            help="A folder, an archive (tar, also packed, or zip) or a file; https:// or hf://.",
             show_default=False,
         ),
     ],
@@ -50,6 +50,19 @@ def import_(
     ] = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out what cannot be read, list it in a report, and exit with 1.")
+    ] = False,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--include", metavar="PATTERN", help="Only files whose path, name or folder fits, such as '*.pt'."
+        ),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option("--exclude", metavar="PATTERN", help="No files whose path, name or folder fits, such as wandb."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what each file would be taken for; read no networks, write nothing.")
     ] = False,
     license: Annotated[
         str | None, typer.Option("--license", metavar="SPDX", help="Of the weights.  [default: the format's own]")
@@ -98,7 +111,7 @@ def import_(
     zoo has already is left out, so that the same command goes on where it was interrupted. Where members have several
     architectures, ZOO becomes a folder with a zoo for each.
     """
-    from ckptzoo.hub.imports import Options, import_zoo
+    from ckptzoo.hub.imports import Options, import_zoo, plan_import
     from ckptzoo.hub.imports.tables import read_by_path
 
     table = None if names in (None, "order") else tomllib.loads(Path(str(names)).read_text())
@@ -112,6 +125,14 @@ def import_(
         step,
         stacked,
     )
+    patterns = {"include": include or (), "exclude": exclude or ()}
+    if dry_run:
+        with bar("looking", nbytes=True) as progress:
+            plan = plan_import(source, adapter=adapter, **patterns, options=options, progress=progress)
+        print_result(plan, as_json)
+        if plan.problems or not plan.files:
+            raise typer.Exit(PROBLEMS)
+        return
     with bar("importing", nbytes=True) as progress:
         result = import_zoo(
             source,
@@ -123,6 +144,7 @@ def import_(
             input_shape=None if input_shape is None else [int(side) for side in input_shape.split("x")],
             split_by=split_by,
             skip_bad=skip_bad,
+            **patterns,
             license=license,
             dataset=dataset,
             scaling=None if mean is None and std is None else (_numbers(mean, 0.0), _numbers(std, 1.0)),

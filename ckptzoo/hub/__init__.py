@@ -20,6 +20,7 @@ __all__ = [
     "Contribution",
     "FoundZoo",
     "HubRetryPolicy",
+    "ImportPlan",
     "ImportResult",
     "Planned",
     "Pulled",
@@ -29,6 +30,7 @@ __all__ = [
     "SearchResult",
     "import_order",
     "plan",
+    "plan_import",
     "rewrite",
 ]
 
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from ckptzoo.hub.contributions.report import Check as Check
     from ckptzoo.hub.contributions.result import Contribution as Contribution
     from ckptzoo.hub.contributions.review import Review as Review
+    from ckptzoo.hub.imports.plan import ImportPlan as ImportPlan
+    from ckptzoo.hub.imports.plan import plan_import as plan_import
     from ckptzoo.hub.imports.run import ImportResult as ImportResult
     from ckptzoo.hub.imports.split_lists import import_order as import_order
     from ckptzoo.hub.pull.api import Pulled as Pulled
@@ -55,6 +59,7 @@ __getattr__, __dir__ = lazy_names(
         "Contribution": "ckptzoo.hub.contributions.result",
         "FoundZoo": "ckptzoo.hub.search",
         "HubRetryPolicy": "ckptzoo.hub.client",
+        "ImportPlan": "ckptzoo.hub.imports",
         "ImportResult": "ckptzoo.hub.imports",
         "Planned": "ckptzoo.hub.push",
         "Pulled": "ckptzoo.hub.pull",
@@ -64,6 +69,7 @@ __getattr__, __dir__ = lazy_names(
         "SearchResult": "ckptzoo.hub.search",
         "import_order": "ckptzoo.hub.imports",
         "plan": "ckptzoo.hub.push",
+        "plan_import": "ckptzoo.hub.imports",
         "rewrite": "ckptzoo.hub.push",
     },
 )

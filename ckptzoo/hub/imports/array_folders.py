@@ -4,6 +4,7 @@ import io
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.hub.imports.opened import OpenedFile
@@ -56,7 +57,12 @@ class ArrayFolders:
             arrays = self._held.pop(name)
             self._done.add(name)
             data = _npz(arrays)
-            yield Whole(f"{name}/*.npy".lstrip("/"), len(data), lambda data=data: [data])
+            yield Whole(
+                f"{name}/*.npy".lstrip("/"),
+                len(data),
+                partial(list[bytes], [data]),
+                [f"{name}/{item}".lstrip("/") for item in arrays],
+            )
 
 
 def _npz(arrays: dict[str, bytes]) -> bytes:

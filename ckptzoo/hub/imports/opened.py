@@ -177,7 +177,8 @@ class OpenedSource(Source):
         reopen: Callable[[], IO[bytes]] | None = None,
     ) -> OpenedFile:
         self.forms[path] = form
-        return OpenedFile(path, size, partial(self._open, path, opener), form, packed_by, reopen)
+        again = None if reopen is None else partial(self._open, path, reopen)
+        return OpenedFile(path, size, partial(self._open, path, opener), form, packed_by, again)
 
     def _of_container(
         self, file: SourceFile, path: str, stream: io.BufferedReader, head: bytes, form: Form, depth: int

@@ -18,7 +18,7 @@ import ckptzoo
 from ckptzoo.errors import IntegrityError, Problem, SpecError, ZooError
 from ckptzoo.format import durable
 from ckptzoo.hub.contributions.evaluation import Factory, network_factory, trace_symmetry
-from ckptzoo.hub.imports.adapters import ADAPTERS, Adapter, Found, Options
+from ckptzoo.hub.imports.adapters import Adapter, Found, Options
 from ckptzoo.hub.imports.adapters.adapter import (
     Broken,
     FoundArrays,
@@ -28,10 +28,11 @@ from ckptzoo.hub.imports.adapters.adapter import (
     checkpoint_id,
     identifier,
 )
+from ckptzoo.hub.imports.choice import AUTO, chosen_adapter
 from ckptzoo.hub.imports.facts import Row, merged
 from ckptzoo.hub.imports.opened import JUNK, OpenedSource
 from ckptzoo.hub.imports.remote_sources import open_source
-from ckptzoo.hub.imports.report import ImportResult
+from ckptzoo.hub.imports.report import ImportResult, passed_over_files
 from ckptzoo.hub.imports.target import Declaration, Target, check_folder, unit_of
 from ckptzoo.hub.untrusted import Limits, StateDict
 from ckptzoo.hub.untrusted.errors import NoNetworkError
@@ -40,7 +41,6 @@ from ckptzoo.hub.untrusted.forms import read_form
 from ckptzoo.hub.untrusted.process import ReadingProcess
 from ckptzoo.hub.untrusted.protocol import Job
 from ckptzoo.hub.untrusted.safetensors import read_state_dict
-from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.documents import canonical
 from ckptzoo.schema.symmetry import Symmetry
@@ -49,9 +49,6 @@ from ckptzoo.text import Progress, excerpt
 
 BATCH_FILES, BATCH_BYTES = 256, 64 * 2**20
 """Files that are read together; two such batches are in memory."""
-AUTO = "auto"
-_RECOGNISED_BY, _RECOGNISED_BYTES = 1_000, 256 * 2**20
-"""Paths of a source that ``auto`` looks at, and bytes of their files: packed ones are unpacked for it."""
 _MAX_LISTED = 20
 _MAX_NOTES, _MAX_FOLDERS = 200, 10_000
 
@@ -141,7 +138,7 @@ def import_zoo(
     folder = Path(to).absolute()
     opened = OpenedSource(open_source(source, endpoint=endpoint, token=token), include, exclude)
     check_folder(folder)
-    chosen, options = _adapter(opened, adapter), options or Options()
+    chosen, options = chosen_adapter(opened, adapter), options or Options()
     check_options(chosen.name, options)
     license = license or chosen.license
     if license is None:
@@ -193,24 +190,6 @@ def _tracer(
         return common(tables)
 
     return symmetry_of if modules else None
-
-
-def _adapter(source: OpenedSource, name: str) -> Adapter:
-    if name != AUTO:
-        if name not in ADAPTERS:
-            step = "Name one of these."
-            raise ZooError(Problem("--as", "format", ", ".join([AUTO, *ADAPTERS]), repr(name), step))
-        return ADAPTERS[name]
-    paths = source.first_paths(_RECOGNISED_BY, _RECOGNISED_BYTES)
-    if zoo := next((path for path in paths if path.rpartition("/")[2] == layout.ZOO), None):
-        step = "Open it as it is, or copy it with ckptzoo pull; ckptzoo export writes its checkpoints to files."
-        raise ZooError(Problem(source.address, "source", "checkpoints of others", f"a zoo: {excerpt(zoo, 80)!r}", step))
-    # files of any program have the suffixes that the other formats have too
-    special = [adapter for adapter in ADAPTERS.values() if adapter.name != "files" and adapter.recognises(paths)]
-    if len(special) > 1:
-        got = " and ".join(adapter.name for adapter in special)
-        raise ZooError(Problem(source.address, "format", "one", got, "Say which with --as."))
-    return special[0] if special else ADAPTERS["files"]
 
 
 @dataclass
@@ -288,7 +267,7 @@ class _Importer:
         if isinstance(found, PassedOver):
             self._passed_over[found.path] = found.reason
             return
-        self._found.add(found.path)
+        self._found.update(found.parts if isinstance(found, Found) else (), (found.path,))
         if isinstance(found, Broken):
             self._skip(found.path, found.error)
             return
@@ -439,14 +418,7 @@ class _Importer:
     @property
     def passed_over(self) -> tuple[dict[str, str], ...]:
         """Files that hold no network, and those that were not opened."""
-        by_name = f"no checkpoint of the format {self.adapter.name}, by its name"
-        reasons = {
-            path: by_name if form.is_read or form.is_container else form.reason
-            for path, form in self.source.forms.items()
-            if path not in self.source.opened and path not in self._found
-        }
-        reasons = self.source.passed_over | reasons | self._passed_over
-        return tuple({"file": path, "reason": reason} for path, reason in reasons.items())
+        return passed_over_files(self.source, self.adapter.name, self._found, self._passed_over)
 
     def _check_found(self) -> None:
         """Refuse a source in which no file held a network.

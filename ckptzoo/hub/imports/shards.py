@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.hub.imports.opened import OpenedFile
@@ -28,15 +29,19 @@ class Whole:
         bytes of all shards.
     read
         the bytes of each, in order.
+    parts
+        their paths.
     """
 
     path: str
     size: int
     read: Callable[[], Sequence[bytes]] = field(repr=False)
+    parts: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class _Shard:
+    path: str
     size: int
     read: Callable[[], bytes]
 
@@ -56,7 +61,7 @@ class Shards:
 
     location: str
     _held: dict[tuple[str, str, int], dict[int, _Shard]] = field(
-        default_factory=dict[tuple[str, str, int], dict[int, "_Shard"]]
+        default_factory=dict[tuple[str, str, int], dict[int, _Shard]]
     )
 
     def add(self, file: OpenedFile) -> Whole | None:
@@ -76,8 +81,9 @@ class Shards:
             step = "Leave it out, or name it as it was published."
             raise IntegrityError(Problem(file.path, "number of the shard", f"1 to {count}", str(number), step))
         limit = Limits().file_bytes
-        if file.reopen is not None:
-            shards[number] = _Shard(file.size, lambda: SourceFile(file.path, file.size, file.reopen).read(limit))  # pyright: ignore[reportArgumentType]
+        if (reopen := file.reopen) is not None:
+            again = SourceFile(file.path, file.size, reopen)
+            shards[number] = _Shard(file.path, file.size, lambda: again.read(limit))
         else:
             nbytes = file.size + sum(shard.size for held in self._held.values() for shard in held.values())
             if nbytes > limit:
@@ -85,12 +91,14 @@ class Shards:
                 expected = f"at most {limit} bytes"
                 raise IntegrityError(Problem(file.path, "shards in memory", expected, str(nbytes), step))
             data = file.read(limit)
-            shards[number] = _Shard(len(data), lambda: data)
+            shards[number] = _Shard(file.path, len(data), lambda: data)
         if len(shards) < count:
             return None
         del self._held[key]
         whole = [shards[number] for number in sorted(shards)]
-        return Whole(f"{key[0]}{key[1]}", sum(shard.size for shard in whole), lambda: [item.read() for item in whole])
+        read = partial(_read_all, whole)
+        size = sum(shard.size for shard in whole)
+        return Whole(f"{key[0]}{key[1]}", size, read, [shard.path for shard in whole])
 
     def missing(self) -> Iterator[tuple[str, IntegrityError]]:
         """The networks of which shards are missing, and which is the first of them."""
@@ -100,3 +108,7 @@ class Shards:
             location = f"{self.location}: {stem}-{missing:05d}-of-{count:05d}{suffix}"
             error = IntegrityError(Problem(location, "shards", f"{count}", f"{len(shards)} without this one", step))
             yield f"{stem}{suffix}", error
+
+
+def _read_all(shards: Sequence[_Shard]) -> list[bytes]:
+    return [shard.read() for shard in shards]

@@ -73,8 +73,9 @@ class Form:
 
     @property
     def reason(self) -> str:
-        """What it is, and what to do, where it is not read."""
-        return f"{self.words}, which is not read. {self.next_step}" if self.next_step else self.words
+        """What it is; of what may hold networks also what to do."""
+        has_step = self.next_step and not self.is_text
+        return f"{self.words}, which is not read. {self.next_step}" if has_step else self.words
 
     @property
     def next_step(self) -> str:
@@ -228,7 +229,8 @@ NOT_READ = (
     Form("sqlite", "an SQLite database", "`SQLite format 3`", begins(b"SQLite format 3\0")),
     Form("lz4", "lz4-compressed bytes", "`04 22 4d 18`", begins(b"\x04\x22\x4d\x18"),
          step="Unpack it: lz4 -d FILE; of joblib: joblib.dump(joblib.load(FILE), 'net.joblib')."),
-    Form("zstd", "zstd-compressed bytes", "`28 b5 2f fd`", begins(b"\x28\xb5\x2f\xfd"), step="Unpack it: zstd -d FILE."),
+    Form("zstd", "zstd-compressed bytes", "`28 b5 2f fd`", begins(b"\x28\xb5\x2f\xfd"),
+         step="Unpack it: zstd -d FILE."),
     Form("lzma", "lzma-compressed bytes", "`5d 00 00`", begins(b"\x5d\x00\x00"), step="Unpack it: unlzma FILE."),
     Form("7z", "a 7-Zip archive", "`7z`", begins(b"7z\xbc\xaf\x27\x1c"), step="Unpack it: 7z x FILE."),
     Form("rar", "a RAR archive", "`Rar!`", begins(b"Rar!"), step="Unpack it: unrar x FILE."),

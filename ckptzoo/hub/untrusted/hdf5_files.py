@@ -89,7 +89,7 @@ class _Tree:
         """The names of a group's items: those that Keras lists first, in its order."""
         there = dict.fromkeys(group)
         for key in ("layer_names", "weight_names"):
-            for name in group.attrs[key] if key in group.attrs else ():
+            for name in group.attrs.get(key, ()):
                 text = (name.decode() if isinstance(name, bytes) else str(name)).partition("/")[0]
                 if text in there:
                     del there[text]

@@ -17,7 +17,7 @@ import copyreg
 import pickle  # noqa: TID251 - the one module that reads pickles; its find_class imports nothing
 from collections.abc import Callable
 from math import prod
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 import numpy as np
 
@@ -243,7 +243,11 @@ class Unpickler(pickle.Unpickler):
         return _piece(storage, pid[5]) if len(pid) == 6 and pid[5] is not None else storage
 
 
-class JoblibUnpickler(pickle._Unpickler):  # pyright: ignore[reportAttributeAccessIssue]
+_MACHINE: Any = pickle._Unpickler  # pyright: ignore[reportPrivateUsage]
+"""CPython's machine in Python; pickle's public name for it is the one in C."""
+
+
+class JoblibUnpickler(_MACHINE):
     """Reads a pickle of joblib, in which the bytes of each array follow the object that describes it.
 
     Where the next byte of a pickle is can be told by CPython's machine in Python alone; it looks names up in the same
@@ -278,7 +282,8 @@ class JoblibUnpickler(pickle._Unpickler):  # pyright: ignore[reportAttributeAcce
             self.stack[-1] = self._array(built.attributes)
 
     def _array(self, described_by: dict[Any, Any]) -> Array:
-        shape, dtype = described_by.get("shape"), described_by.get("dtype")
+        shape: Any = described_by.get("shape")
+        dtype = described_by.get("dtype")
         if not are_naturals(shape) or not isinstance(dtype, DType) or dtype.numpy_name not in ITEMSIZE:
             got = dtype.numpy_name if isinstance(dtype, DType) else described(shape)
             raise InertError("array of joblib", "a shape and a dtype of plain numbers", got[:80])
@@ -295,7 +300,7 @@ class JoblibUnpickler(pickle._Unpickler):  # pyright: ignore[reportAttributeAcce
         array.__setstate__((shape, dtype, described_by.get("order") == "F", self._stream.read(nbytes)))
         return array
 
-    dispatch = {**pickle._Unpickler.dispatch, pickle.BUILD[0]: load_build}  # pyright: ignore[reportAttributeAccessIssue]
+    dispatch: ClassVar[dict[int, Any]] = {**_MACHINE.dispatch, pickle.BUILD[0]: load_build}
 
 
 def _check_no_extension_codes() -> None:

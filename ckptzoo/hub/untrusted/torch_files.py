@@ -46,7 +46,7 @@ def read_torch(data: bytes, *, location: str, limits: Limits, strict: bool, leve
 
 
 def read_pickle(data: bytes, *, location: str, limits: Limits) -> Any:
-    """What a plain pickle holds, with the files of torch.save inside it, and the arrays that joblib writes behind it."""
+    """What a plain pickle holds, with the files of torch.save inside it, and arrays that joblib wrote in it."""
     return _Reader(data, location, limits, strict=False, level=0).load(of_joblib=_ARRAYS_OF_JOBLIB in data)
 
 
@@ -175,7 +175,7 @@ def _slice(view: memoryview, start: int, stop: int) -> Any:
 
 
 def _is_torch(head: bytes, path: str) -> bool:
-    """Tells a file of torch.save: a zip archive that begins with the pickle in its folder, or the older magic number."""
+    """Tells a file of torch.save: a zip archive that begins with the pickle in its folder, or the older mark."""
     member = first_member(head)
     if member is None:
         return head.startswith(LEGACY_MAGIC)

@@ -228,7 +228,7 @@ def test_what_a_person_says_wrong_is_named(tmp_path: Path) -> None:
     import_zoo(tmp_path / "published", tmp_path / "done" / "zoo", license="MIT")
     refused(tmp_path / "done", "expected checkpoints of others, got a zoo")
     refused(tmp_path / "none", "expected a folder or a file, got nothing")
-    refused(tmp_path / "other", "1 file, such as 'note.txt'")
+    refused(tmp_path / "other", "networks: expected at least one, got note.txt: a text")
     refused(tmp_path / "published", "expected auto, safetensors-archive", adapter="keras")
     with pytest.raises(ZooError, match="licence: expected one, got none"):
         import_zoo(tmp_path / "published", tmp_path / "zoo")
@@ -282,7 +282,7 @@ def test_layouts_that_do_not_fit(tmp_path: Path) -> None:
     metrics = tmp_path / "published" / "mnist" / "metrics.csv.gz"
     data = metrics.read_bytes()
     metrics.write_bytes(data[:-20])
-    refused(tmp_path / "published", "expected gzip")
+    refused(tmp_path / "published", "gzip: expected bytes as they were packed")
     metrics.write_bytes(data)
     np.save(layout.with_name("weights.npy"), np.ones((3, 28), np.float32))
     refused(tmp_path / "published", "rows: expected 3, as many as")

@@ -141,6 +141,8 @@ class Found:
         of its checkpoints; made of the member and the step where it is empty.
     form
         what the file was taken for; empty where only reading tells.
+    parts
+        paths of its files, where they are several.
     """
 
     path: str
@@ -152,6 +154,7 @@ class Found:
     pick: Callable[[Sequence[StateDict]], Sequence[Picked]] = field(repr=False)
     id: str = ""
     form: str = ""
+    parts: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

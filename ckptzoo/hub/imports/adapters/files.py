@@ -77,7 +77,7 @@ class Files:
                     yield Broken(file.path, error)
                     continue
                 if whole is not None:
-                    yield reading.found(whole.path, whole.size, whole.read, f"shards: {file.form.words}")
+                    yield reading.found(whole.path, whole.size, whole.read, f"shards: {file.form.words}", whole.parts)
             elif file.form.name == "npy" and options.layout is None and is_tensor_name(file.name):
                 arrays.add(file)
             else:
@@ -121,9 +121,11 @@ class _Reading:
 
     def joined(self, whole: Whole) -> Found:
         """The arrays of a folder as one network."""
-        return self.found(whole.path, whole.size, whole.read, "arrays of numpy.save, a tensor each")
+        return self.found(whole.path, whole.size, whole.read, "arrays of numpy.save, a tensor each", whole.parts)
 
-    def found(self, path: str, size: int, read: Callable[[], Sequence[bytes]], form: str) -> Found:
+    def found(
+        self, path: str, size: int, read: Callable[[], Sequence[bytes]], form: str, parts: Sequence[str] = ()
+    ) -> Found:
         """A file, with its run and its facts."""
         facts = dict(self.rows.of(path))
         run = self.run(path, facts)
@@ -137,7 +139,7 @@ class _Reading:
             picked = _picked(states, self.slices, path, self.options)
             return picked if self.slices is not None else _with_runs(picked, run, member)
 
-        return Found(path, member, run.step, row, size, read, pick, name, form)
+        return Found(path, member, run.step, row, size, read, pick, name, form, parts)
 
     def run(self, path: str, facts: dict[str, Any]) -> Run:
         """The run of a file: as a row of ``--metadata`` says, else as a pattern finds, else as its path says."""

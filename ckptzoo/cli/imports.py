@@ -125,10 +125,16 @@ def import_(
         step,
         stacked,
     )
-    patterns = {"include": include or (), "exclude": exclude or ()}
     if dry_run:
         with bar("looking", nbytes=True) as progress:
-            plan = plan_import(source, adapter=adapter, **patterns, options=options, progress=progress)
+            plan = plan_import(
+                source,
+                adapter=adapter,
+                include=include or (),
+                exclude=exclude or (),
+                options=options,
+                progress=progress,
+            )
         print_result(plan, as_json)
         if plan.problems or not plan.files:
             raise typer.Exit(PROBLEMS)
@@ -144,7 +150,8 @@ def import_(
             input_shape=None if input_shape is None else [int(side) for side in input_shape.split("x")],
             split_by=split_by,
             skip_bad=skip_bad,
-            **patterns,
+            include=include or (),
+            exclude=exclude or (),
             license=license,
             dataset=dataset,
             scaling=None if mean is None and std is None else (_numbers(mean, 0.0), _numbers(std, 1.0)),

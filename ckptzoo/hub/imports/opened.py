@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import accumulate
-from typing import IO
+from typing import IO, Any
 
 from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.hub.imports.packed import ERRORS, PACKED, SUFFIXES, unpacked
@@ -255,7 +255,7 @@ class _Counted(io.RawIOBase):
         """It is."""
         return True
 
-    def readinto(self, buffer: "memoryview") -> int:
+    def readinto(self, buffer: Any) -> int:
         """Fill a buffer; returns how much of it."""
         data = self._stream.read(len(buffer))
         buffer[: len(data)] = data

@@ -15,6 +15,7 @@ them for the next one.
 
 import copyreg
 import pickle  # noqa: TID251 - the one module that reads pickles; its find_class imports nothing
+import re
 from collections.abc import Callable
 from math import prod
 from typing import IO, Any, ClassVar
@@ -245,6 +246,9 @@ class Unpickler(pickle.Unpickler):
 
 _MACHINE: Any = pickle._Unpickler  # pyright: ignore[reportPrivateUsage]
 """CPython's machine in Python; pickle's public name for it is the one in C."""
+_KIND = re.compile(r"([a-zA-Z])(\d{1,9})")
+"""What numpy writes for a dtype: its kind, and bytes of an item, of texts their characters."""
+_MAX_NESTED = 3
 
 
 class JoblibUnpickler(_MACHINE):
@@ -257,6 +261,8 @@ class JoblibUnpickler(_MACHINE):
     ----------
     stream
         where the pickle begins.
+    level
+        how many pickles this one is in.
 
     Raises
     ------
@@ -268,11 +274,11 @@ class JoblibUnpickler(_MACHINE):
     persistent_load = Unpickler.persistent_load
     _storages = _load_nested = None
 
-    def __init__(self, stream: IO[bytes]) -> None:
+    def __init__(self, stream: IO[bytes], level: int = 0) -> None:
         super().__init__(stream, encoding="utf-8", errors="surrogateescape")
         _check_no_extension_codes()
         self.globals: dict[str, None] = {}
-        self._stream = stream
+        self._stream, self._level = stream, level
 
     def load_build(self) -> None:
         """Build an object; one that describes an array is replaced by the array, whose bytes are next."""
@@ -281,16 +287,22 @@ class JoblibUnpickler(_MACHINE):
         if isinstance(built, Inert) and built.name == "joblib.numpy_pickle.NumpyArrayWrapper":
             self.stack[-1] = self._array(built.attributes)
 
-    def _array(self, described_by: dict[Any, Any]) -> Array:
+    def _array(self, described_by: dict[Any, Any]) -> Any:
         shape: Any = described_by.get("shape")
         dtype = described_by.get("dtype")
-        if not are_naturals(shape) or not isinstance(dtype, DType) or dtype.numpy_name not in ITEMSIZE:
-            got = dtype.numpy_name if isinstance(dtype, DType) else described(shape)
-            raise InertError("array of joblib", "a shape and a dtype of plain numbers", got[:80])
+        if not are_naturals(shape) or not isinstance(dtype, DType):
+            raise InertError("array of joblib", "a shape and a dtype", described(shape))
+        kind = _KIND.fullmatch(dtype.text)
+        if kind is None:
+            raise InertError("array of joblib", "a dtype of numpy", dtype.text[:80])
+        if kind[1] == "O":  # objects are a pickle of their own
+            if self._level >= _MAX_NESTED:
+                raise InertError("pickle", f"at most {_MAX_NESTED} pickles of joblib within one another", "more")
+            return JoblibUnpickler(self._stream, self._level + 1).load()
         # since joblib 1.3 a byte says how many follow it before the numbers, which begin at a multiple of 16 bytes
         if described_by.get("numpy_array_alignment_bytes") is not None:
             self._stream.read(int.from_bytes(self._stream.read(1)))
-        nbytes = prod(shape) * dtype.numpy.itemsize
+        nbytes = prod(shape) * int(kind[2]) * (4 if kind[1] == "U" else 1)
         position = self._stream.tell()
         left = self._stream.seek(0, 2) - position
         self._stream.seek(position)

@@ -152,6 +152,7 @@ def plan_import(
                 passed[found.path] = found.reason
             elif isinstance(found, Broken):
                 problems.append({"file": found.path, "problem": str(found.error)})
+                named.update(found.parts)
             elif isinstance(found, FoundArrays):
                 files += [
                     PlannedFile(found.path, f"a row of {chosen.name}", checkpoint_id(member, step), member, step)
@@ -177,7 +178,7 @@ def _repeated(files: Sequence[PlannedFile], address: str) -> list[dict[str, str]
     seen, made = set[str](), list[dict[str, str]]()
     for item in files:
         if item.id in seen:
-            step = "Leave one of the files out."
+            step = "Leave one of the files out, with --exclude."
             problem = Problem(f"{address}: {item.file}", "id", "each once", f"{item.id!r} twice", step)
             made.append({"file": item.file, "problem": str(ZooError(problem))})
         seen.add(item.id)

@@ -267,7 +267,7 @@ class _Importer:
         if isinstance(found, PassedOver):
             self._passed_over[found.path] = found.reason
             return
-        self._found.update(found.parts if isinstance(found, Found) else (), (found.path,))
+        self._found.update(() if isinstance(found, FoundArrays) else found.parts, (found.path,))
         if isinstance(found, Broken):
             self._skip(found.path, found.error)
             return
@@ -515,7 +515,7 @@ class _Importer:
         self.target.end_member()
 
     def _refuse(self, path: str, what: str, expected: str, got: str) -> None:
-        step = "Leave one of the files out."
+        step = "Leave one of the files out, with --exclude."
         self._skip(path, ZooError(Problem(f"{self.source.address}: {path}", what, expected, f"{got!r} twice", step)))
 
     def _skip(self, path: str, error: ZooError) -> None:

@@ -100,14 +100,14 @@ class Shards:
         size = sum(shard.size for shard in whole)
         return Whole(f"{key[0]}{key[1]}", size, read, [shard.path for shard in whole])
 
-    def missing(self) -> Iterator[tuple[str, IntegrityError]]:
-        """The networks of which shards are missing, and which is the first of them."""
+    def missing(self) -> Iterator[tuple[IntegrityError, list[str]]]:
+        """For each network of which shards are missing which is the first of them, and the paths of those there are."""
         for (stem, suffix, count), shards in self._held.items():
             missing = next(number for number in range(1, count + 1) if number not in shards)
             step = "Fetch the missing ones, or leave this network out."
             location = f"{self.location}: {stem}-{missing:05d}-of-{count:05d}{suffix}"
             error = IntegrityError(Problem(location, "shards", f"{count}", f"{len(shards)} without this one", step))
-            yield f"{stem}{suffix}", error
+            yield error, [shard.path for shard in shards.values()]
 
 
 def _read_all(shards: Sequence[_Shard]) -> list[bytes]:

@@ -6,7 +6,7 @@ library brings along, and no plug-ins are looked for.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from io import BytesIO
 from math import prod
 from typing import Any
@@ -63,19 +63,23 @@ class _Tree:
             return {**{key: value for key, value in root.items() if key != "model_weights"}, **_without_repeats(layers)}
         return _without_repeats(root) if "layer_names" in file.attrs else root
 
-    def group(self, group: Any, path: str, depth: int) -> dict[str, Any]:
-        """The items of a group, those of Keras in the order in which it keeps them."""
+    def group(self, group: Any, path: str, depth: int, order: Sequence[str] = ()) -> dict[str, Any]:
+        """The items of a group: first those that Keras lists, here or in a group around it, in its order."""
         identity = self.identity(group)
         if depth > _MAX_DEPTH or identity in self.seen:
             got = "a group inside itself" if identity in self.seen else "more"
             reject(self.location, f"group {path!r}", f"at most {_MAX_DEPTH} groups within one another", got, _STEP)
         self.seen.add(identity)
+        order = self.listed(group) or order
         made: dict[str, Any] = dict(self.attributes(group))
-        for name in self.names(group):
+        there = dict.fromkeys(group)
+        first = [name for name in dict.fromkeys(text.partition("/")[0] for text in order) if name in there]
+        for name in dict.fromkeys([*first, *there]):
             self.count += 1
             if self.count > self.limits.tensors:
                 reject(self.location, "HDF5 file", f"at most {self.limits.tensors} objects", "more", _STEP)
-            item = self.item(group, name, f"{path}/{name}", depth)
+            inside = [text.removeprefix(f"{name}/") for text in order if text.startswith(f"{name}/")]
+            item = self.item(group, name, f"{path}/{name}", depth, inside)
             if item is not None:
                 made[name] = item
         return made
@@ -85,18 +89,15 @@ class _Tree:
         info = self.h5py.h5o.get_info(item.id)
         return info.fileno, info.addr
 
-    def names(self, group: Any) -> Iterator[str]:
-        """The names of a group's items: those that Keras lists first, in its order."""
-        there = dict.fromkeys(group)
+    def listed(self, group: Any) -> list[str]:
+        """The paths below a group that Keras lists in an attribute, in the order of the network."""
         for key in ("layer_names", "weight_names"):
-            for name in group.attrs.get(key, ()):
-                text = (name.decode() if isinstance(name, bytes) else str(name)).partition("/")[0]
-                if text in there:
-                    del there[text]
-                    yield text
-        yield from there
+            names = group.attrs.get(key, ()) if key in group.attrs else ()
+            if len(names) and len(names) <= self.limits.tensors:
+                return [name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in names]
+        return []
 
-    def item(self, group: Any, name: str, path: str, depth: int) -> Any:
+    def item(self, group: Any, name: str, path: str, depth: int, order: Sequence[str]) -> Any:
         """A group as a mapping, a dataset as an array; None for what holds no numbers."""
         link = group.get(name, getlink=True)
         if not isinstance(link, self.h5py.HardLink):
@@ -104,7 +105,7 @@ class _Tree:
             reject(self.location, f"link {path!r}", "an object of the file itself", kind, _STEP)
         item = group[name]
         if isinstance(item, self.h5py.Group):
-            return self.group(item, path, depth + 1)
+            return self.group(item, path, depth + 1, order)
         return self.array(item, path) if isinstance(item, self.h5py.Dataset) else None
 
     def array(self, dataset: Any, path: str) -> NDArray[Any] | None:

@@ -183,10 +183,13 @@ class Broken:
         in the source.
     error
         why.
+    parts
+        paths of its files, where they are several.
     """
 
     path: str
     error: ZooError
+    parts: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ class Files:
             else:
                 yield reading.found(file.path, file.size, reader(file, Limits().file_bytes), file.form.words)
         yield from (reading.joined(whole) for whole in arrays.left(None))
-        yield from (Broken(path, error) for path, error in shards.missing())
+        yield from (Broken(paths[0], error, paths) for error, paths in shards.missing())
         reading.rows.check_used()
 
 
@@ -91,7 +91,7 @@ def _not_read(file: OpenedFile, source: str) -> PassedOver | Broken:
     """A file that is not read: refused where its name says that it should be, and is of no form that is known."""
     form = file.form
     is_damaged = form.name in ("unknown", "empty", "text", "web-page") and file.name.lower().endswith(SUFFIXES)
-    if form.name != "git-lfs" and not is_damaged:
+    if form.name not in ("git-lfs", "tensor-parallel") and not is_damaged:
         return PassedOver(file.path, form.reason)
     step = form.step or "Leave it out."
     problem = Problem(f"{source}: {file.path}", "content", "a checkpoint, as its name says", form.words, step)

@@ -121,6 +121,7 @@ class OpenedSource(Source):
         """A pass over all files that are not passed over."""
         self._nested_bytes = self._nested_files = 0
         self.broken.clear()
+        self.passed_over.update(dict.fromkeys(self._source.dangling, "a link that leads to no file"))
         for file in self._source.files():
             self.position = self._source.position
             yield from self._files(file, file.path, 0)

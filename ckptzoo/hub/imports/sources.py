@@ -1,11 +1,12 @@
 """Where checkpoints are imported from: folders, files, tar and zip archives, read member by member, never unpacked."""
 
+import errno
 import io
 import os
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -126,9 +127,12 @@ class Source(ABC):
         whether looking into a file costs no request.
     is_reopened
         whether a file may be opened again while the pass goes on.
+    dangling
+        paths of links that lead to no file.
     """
 
     is_local, is_reopened = True, False
+    dangling: Sequence[str] = ()
 
     def __init__(self, address: str, name: str, nbytes: int) -> None:
         self.address, self.name, self.nbytes, self.position = address, stem(name), nbytes, 0
@@ -182,7 +186,9 @@ def archive_kind(head: bytes, name: str, inner_head: Callable[[str], bytes]) -> 
     form, lower = form_of(head, name), name.lower()
     is_called_tar = lower.endswith(_TAR_SUFFIXES)
     if form.name in PACKED:
-        return "tar" if is_called_tar or is_tar(inner_head(form.name)) else ""
+        inner = inner_head(form.name)
+        is_file = not is_called_tar or form_of(inner, name).read is not None  # checkpoint.pth.tar.gz
+        return "tar" if is_tar(inner) or not is_file else ""
     if form.name in ("tar", "zip"):
         return form.name
     if form.read is not None or form.name == "git-lfs":  # checkpoint.pth.tar
@@ -206,9 +212,29 @@ class FolderSource(Source):
     is_reopened = True
 
     def __init__(self, path: Path) -> None:
-        found = {item.relative_to(path).as_posix(): item.stat().st_size for item in _walk(path)}
+        self.dangling = list[str]()
+        found = dict(self._walk(path, ""))
         super().__init__(str(path), path.resolve().name, sum(found.values()))
         self._path, self._sizes = path, {name: found[name] for name in sorted(found)}
+
+    def _walk(self, folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
+        """The files below a folder, with their sizes."""
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                path = f"{prefix}{entry.name}"
+                try:
+                    if entry.is_dir(follow_symlinks=False):
+                        yield from self._walk(Path(entry.path), f"{path}/")
+                    elif entry.is_file():
+                        yield path, entry.stat().st_size
+                    elif entry.is_symlink() and not entry.is_dir():
+                        self.dangling.append(path)
+                except OSError as error:  # links that lead to one another, folders that may not be read
+                    if error.errno != errno.ELOOP:
+                        step = "Leave it out, or let it be read."
+                        got = error.strerror or type(error).__name__
+                        raise ZooError(Problem(entry.path, "folder", "one that can be read", got, step)) from None
+                    self.dangling.append(path)
 
     def files(self) -> Iterator[SourceFile]:
         """A pass over all files."""
@@ -216,15 +242,6 @@ class FolderSource(Source):
         for path, size in self._sizes.items():
             yield SourceFile(path, size, _opener(self._path / path))
             self.position += size
-
-
-def _walk(folder: Path) -> Iterator[Path]:
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                yield from _walk(Path(entry.path))
-            elif entry.is_file():
-                yield Path(entry.path)
 
 
 def _opener(path: Path) -> Callable[[], IO[bytes]]:

@@ -175,7 +175,7 @@ def test_pickles_of_joblib_that_lie_or_name_code(tmp_path: Path) -> None:
 def _object_arrays(depth: int) -> bytes:
     """Arrays of objects, each of which is described in the place of the one before."""
     data = joblib_file(np.array([None, {}], dtype=object))
-    start = data.index(b"\x80\x02", 1)
+    start = data.index(b"\x80\x05", 1)
     return data[:start] * depth + data[start:]
 
 

@@ -30,8 +30,9 @@ from ckptzoo.hub.imports.adapters.adapter import (
 from ckptzoo.hub.imports.facts import Row, merged
 from ckptzoo.hub.imports.remote_sources import open_source
 from ckptzoo.hub.imports.report import ImportResult
+from ckptzoo.hub.imports.same_architecture import Saved
 from ckptzoo.hub.imports.sources import Source, WatchedSource
-from ckptzoo.hub.imports.target import Declaration, Target, check_folder, unit_of
+from ckptzoo.hub.imports.target import Arriving, Declaration, Target, check_folder, unit_of
 from ckptzoo.hub.untrusted import Limits, StateDict
 from ckptzoo.hub.untrusted.errors import NoNetworkError
 from ckptzoo.hub.untrusted.formats import HEAD_BYTES, content_format
@@ -329,7 +330,7 @@ class _Importer:
             self._finish()
 
     def _add_files(self, batch: _Batch, read: list[list[StateDict] | ZooError]) -> None:
-        checkpoints: list[tuple[Any, Row, bool, str]] = []
+        checkpoints: list[tuple[Found, Arriving]] = []
         for (found, _), states in zip(batch.found, read, strict=True):
             try:
                 if isinstance(states, ZooError):
@@ -339,12 +340,8 @@ class _Importer:
                 for note in dict.fromkeys(picked.note for picked in checkpoints_of_file if picked.note):
                     self._note(note)
                 made = [self._checkpoint(found, picked) for picked in checkpoints_of_file]
-                self._note_times(found, [row for _, row, _, _ in made])
-                if not self.skip_bad:
-                    checkpoints += made
-                    continue
-                # one by one, so that what does not fit is left out alone
-                self._add(made)
+                self._note_times(found, [item.row for item in made])
+                checkpoints += [(found, item) for item in made]
             except NoNetworkError as error:
                 self._passed_over[found.path] = "; ".join(item.got for item in error.problems)
             except ZooError as error:
@@ -442,7 +439,7 @@ class _Importer:
         step = "Save model.state_dict() of each network, or say with --layout what vectors hold."
         raise ZooError(Problem(self.source.address, "networks", "at least one", got, step))
 
-    def _checkpoint(self, found: Found, picked: Picked) -> tuple[Any, Row, bool, str]:
+    def _checkpoint(self, found: Found, picked: Picked) -> Arriving:
         suffix = f"/{identifier(picked.suffix)}" if picked.suffix else ""
         row: Row = {**self.defaults, **found.row, **picked.row}
         row["extra"] = merged(
@@ -457,7 +454,8 @@ class _Importer:
             row.setdefault("step", found.step)
         row["unit"] = self._unit(found) + suffix
         row["source"] = self.source.name
-        return picked.tensors, row, picked.gaussian, self._label(row, found.path)
+        saved = Saved(picked.tensors, picked.ties, picked.buffers)
+        return Arriving(saved, row, picked.gaussian, self._label(row, found.path))
 
     def _label(self, row: Row, location: str) -> str:
         """The zoo's name where ``split_by`` gives one to each value."""
@@ -473,11 +471,17 @@ class _Importer:
             raise ZooError(Problem(location, f"--split-by {self.split_by}", "a value", "none", step))
         return identifier(f"{last}-{value if isinstance(value, str | int | float) else json.dumps(value)}")
 
-    def _add(self, checkpoints: list[tuple[Any, Row, bool, str]]) -> None:
-        self.target.add(checkpoints)
-        self.added += len(checkpoints)
-        for tensors, row, _, _ in checkpoints:
-            self._note_repeated(_digest(tensors.values()), row["id"])
+    def _add(self, checkpoints: list[tuple[Found, Arriving]]) -> None:
+        """Add the checkpoints of a batch; with ``skip_bad`` those that do not fit are left out alone."""
+        paths = {id(item): found.path for found, item in checkpoints}
+
+        def refuse(item: Arriving, error: ZooError) -> None:
+            self._skip(paths[id(item)], error)
+
+        added = self.target.add([item for _, item in checkpoints], refuse if self.skip_bad else None)
+        self.added += len(added)
+        for item in added:
+            self._note_repeated(_digest(item.saved.tensors.values()), item.row["id"])
 
     def _note_repeated(self, digest: bytes, name: str) -> None:
         first = self._first_ids.setdefault(digest, name)

@@ -46,8 +46,8 @@ def is_module(value: Any) -> bool:
     )
 
 
-def module_tensors(module: Inert, prefix: str = "", depth: int = 0) -> dict[str, Any]:
-    """The tensors that ``module.state_dict()`` would give.
+def module_tensors(module: Inert, buffers: set[str], prefix: str = "", depth: int = 0) -> dict[str, Any]:
+    """The tensors that ``module.state_dict()`` would give; the names of its buffers are added to ``buffers``.
 
     Raises
     ------
@@ -62,11 +62,12 @@ def module_tensors(module: Inert, prefix: str = "", depth: int = 0) -> dict[str,
         for name, value in own.items()
         if is_tensor(value) and not (isinstance(dropped, set) and name in attributes["_buffers"] and name in dropped)
     }
+    buffers.update(name for name in found if name.removeprefix(prefix) in attributes["_buffers"])
     for name, inner in attributes["_modules"].items():
         if is_module(inner):
             if depth >= _MAX_MODULES or len(found) >= MAX_LEAVES:
                 raise InertError("module", f"at most {MAX_LEAVES} tensors in {_MAX_MODULES} levels", "more")
-            found |= module_tensors(inner, f"{prefix}{name}.", depth + 1)
+            found |= module_tensors(inner, buffers, f"{prefix}{name}.", depth + 1)
     return found
 
 

@@ -86,7 +86,8 @@ class _Answer:
                 indices[key] = len(self.arrays)
                 self.arrays.append(self._array(tensor, name, location))
             at.append(indices[key])
-        return WorkerResult(state.key, tuple(state.tensors), tuple(at), state.facts, state.left_out)
+        buffers = tuple(place for place, name in enumerate(state.tensors) if name in state.buffers)
+        return WorkerResult(state.key, tuple(state.tensors), tuple(at), state.facts, state.left_out, buffers)
 
     def _without_masks(self, results: list[WorkerResult], location: str) -> list[WorkerResult]:
         """The state dicts that are no masks; the others name these as left out."""

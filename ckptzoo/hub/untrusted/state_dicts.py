@@ -39,12 +39,16 @@ _MAX_LEFT_OUT = 64
 
 @dataclass(frozen=True)
 class StateCandidate:
-    """One state dict: the key that led to it, its tensors by name, the scalars beside it and what was left out."""
+    """One state dict: the key that led to it, its tensors by name, the scalars beside it and what was left out.
+
+    ``buffers`` are the names of tensors that a module says are buffers.
+    """
 
     key: str
     tensors: dict[str, Any]
     facts: dict[str, Fact]
     left_out: tuple[str, ...]
+    buffers: frozenset[str] = frozenset()
 
 
 def find_state_dicts(root: Any, *, location: str, limits: Limits) -> list[StateCandidate]:
@@ -79,12 +83,16 @@ def find_state_dicts(root: Any, *, location: str, limits: Limits) -> list[StateC
     left_out = search.left_out
     if len(left_out) > _MAX_LEFT_OUT:
         left_out = [*left_out[:_MAX_LEFT_OUT], f"and {len(left_out) - _MAX_LEFT_OUT} more"]
-    paths = [path for path, _ in search.states]
+    paths = [path for path, *_ in search.states]
     return [
         StateCandidate(
-            ".".join(path) if len(paths) > 1 else "", tensors, _facts_near(search.facts, path, paths), tuple(left_out)
+            ".".join(path) if len(paths) > 1 else "",
+            tensors,
+            _facts_near(search.facts, path, paths),
+            tuple(left_out),
+            buffers & tensors.keys(),
         )
-        for path, tensors in search.states
+        for path, tensors, buffers in search.states
     ]
 
 
@@ -127,7 +135,7 @@ def _shared(name: tuple[str, ...], path: tuple[str, ...]) -> int:
 class _Search:
     def __init__(self, location: str, limits: Limits) -> None:
         self.location, self.limits = location, limits
-        self.states: list[tuple[tuple[str, ...], dict[str, Any]]] = []
+        self.states: list[tuple[tuple[str, ...], dict[str, Any], frozenset[str]]] = []
         self.facts: dict[tuple[str, ...], Fact] = {}
         self.left_out: list[str] = []
         self.enclosing: set[int] = set()
@@ -144,7 +152,8 @@ class _Search:
         if is_module(value):
             if id(value) not in self.modules:  # an object may refer to one module several times
                 self.modules.add(id(value))
-                self.add_state(path, module_tensors(value).items())
+                buffers = set[str]()
+                self.add_state(path, module_tensors(value, buffers).items(), frozenset(buffers))
         elif is_training_state(None, value):
             self.leave_out_other(path, "the state of an optimiser")
         else:
@@ -238,7 +247,7 @@ class _Search:
     def contains_state(self, value: Any, depth: int) -> bool:
         """Whether there is a state dict in it: a mapping with tensors, layers, or a container of such."""
         if is_module(value):
-            return bool(module_tensors(value))
+            return bool(module_tensors(value, set()))
         if not isinstance(value, dict | list | tuple | Inert) or depth > MAX_DEPTH + 1:
             return False
         if id(value) not in self.contains_known:
@@ -257,7 +266,9 @@ class _Search:
             reject(self.location, "name", "a printable text", odd, "Save it again under plain names.")
         return cast(str, text)
 
-    def add_state(self, path: tuple[str, ...], items: Iterable[tuple[Any, Any]]) -> None:
+    def add_state(
+        self, path: tuple[str, ...], items: Iterable[tuple[Any, Any]], buffers: frozenset[str] = frozenset()
+    ) -> None:
         """Add the tensors among items as a state dict, the scalars as facts; what holds no weights is left out."""
         tensors: dict[str, Any] = {}
         for key, item in items:
@@ -276,7 +287,7 @@ class _Search:
         if self.name_count > self.limits.tensors or len(self.states) >= self.limits.states:
             expected = f"at most {self.limits.tensors} names in {self.limits.states} state dicts"
             reject(self.location, "content", expected, f"{self.name_count} names in {len(self.states) + 1}, or more")
-        self.states.append((path, tensors))
+        self.states.append((path, tensors, buffers))
 
     def tensors_of(self, name: str, item: Any) -> dict[str, Any]:
         """The tensors that an entry of a state dict stands for: itself, a list of numbers, a list of tensors."""

@@ -107,6 +107,10 @@ class Picked:
         whether they are means, with the standard deviation of ``T`` as ``T_std``.
     note
         what was done to its numbers, for the report.
+    ties
+        names to earlier names whose storage they share.
+    buffers
+        names of tensors that are known to be no parameters.
     """
 
     suffix: str
@@ -114,6 +118,8 @@ class Picked:
     row: Row = field(default_factory=dict[str, Any])
     gaussian: bool = False
     note: str = ""
+    ties: Mapping[str, str] = field(default_factory=dict[str, str])
+    buffers: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -217,6 +223,8 @@ def every_state(states: Sequence[StateDict]) -> Sequence[Picked]:
         Picked(
             state.source.partition("#")[2],
             {**state.tensors, **{name: state.tensors[first] for name, first in state.aliases.items()}},
+            ties=state.aliases,
+            buffers=state.buffers,
         )
         for state in states
     ]

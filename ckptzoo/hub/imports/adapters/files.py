@@ -181,9 +181,7 @@ def _with_runs(picked: Sequence[Picked], run: Run, member: str) -> list[Picked]:
         if "draw" in row:
             row["mode"] = member
         row["member"] = name
-        made.append(
-            Picked(item.suffix, item.tensors, row, item.gaussian, item.note or (_OF_A_RUN if run.is_part else ""))
-        )
+        made.append(replace(item, row=row, note=item.note or (_OF_A_RUN if run.is_part else "")))
     return made
 
 
@@ -256,7 +254,7 @@ def _picked(
         elif options.stacked:
             made += _unstacked(replace(picked, row=row), path)
         else:
-            made.append(Picked(picked.suffix, picked.tensors, row))
+            made.append(replace(picked, row=row))
     return made
 
 

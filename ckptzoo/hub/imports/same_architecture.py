@@ -177,7 +177,7 @@ def architecture_of(several: Sequence[Saved], name: str, input_shape: Shape | No
 
     Each has the widest dtype of all; names are tied that are in every state dict that has both.
     """
-    whole = max(several, key=lambda saved: len(saved.tensors))
+    examples = _every_tensor(several)
     tied: dict[str, list[str]] = {}
     for other, first in ties_of(several).items():
         tied.setdefault(first, [first]).append(other)
@@ -187,16 +187,32 @@ def architecture_of(several: Sequence[Saved], name: str, input_shape: Shape | No
         group.sort(key=lambda name: (sum(name not in one.tensors for one in several), bool(_HEADS.search(name))))
         aliases[group[0]] = group[1:]
     second = {name for group in aliases.values() for name in group}
-    names = [name for name in whole.tensors if name not in second]
+    names = [name for name in examples if name not in second]
     tensors: list[Tensor] = []
     for own in names:
-        array = whole.tensors[own]
         dtype = widest([_dtype_name(saved.tensors[own].dtype) for saved in several if own in saved.tensors])
         assert dtype is not None
         is_buffer = any(own in saved.buffers for saved in several)
-        kind = "buffer" if is_buffer else kind_of(own, dtype, whole.tensors)
-        tensors.append(Tensor(own, array.shape, dtype, kind, tuple(aliases.get(own, ()))))
+        kind = "buffer" if is_buffer else kind_of(own, dtype, examples)
+        tensors.append(Tensor(own, examples[own].shape, dtype, kind, tuple(aliases.get(own, ()))))
     return Architecture(name, tuple(tensors), None, input_shape)
+
+
+def _every_tensor(several: Sequence[Saved]) -> dict[str, NDArray[Any]]:
+    """An example of each tensor: in the order of the largest state dict, others behind what is before them in theirs."""
+    ordered = sorted(several, key=lambda saved: -len(saved.tensors))
+    found = dict(ordered[0].tensors)
+    for saved in ordered[1:]:
+        if saved.tensors.keys() <= found.keys():
+            continue
+        names, before = list(found), ""
+        for name, array in saved.tensors.items():
+            if name not in found:
+                names.insert(names.index(before) + 1 if before else 0, name)
+                found[name] = array
+            before = name
+        found = {name: found[name] for name in names}
+    return found
 
 
 def of_one(first: Saved, others: Sequence[Saved]) -> list[Saved]:

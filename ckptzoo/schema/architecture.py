@@ -38,7 +38,7 @@ class Tensor:
     name
         the name in the state dict, such as ``conv1.weight``.
     shape
-        its shape in one checkpoint; ``()`` is a scalar.
+        its shape in one checkpoint; ``()`` is a scalar, and a side of 0 makes a tensor without elements.
     dtype
         a key of ``ITEMSIZE``.
     kind
@@ -314,16 +314,18 @@ def _problems(arch: Architecture) -> Iterator[Problem]:
         if tensor.dtype not in ITEMSIZE:
             expected = "one of " + ", ".join(ITEMSIZE)
             yield Problem(location, f"dtype of {tensor.name!r}", expected, repr(tensor.dtype), step)
-        elif not _is_shape(tensor.shape):
-            yield Problem(location, f"shape of {tensor.name!r}", "positive integers", repr(tensor.shape), step)
+        elif not _is_shape(tensor.shape, least=0):
+            yield Problem(location, f"shape of {tensor.name!r}", "integers from 0", repr(tensor.shape), step)
         else:
             total += tensor.nbytes
         if tensor.kind not in ("parameter", "buffer"):
             yield Problem(location, f"kind of {tensor.name!r}", "'parameter' or 'buffer'", repr(tensor.kind), step)
+    if arch.tensors and not total and all(tensor.dtype in ITEMSIZE for tensor in arch.tensors):
+        yield Problem(location, "elements of a checkpoint", "at least one", "none", step)
     if total > MAX_CHECKPOINT_BYTES:
         yield Problem(location, "bytes of a checkpoint", f"at most {MAX_CHECKPOINT_BYTES}", str(total), step)
 
 
-def _is_shape(shape: tuple[Any, ...]) -> bool:
+def _is_shape(shape: tuple[Any, ...], *, least: int = 1) -> bool:
     # sizes are bounded one by one, so that no product of untrusted ones grows without end
-    return len(shape) <= 16 and all(type(size) is int and 1 <= size < 2**40 for size in shape)
+    return len(shape) <= 16 and all(type(size) is int and least <= size < 2**40 for size in shape)

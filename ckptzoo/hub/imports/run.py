@@ -454,6 +454,7 @@ class _Importer:
             row.setdefault("step", found.step)
         row["unit"] = self._unit(found) + suffix
         row["source"] = self.source.name
+        self.target.name_apart(row)
         saved = Saved(picked.tensors, picked.ties, picked.buffers)
         return Arriving(saved, row, picked.gaussian, self._label(row, found.path))
 
@@ -507,6 +508,7 @@ class _Importer:
             row |= {"id": checkpoint_id(member, step), "member": member}
             if step is not None:
                 row.setdefault("step", step)
+            self.target.name_apart(row)
             rows.append(row)
             kept.append(number)
         if not kept:

@@ -41,6 +41,7 @@ from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import ITEMSIZE, TENSOR_NAME, Architecture, Tensor
 from ckptzoo.schema.card import Card
 from ckptzoo.schema.documents import canonical
+from ckptzoo.schema.metadata import MAX_ID
 from ckptzoo.schema.symmetry import Symmetry
 
 PART_BYTES, PART_SECONDS = 2 * 2**30, 15 * 60
@@ -141,11 +142,17 @@ class Target:
         self._places: dict[_Key, list[tuple[_Zoo, Fit]]] = {}
         self._finish_move()
         self.units: set[str] = set()
+        self._sources: dict[str, set[str]] = {}
         for path in self._paths():
             _, arch, _ = read_documents(Folder(path))
             self._zoos.append(_Zoo(path, arch, "" if path == folder else path.name))
-            units = ckptzoo.open(path).contents.raw.rows["unit"].to_pylist()
-            self.units.update(unit_of_file({"unit": unit}) for unit in units if unit is not None)
+            rows = ckptzoo.open(path).metadata
+            columns = [rows[name].to_pylist() for name in ("unit", "id", "member", "source")]
+            for unit, id, member, source in zip(*columns, strict=True):
+                if unit is not None:
+                    self.units.add(unit_of_file({"unit": unit}))
+                for name in (id, member):
+                    self._sources.setdefault(name, set()).add(source or "")
 
     @property
     def has_several(self) -> bool:
@@ -216,6 +223,18 @@ class Target:
         if failed is not None:
             raise failed[1]
         return added
+
+    def name_apart(self, row: Row) -> None:
+        """Give a row names of its own where another source has brought its id or its member into the zoo.
+
+        The source's name goes before both, for every checkpoint of the member, so that no member is of two sources.
+        """
+        source = row["source"]
+        if not any(self._sources.get(row[name], set()) - {source} for name in ("id", "member")):
+            return
+        for name in ("id", "member", "mode"):
+            if isinstance(row.get(name), str):
+                row[name] = f"{source}/{row[name]}"[:MAX_ID]
 
     def _effective(self, item: Arriving) -> Saved:
         """A checkpoint with the tensors that its network computes with, under names that a zoo may have."""

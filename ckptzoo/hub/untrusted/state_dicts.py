@@ -10,10 +10,12 @@ from ckptzoo.hub.untrusted.layer_trees import LEAF_NAMES, WRAPPER_NAMES, are_net
 from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.objects import (
     MAX_DEPTH,
+    as_dict,
     describe,
     is_aside,
     is_figure_name,
     is_module,
+    is_settings_name,
     is_tensor,
     is_training_state,
     items_of,
@@ -148,6 +150,7 @@ class _Search:
         if depth > MAX_DEPTH:
             self.leave_out(path, f"more than {MAX_DEPTH} levels deep")
             return
+        value = as_dict(value)
         self.enclosing.add(id(value))
         if is_module(value):
             if id(value) not in self.modules:  # an object may refer to one module several times
@@ -246,6 +249,7 @@ class _Search:
 
     def contains_state(self, value: Any, depth: int) -> bool:
         """Whether there is a state dict in it: a mapping with tensors, layers, or a container of such."""
+        value = as_dict(value)
         if is_module(value):
             return bool(module_tensors(value, set()))
         if not isinstance(value, dict | list | tuple | Inert) or depth > MAX_DEPTH + 1:
@@ -317,11 +321,11 @@ class _Search:
 
     def add_fact(self, path: tuple[str, ...], value: Any) -> None:
         """Note a scalar beside the state dicts, or those in mappings of scalars; leave out what is none."""
-        value = plain(value)
-        if isinstance(value, list):
-            value = [plain(item) for item in value[: _MAX_LIST + 1]] if len(value) <= _MAX_LIST else value
-        if is_tensor(value) and unread_form(value) is None and prod(value.shape) == 1:
-            value = self.number(value)
+        value = plain(value, as_settings=any(map(is_settings_name, path)))
+        if isinstance(value, list | tuple) and len(value) <= _MAX_LIST:
+            value = [plain(item) for item in value]
+        if is_tensor(value) and unread_form(value) is None and len(value.shape) < 2:
+            value = self.numbers(value)
         if self.mappings_of_facts < _MAX_FACTS and self.is_scalars(path, value):
             self.mappings_of_facts += 1
             self.enclosing.add(id(value))
@@ -350,12 +354,17 @@ class _Search:
             and not any(is_tensor(item) or not isinstance(name, str | int) for name, item in items)
         )
 
-    def number(self, value: Any) -> Any:
-        """The number that a tensor with one element holds; the tensor where it is of another kind."""
+    def numbers(self, value: Any) -> Any:
+        """What a tensor with one element or a few of them holds, such as means of inputs; else the tensor."""
+        if not 0 < prod(value.shape) <= _MAX_LIST:
+            return value
         try:
-            return (value.read() if isinstance(value, Numbers) else value).item()
+            array = value.read() if isinstance(value, Numbers) else value
         except InertError:
             return value
+        if array.dtype.kind not in "fiub":  # bfloat16 is none of numpy's
+            return value
+        return array.item() if array.size == 1 else array.tolist()
 
     def leave_out(self, path: tuple[str, ...], what: str) -> None:
         """Note what is left out."""
@@ -368,8 +377,8 @@ class _Search:
 
 
 def _is_list_of_scalars(value: Any, path: tuple[str, ...]) -> bool:
-    """Whether a value is a short list among settings, such as the layers' activations."""
-    if len(path) < 2 or not isinstance(value, list | tuple) or not 0 < len(value) <= _MAX_LIST:
+    """Whether a value is a short list among settings, such as the layers' activations, or of numbers."""
+    if not isinstance(value, list | tuple) or not 0 < len(value) <= _MAX_LIST:
         return False
     return all(
         isinstance(item, bool | float)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ SUFFIXES = (*CHECKPOINT_SUFFIXES, ".pkl", ".pickle", ".npy")
 SETTINGS_OF_RAY = "params.pkl"
 """A pickle of settings that Ray Tune writes into every folder."""
 _UNSUITABLE = re.compile(r"[^A-Za-z0-9._=,@+-]+")
+_SUITABLE = "._=,@+-"
 
 
 @dataclass(frozen=True)
@@ -233,9 +235,16 @@ def every_state(states: Sequence[StateDict]) -> Sequence[Picked]:
 def identifier(text: str) -> str:
     """A text as part of an id.
 
-    >>> identifier("run 3/net")
-    'run-3-net'
+    >>> identifier("run 3/net"), identifier("мережа №2")
+    ('run-3-net', 'мережа-2')
     """
+    if not text.isascii():
+        # letters of any script, and the signs of vowels in some, which are marks
+        kept = [
+            letter if letter.isalnum() or letter in _SUITABLE or unicodedata.category(letter)[0] == "M" else " "
+            for letter in unicodedata.normalize("NFC", text)
+        ]
+        return re.sub(" +", "-", "".join(kept)).strip("-.") or "checkpoint"
     return _UNSUITABLE.sub("-", text).strip("-.") or "checkpoint"
 
 

@@ -22,8 +22,9 @@ from ckptzoo.hub.imports.adapters.adapter import (
     reader,
 )
 from ckptzoo.hub.imports.facts import merged, row_of
-from ckptzoo.hub.imports.runs import Run, run_of, searched, step_of, without_suffixes
+from ckptzoo.hub.imports.runs import Run, facts_of, run_of, searched, step_of, without_suffixes
 from ckptzoo.hub.imports.shards import Shards, is_shard
+from ckptzoo.hub.imports.side_files import SideFiles
 from ckptzoo.hub.imports.sources import Source
 from ckptzoo.hub.imports.tables import Slice, read_layout
 from ckptzoo.hub.untrusted import Limits, StateDict
@@ -64,7 +65,8 @@ class Files:
 
     def checkpoints(self, source: Source, options: Options) -> Iterator[Found | PassedOver]:
         """Every file with the suffix of a checkpoint, and shards as one file."""
-        reading = _Reading.of(source.name, options)
+        reading = _Reading.of(source.name, options, SideFiles(source))
+        yield from reading.beside.passed_over
         shards = Shards(source.address)
         for file in source.files():
             if _JUNK.search(file.path):
@@ -89,22 +91,27 @@ class _Reading:
     slices: Sequence[Slice] | None
     member: re.Pattern[str] | None
     step: re.Pattern[str] | None
+    beside: SideFiles
 
     @classmethod
-    def of(cls, source: str, options: Options) -> "_Reading":
+    def of(cls, source: str, options: Options, beside: SideFiles) -> "_Reading":
         """Check the options."""
         slices = None if options.layout is None else read_layout(options.layout.encode(), "--layout")
         member, step = (
             None if text is None else _pattern(flag, text)
             for flag, text in (("--member", options.member_pattern), ("--step", options.step_pattern))
         )
-        return cls(source, options, _Rows(options.metadata), slices, member, step)
+        return cls(source, options, _Rows(options.metadata), slices, member, step, beside)
 
     def found(self, path: str, size: int, read: Callable[[], Sequence[bytes]]) -> Found:
         """A file, with its run and its facts."""
-        facts = dict(self.rows.of(path))
+        facts = {**self.beside.of(path), **self.rows.of(path)}
         run = self.run(path, facts)
         row = row_of(facts, location=path, percent=self.options.percent)
+        of_a_run = facts_of(path)
+        if "seed" in of_a_run:
+            row.setdefault("seed", of_a_run.pop("seed"))
+        row["extra"] = merged(of_a_run, row["extra"])
         if run.epoch is not None:
             row.setdefault("epoch", float(run.epoch))
         name = _id(path, self.options.id_pattern)
@@ -119,7 +126,7 @@ class _Reading:
     def run(self, path: str, facts: dict[str, Any]) -> Run:
         """The run of a file: as a row of ``--metadata`` says, else as a pattern finds, else as its path says."""
         by_path = run_of(path)
-        member, step = facts.pop("member", None), facts.pop("step", None)
+        member, step = facts.pop("member", None), facts.pop("step", step_of(facts))
         if member is None and self.member is not None:
             member = _searched(self.member, "--member", path)
         if step is None and self.step is not None:

@@ -364,7 +364,7 @@ class _Importer:
                 try:
                     file_format = content_format(data[:HEAD_BYTES], location=location)
                     if file_format == "safetensors":
-                        parts.append([read_state_dict(BytesIO(data), location, name, Limits())])
+                        parts.append([read_state_dict(BytesIO(data), location, name, Limits(), with_moments=True)])
                     else:
                         jobs.append((parts, name, Job(location, file_format, len(data), strict=False), data))
                 except ZooError as error:

@@ -38,7 +38,8 @@ _PLAIN_NAMES = {
 """Names of files and folders that say nothing about a run."""
 _NATURAL = re.compile(r"[0-9]{1,18}")
 _OF_A_RUN = re.compile(
-    r"(?:^|(?<=[-_. =/]))(?P<word>(?:random[-_ ]?)?seed|fold|split|repeat|client|rank)[-_= .]?(?P<number>[0-9]{1,9})(?=$|[-_. /])",
+    r"(?:^|(?<=[-_. =/]))(?P<word>(?:random[-_ ]?)?seed|fold|split|repeat|client|rank)[-_= .]?"
+    r"(?P<number>[0-9]{1,9})(?=$|[-_. /])",
     re.IGNORECASE,
 )
 """A number beside a word that says which run of several it is."""

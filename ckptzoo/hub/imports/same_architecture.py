@@ -199,7 +199,7 @@ def architecture_of(several: Sequence[Saved], name: str, input_shape: Shape | No
 
 
 def _every_tensor(several: Sequence[Saved]) -> dict[str, NDArray[Any]]:
-    """An example of each tensor: in the order of the largest state dict, others behind what is before them in theirs."""
+    """An example of each tensor, in the order of the largest state dict; others stand where they do in theirs."""
     ordered = sorted(several, key=lambda saved: -len(saved.tensors))
     found = dict(ordered[0].tensors)
     for saved in ordered[1:]:

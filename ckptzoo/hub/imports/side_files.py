@@ -66,11 +66,13 @@ class SideFiles:
         for file in source.files():
             path = file.path
             lower = path.lower()
-            if lower.endswith(SUFFIXES) or lower.endswith(".pth.tar"):
+            if lower.endswith((*SUFFIXES, ".pth.tar")):
                 stems.add(without_suffixes(path))
             elif lower.endswith(".json") and not _INDEX.search(path):
                 if file.size > min(_MAX_BYTES, left):
-                    self.passed_over.append(PassedOver(path, f"JSON of {file.size} bytes, at most {_MAX_BYTES} are read"))
+                    self.passed_over.append(
+                        PassedOver(path, f"JSON of {file.size} bytes, at most {_MAX_BYTES} are read")
+                    )
                     continue
                 left -= file.size
                 try:
@@ -100,7 +102,8 @@ def _few(content: Mapping[str, Any], depth: int = 0, left: list[int] | None = No
             if len(inner) <= _MAX_MAPPING and depth < 4:
                 yield name, dict(_few(inner, depth + 1, left))
         elif not isinstance(value, list) or (
-            len(cast(list[Any], value)) <= _MAX_MAPPING and not any(isinstance(one, list | dict) for one in cast(list[Any], value))
+            len(cast(list[Any], value)) <= _MAX_MAPPING
+            and not any(isinstance(one, list | dict) for one in cast(list[Any], value))
         ):
             left[0] -= 1
             if left[0] < 0:

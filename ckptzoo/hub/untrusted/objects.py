@@ -21,14 +21,16 @@ _MAX_NUMBERS = 10**6
 _TRAINING_NAMES = re.compile(
     r"(^|_)(optim\w*|opt|sched\w*|lr_?sched\w*|amp|scaler|grad_scaler|rng|callbacks?|loops)(_|$)"
 )
-_SETTINGS_NAMES = re.compile(r"(^|_)(hparams|hyper_?parameters|args|arguments|config|cfg|conf|options|opts|settings)(_|$)")
+_SETTINGS_NAMES = re.compile(
+    r"(^|_)(hparams|hyper_?parameters|args|arguments|config|cfg|conf|options|opts|settings)(_|$)"
+)
 _MASK_NAMES = re.compile(r"(^|_)masks?$")
 _FIGURE_NAMES = re.compile(
     r"(^|_)(loss|losses|acc|accuracy|accuracies|errors?|epochs?|steps?|iters?|iterations?|times?|lrs?|history|curve|"
     r"metrics?|scores?|rewards?|returns?|sizes?|shapes?|classes|seeds?|activations?)(_|$)"
 )
 """Names of lists of numbers that are noted about a network, and no tensors of it."""
-_CONSTRAINTS = "torch.distributions.constraints."
+_CONSTRAINTS = re.compile(r"(torch|pyro)\.distributions\.constraints\.")
 
 
 _READ = (Numbers, np.ndarray)
@@ -118,9 +120,9 @@ def plain(value: Any, *, as_settings: bool = False) -> Any:
         if not isinstance(value, Inert) or is_module(value) or unread_form(value) is not None:
             break
         attributes, args = value.attributes, value.args
-        if value.name.startswith(_CONSTRAINTS):
+        if (module := _CONSTRAINTS.match(value.name)) is not None:
             arguments = [f"{name}={item!r}" for name, item in attributes.items() if isinstance(item, int | float)]
-            return f"{value.name.removeprefix(_CONSTRAINTS)}({', '.join(arguments)})"
+            return f"{value.name[module.end() :]}({', '.join(arguments)})"
         if value.pairs is not None:
             return value.pairs
         inner = next((attributes[name] for name in _INSIDE if name in attributes), None)

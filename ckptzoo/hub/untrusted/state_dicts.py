@@ -23,7 +23,7 @@ from ckptzoo.hub.untrusted.objects import (
     number_list,
     plain,
 )
-from ckptzoo.hub.untrusted.other_contents import other_content
+from ckptzoo.hub.untrusted.other_contents import MOMENTS, other_content
 from ckptzoo.hub.untrusted.results import Fact
 from ckptzoo.hub.untrusted.rules import TENSOR_STEP
 from ckptzoo.hub.untrusted.tensor_forms import holds_numbers, unread_form
@@ -53,12 +53,17 @@ class StateCandidate:
     buffers: frozenset[str] = frozenset()
 
 
-def find_state_dicts(root: Any, *, location: str, limits: Limits) -> list[StateCandidate]:
+def find_state_dicts(root: Any, *, location: str, limits: Limits, with_moments: bool = False) -> list[StateCandidate]:
     """The state dicts in a loaded object.
 
     A mapping of names to tensors is a state dict. A mapping or a sequence of such is opened, with keys joined by dots;
     layers within one another (``layer_trees``) are one state dict with dotted names. What holds no weights
     (``other_contents``) is left out, and named.
+
+    Parameters
+    ----------
+    with_moments
+        whether the moments of a posterior are taken as a state dict.
 
     Raises
     ------
@@ -72,7 +77,7 @@ def find_state_dicts(root: Any, *, location: str, limits: Limits) -> list[StateC
     Looks 6 levels deep, and opens a bounded number of containers, so that cycles and shared containers end. A fact
     belongs to the state dicts that are nearest to it. Tested in tests/hub/untrusted/test_state_dicts.py.
     """
-    search = _Search(location, limits)
+    search = _Search(location, limits, with_moments=with_moments)
     search.visit(root, (), 0)
     if not search.states:
         left_out = "; ".join(search.left_out[:5])
@@ -135,8 +140,8 @@ def _shared(name: tuple[str, ...], path: tuple[str, ...]) -> int:
 
 
 class _Search:
-    def __init__(self, location: str, limits: Limits) -> None:
-        self.location, self.limits = location, limits
+    def __init__(self, location: str, limits: Limits, *, with_moments: bool) -> None:
+        self.location, self.limits, self.with_moments = location, limits, with_moments
         self.states: list[tuple[tuple[str, ...], dict[str, Any], frozenset[str]]] = []
         self.facts: dict[tuple[str, ...], Fact] = {}
         self.left_out: list[str] = []
@@ -284,7 +289,7 @@ class _Search:
                 reject(self.location, "names", "every name once", "two keys that read the same")
             tensors |= found
         what = other_content({name: str(tensor.dtype) for name, tensor in tensors.items()})
-        if what is not None:
+        if what is not None and not (self.with_moments and what == MOMENTS):
             self.leave_out_other(path, what)
             return
         self.name_count += len(tensors)

@@ -166,7 +166,11 @@ def _layers(architecture: Architecture) -> list[_Rows]:
     layers: list[_Rows] = []
     for tensor in architecture.tensors:
         weight = "weight" in tensor.name
-        if not tensor.shape or not tensor.size or not (weight or "running_mean" in tensor.name or "running_var" in tensor.name):
+        if (
+            not tensor.shape
+            or not tensor.size
+            or not (weight or "running_mean" in tensor.name or "running_var" in tensor.name)
+        ):
             continue
         members = [tensor]
         other = tensor.name.replace("weight", "bias")

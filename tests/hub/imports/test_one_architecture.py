@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,16 +12,12 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 from torch import nn
 from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
-from torch.optim.swa_utils import AveragedModel
 
 import ckptzoo
-from ckptzoo.errors import SpecError, ZooError
-from ckptzoo.hub.imports import import_zoo
 from ckptzoo.hub.imports.effective_weights import effective
 from ckptzoo.hub.imports.same_architecture import Saved
 from ckptzoo.hub.imports.target import Arriving, Declaration, Target
 from tests.support.effort import examples
-from tests.support.published_zoos import network, save
 
 State = dict[str, np.ndarray[Any, Any]]
 
@@ -95,8 +90,13 @@ def test_weights_are_those_that_torch_computes_with(change: str, make: Callable[
                 layer.weight = layer.weight_orig / torch.dot(layer.weight_u, torch.mv(
                     torch.movedim(layer.weight_orig, int(isinstance(layer, nn.ConvTranspose2d)), 0).flatten(1),
                     layer.weight_v))  # fmt: skip
-            assert np.allclose(made.tensors[f"{at}.weight"], layer.weight.detach().numpy(), atol=1e-6, equal_nan=True), (change, at)
-            assert np.allclose(made.tensors[f"{at}.bias"], layer.bias.detach().numpy(), atol=1e-6, equal_nan=True), (change, at)
+            assert np.allclose(
+                made.tensors[f"{at}.weight"], layer.weight.detach().numpy(), atol=1e-6, equal_nan=True
+            ), (change, at)
+            assert np.allclose(made.tensors[f"{at}.bias"], layer.bias.detach().numpy(), atol=1e-6, equal_nan=True), (
+                change,
+                at,
+            )
 
 
 @dataclass(frozen=True)
@@ -180,9 +180,7 @@ def saved_by(habits: Habits, seed: int) -> tuple[Saved, State]:
     return Saved({"n_averaged": np.array(4), **made} if habits.averaged else made, ties), expected
 
 
-@settings(
-    max_examples=examples(300, 20), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=examples(300, 20), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(several=st.lists(HABITS, min_size=1, max_size=5), seed=st.integers(0, 999))
 def test_any_mix_of_habits_is_one_architecture(
     tmp_path_factory: pytest.TempPathFactory, several: list[Habits], seed: int

@@ -46,7 +46,10 @@ class Options:
         for files: regular expressions that find in a path the run that a file belongs to, and the number of the step at
         which it was saved; their first group, or all that they match. Where the run's is empty, all are one run.
     stacked
-        for files: whether the first axis of every tensor counts samples; None: refused where it may.
+        for files: whether the first axis of every tensor counts samples; None: refused where it may. With ``layout``,
+        whether vectors are samples of one posterior, and no networks of their own.
+    networks
+        for files: words that the names of several networks in one state dict begin with, ``*`` for any word.
     """
 
     id_pattern: str | None = None
@@ -57,6 +60,7 @@ class Options:
     member_pattern: str | None = None
     step_pattern: str | None = None
     stacked: bool | None = None
+    networks: tuple[str, ...] | None = None
 
 
 _TAKEN_BY = {
@@ -65,6 +69,7 @@ _TAKEN_BY = {
     "member_pattern": ("--member", ("files",)),
     "step_pattern": ("--step", ("files",)),
     "stacked": ("--stacked", ("files",)),
+    "networks": ("--networks", ("files",)),
     "layout": ("--layout", ("files", "nws")),
     "checkpoint_offset": ("--checkpoint-offset", ("ray-tune",)),
     "percent": (

@@ -107,7 +107,7 @@ class OpenedSource(Source):
 
     def __init__(self, source: Source, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
         super().__init__(source.address, source.name, source.nbytes)
-        self.name = source.name
+        self.name, self.in_order = source.name, source.in_order
         self._source, self._include, self._exclude = source, tuple(include), tuple(exclude)
         # of a folder of a hub's cache that is the source itself
         self._within = f"{source.name}/" if source.name.startswith(_CACHES) else ""
@@ -126,6 +126,10 @@ class OpenedSource(Source):
             self.position = self._source.position
             yield from self._files(file, file.path, 0)
         self.position = self._source.position
+
+    def may_hold(self, suffix: str) -> bool:
+        """Tells by names alone whether there are files with a suffix; what archives hold is not known."""
+        return any(file.path.lower().endswith((suffix, *_NAMED_ARCHIVES)) for file in self._source.files())
 
     def first_paths(self, count: int, nbytes: int) -> list[str]:
         """The first paths, those of files in archives included; of a hub without a look into files."""

@@ -33,7 +33,8 @@ from ckptzoo.hub.imports.facts import Row, merged
 from ckptzoo.hub.imports.opened import JUNK, OpenedSource
 from ckptzoo.hub.imports.remote_sources import open_source
 from ckptzoo.hub.imports.report import ImportResult, passed_over_files
-from ckptzoo.hub.imports.target import Declaration, Target, check_folder, unit_of
+from ckptzoo.hub.imports.same_architecture import Saved
+from ckptzoo.hub.imports.target import Arriving, Declaration, Target, check_folder, unit_of
 from ckptzoo.hub.untrusted import Limits, StateDict
 from ckptzoo.hub.untrusted.errors import NoNetworkError
 from ckptzoo.hub.untrusted.formats import HEAD_BYTES, Form
@@ -324,7 +325,7 @@ class _Importer:
             self._finish()
 
     def _add_files(self, batch: _Batch, read: list[list[StateDict] | ZooError]) -> None:
-        checkpoints: list[tuple[Any, Row, bool, str]] = []
+        checkpoints: list[tuple[Found, Arriving]] = []
         for (found, _), states in zip(batch.found, read, strict=True):
             try:
                 if isinstance(states, ZooError):
@@ -334,12 +335,8 @@ class _Importer:
                 for note in dict.fromkeys(picked.note for picked in checkpoints_of_file if picked.note):
                     self._note(note)
                 made = [self._checkpoint(found, picked) for picked in checkpoints_of_file]
-                self._note_times(found, [row for _, row, _, _ in made])
-                if not self.skip_bad:
-                    checkpoints += made
-                    continue
-                # one by one, so that what does not fit is left out alone
-                self._add(made)
+                self._note_times(found, [item.row for item in made])
+                checkpoints += [(found, item) for item in made]
             except NoNetworkError as error:
                 self._passed_over[found.path] = "; ".join(item.got for item in error.problems)
             except ZooError as error:
@@ -363,7 +360,7 @@ class _Importer:
                     form = read_form(data[:HEAD_BYTES], name, location=location)
                     self.forms[form.words] = self.forms.get(form.words, 0) + 1
                     if form.name == "safetensors":
-                        parts.append([read_state_dict(BytesIO(data), location, name, Limits())])
+                        parts.append([read_state_dict(BytesIO(data), location, name, Limits(), with_moments=True)])
                     else:
                         jobs.append((parts, name, Job(location, form.name, len(data), strict=False), data))
                 except ZooError as error:
@@ -431,16 +428,16 @@ class _Importer:
         if self.added or self.present or self.skipped:
             return
         passed = [item for item in self.passed_over if item["reason"] != JUNK]
-        words = {form.reason: form for form in self.source.forms.values() if not form.is_read}
-        first = sorted(passed, key=lambda item: _order(words.get(item["reason"])))
+        forms = self.source.forms
+        first = sorted(passed, key=lambda item: _order(forms.get(item["file"])))
         got = "; ".join(f"{item['file'][:80]}: {item['reason'].partition('. ')[0][:160]}" for item in first[:3])
         got += f"; and {len(passed) - 3:,} more" if len(passed) > 3 else ""
-        form = words.get(first[0]["reason"]) if first else None
+        form = forms.get(first[0]["file"]) if first else None
         step = "Save model.state_dict() of each network, or say with --layout what vectors hold."
-        step = form.next_step if form is not None and form.next_step else step
+        step = form.next_step if form is not None and form.next_step and not form.is_read else step
         raise ZooError(Problem(self.source.address, "networks", "at least one", got or "no files", step))
 
-    def _checkpoint(self, found: Found, picked: Picked) -> tuple[Any, Row, bool, str]:
+    def _checkpoint(self, found: Found, picked: Picked) -> Arriving:
         suffix = f"/{identifier(picked.suffix)}" if picked.suffix else ""
         row: Row = {**self.defaults, **found.row, **picked.row}
         row["extra"] = merged(
@@ -455,7 +452,9 @@ class _Importer:
             row.setdefault("step", found.step)
         row["unit"] = self._unit(found) + suffix
         row["source"] = self.source.name
-        return picked.tensors, row, picked.gaussian, self._label(row, found.path)
+        self.target.name_apart(row)
+        saved = Saved(picked.tensors, picked.ties, picked.buffers)
+        return Arriving(saved, row, picked.gaussian, self._label(row, found.path))
 
     def _label(self, row: Row, location: str) -> str:
         """The zoo's name where ``split_by`` gives one to each value."""
@@ -471,11 +470,17 @@ class _Importer:
             raise ZooError(Problem(location, f"--split-by {self.split_by}", "a value", "none", step))
         return identifier(f"{last}-{value if isinstance(value, str | int | float) else json.dumps(value)}")
 
-    def _add(self, checkpoints: list[tuple[Any, Row, bool, str]]) -> None:
-        self.target.add(checkpoints)
-        self.added += len(checkpoints)
-        for tensors, row, _, _ in checkpoints:
-            self._note_repeated(_digest(tensors.values()), row["id"])
+    def _add(self, checkpoints: list[tuple[Found, Arriving]]) -> None:
+        """Add the checkpoints of a batch; with ``skip_bad`` those that do not fit are left out alone."""
+        paths = {id(item): found.path for found, item in checkpoints}
+
+        def refuse(item: Arriving, error: ZooError) -> None:
+            self._skip(paths[id(item)], error)
+
+        added = self.target.add([item for _, item in checkpoints], refuse if self.skip_bad else None)
+        self.added += len(added)
+        for item in added:
+            self._note_repeated(_digest(item.saved.tensors.values()), item.row["id"])
 
     def _note_repeated(self, digest: bytes, name: str) -> None:
         first = self._first_ids.setdefault(digest, name)
@@ -501,6 +506,7 @@ class _Importer:
             row |= {"id": checkpoint_id(member, step), "member": member}
             if step is not None:
                 row.setdefault("step", step)
+            self.target.name_apart(row)
             rows.append(row)
             kept.append(number)
         if not kept:
@@ -526,7 +532,7 @@ class _Importer:
 
 def _order(form: Form | None) -> int:
     """Where a file stands among those of which none is read: networks of other programs, others, texts."""
-    return 1 if form is None else 2 if form.is_text else 0 if form.next_step else 1
+    return 1 if form is None or form.is_read else 2 if form.is_text else 0 if form.next_step else 1
 
 
 def _whole(parts: Sequence[list[StateDict] | ZooError], path: str) -> list[StateDict] | ZooError:

@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import re
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
@@ -127,11 +128,13 @@ class Source(ABC):
         whether looking into a file costs no request.
     is_reopened
         whether a file may be opened again while the pass goes on.
+    in_order
+        whether all of it has to be read to know its files.
     dangling
         paths of links that lead to no file.
     """
 
-    is_local, is_reopened = True, False
+    is_local, is_reopened, in_order = True, False, False
     dangling: Sequence[str] = ()
 
     def __init__(self, address: str, name: str, nbytes: int) -> None:
@@ -206,16 +209,27 @@ def stem(name: str) -> str:
     return name[: len(name) - len(ending)] if len(ending) < len(name) else name
 
 
+def natural(path: str) -> tuple[list[Any], str]:
+    """A key that sorts numbers in paths by their size.
+
+    >>> sorted(["fold_10/a", "fold_2/a", "fold_2"], key=natural)
+    ['fold_2', 'fold_2/a', 'fold_10/a']
+    """
+    parts = re.split(r"([0-9]{1,18})", path)
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)], path
+
+
 class FolderSource(Source):
     """A folder and those inside it; links to files are followed, links to folders are not."""
 
     is_reopened = True
 
     def __init__(self, path: Path) -> None:
-        self.dangling = list[str]()
+        self._dangling = list[str]()
         found = dict(self._walk(path, ""))
         super().__init__(str(path), path.resolve().name, sum(found.values()))
-        self._path, self._sizes = path, {name: found[name] for name in sorted(found)}
+        self.dangling = tuple(sorted(self._dangling))
+        self._path, self._sizes = path, {name: found[name] for name in sorted(found, key=natural)}
 
     def _walk(self, folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
         """The files below a folder, with their sizes."""
@@ -228,13 +242,13 @@ class FolderSource(Source):
                     elif entry.is_file():
                         yield path, entry.stat().st_size
                     elif entry.is_symlink() and not entry.is_dir():
-                        self.dangling.append(path)
+                        self._dangling.append(path)
                 except OSError as error:  # links that lead to one another, folders that may not be read
                     if error.errno != errno.ELOOP:
                         step = "Leave it out, or let it be read."
                         got = error.strerror or type(error).__name__
                         raise ZooError(Problem(entry.path, "folder", "one that can be read", got, step)) from None
-                    self.dangling.append(path)
+                    self._dangling.append(path)
 
     def files(self) -> Iterator[SourceFile]:
         """A pass over all files."""
@@ -288,7 +302,7 @@ class ZipSource(Source):
             if total > max(_ALWAYS_ALLOWED, _EXPANSION * self.nbytes):
                 _refuse_expansion(self.address, archive.infolist()[0].filename, total, self.nbytes)
             paths = Paths(self.address)
-            for info in sorted(archive.infolist(), key=lambda item: item.filename):
+            for info in sorted(archive.infolist(), key=lambda item: natural(item.filename)):
                 if not info.is_dir():
                     path = self._checked(info, paths)
                     yield SourceFile(path, info.file_size, self._opener(archive, info))
@@ -318,6 +332,8 @@ class ZipSource(Source):
 
 class TarSource(Source):
     """A tar archive, as it is or packed, read in its own order."""
+
+    in_order = True
 
     def __init__(self, blob: Blob) -> None:
         super().__init__(blob.address, blob.name, blob.size)

@@ -24,6 +24,8 @@ _FILTERS = {1, 2, 3, 6, 32000}
 """deflate, shuffle, fletcher32, scaleoffset (H5Zpublic.h) and h5py's own LZF."""
 _NO_PLUGINS = "::"
 """Of ``HDF5_PLUGIN_PRELOAD``: no filters are loaded from outside the library."""
+_POSTERIOR = "posterior"
+"""The group of draws in netCDF files of ArviZ, (chain, draw, *shape) each; others are statistics and data."""
 _STEP = "Save its arrays with numpy.savez."
 
 
@@ -61,6 +63,9 @@ class _Tree:
         root = self.group(file, "", 0)
         if isinstance(layers := root.get("model_weights"), dict):  # a whole model, with the state of its optimiser
             return {**{key: value for key, value in root.items() if key != "model_weights"}, **_without_repeats(layers)}
+        if isinstance(draws := root.get(_POSTERIOR), dict):
+            others = sorted(name for name, item in root.items() if isinstance(item, dict) and name != _POSTERIOR)
+            return {**draws, "other_groups": ", ".join(others)[:_MAX_ATTRIBUTE]}
         return _without_repeats(root) if "layer_names" in file.attrs else root
 
     def group(self, group: Any, path: str, depth: int, order: Sequence[str] = ()) -> dict[str, Any]:
@@ -114,7 +119,8 @@ class _Tree:
         if dataset.is_virtual or dataset.external:
             reject(self.location, what, "numbers in the file itself", "numbers in other files", _STEP)
         name, shape = dataset.dtype.name, dataset.shape
-        if shape is None or dataset.dtype.kind not in "fiub":
+        # the axes of netCDF are arrays too, of the positions along them
+        if shape is None or dataset.dtype.kind not in "fiub" or dataset.attrs.get("CLASS") == b"DIMENSION_SCALE":
             return None
         if name not in ITEMSIZE:
             reject(self.location, f"dtype of {path!r}", "one of " + ", ".join(ITEMSIZE), name, _STEP)
@@ -163,6 +169,7 @@ HDF5 = Form(
     lambda head, path: head.startswith(b"\x89HDF\r\n\x1a\n"),
     read=lambda data, location, limits, strict: read_hdf5(data, location=location, limits=limits),
     package="h5py",
-    becomes="one network: layers of Keras (`.h5`, `.weights.h5`, inside `.keras`), arrays by name, groups as layers",
+    becomes="one network: layers of Keras (`.h5`, `.weights.h5`, inside `.keras`), arrays by name, groups as layers; the "
+    "draws of ArviZ (netCDF), with `--stacked`",
     facts="short attributes",
 )

@@ -16,7 +16,7 @@ from safetensors.numpy import save
 import ckptzoo
 from ckptzoo.cli.app import run
 from ckptzoo.errors import ZooError
-from ckptzoo.hub.imports import import_zoo, plan_import
+from ckptzoo.hub.imports import Options, import_zoo, plan_import
 from ckptzoo.hub.imports import run as running
 from tests.support.checkpoint_files import written
 from tests.support.container_files import (
@@ -134,6 +134,28 @@ def test_tensors_have_the_names_and_the_order_of_their_program(tmp_path: Path, k
     files, names = KEPT[kind]
     imported(placed(tmp_path / "source", files))
     assert list(ckptzoo.open(tmp_path / "zoo").arch.names) == names
+
+
+def test_draws_of_arviz_are_those_of_its_chains(tmp_path: Path) -> None:
+    draws = np.random.default_rng(0).standard_normal((2, 3, 4, 5))
+
+    def fill(file: Any) -> None:
+        group = file.create_group("posterior")
+        for axis, count in (("chain", 2), ("draw", 3)):
+            group[axis] = np.arange(count)
+            group[axis].make_scale(axis)
+        group["w.weight"], group["w.bias"] = draws, draws[..., 0]
+        for place, axis in enumerate(("chain", "draw")):
+            group["w.weight"].dims[place].attach_scale(group[axis])
+        file["sample_stats/diverging"] = np.zeros((2, 3), bool)
+
+    placed(tmp_path / "source", {"idata.nc": hdf5_file(fill)})
+    with pytest.raises(ZooError, match="--stacked"):
+        imported(tmp_path / "source")
+    import_zoo(tmp_path / "source", tmp_path / "draws", license="MIT", options=Options(stacked=True))
+    zoo = ckptzoo.open(tmp_path / "draws")
+    assert np.array_equal(zoo["w.weight"], draws.reshape(6, 4, 5))
+    assert {*zoo.metadata["mode"].to_pylist()} == {"chain-0", "chain-1"}
 
 
 def test_snapshots_of_a_hubs_cache_are_told_apart_and_its_blobs_are_no_files(tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
 """``FilePattern``: columns of checkpoints in the names of their files, such as ``{member}-checkpoint-{epoch}.pt``."""
 
+import os
 import re
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from ckptzoo.hub.untrusted.runs import identifier, run_of, step_of
 from ckptzoo.schema.metadata import COLUMNS
 
 FIELDS = {"id": "string", "member": "string"} | {
@@ -16,8 +19,8 @@ FIELDS = {"id": "string", "member": "string"} | {
 """The columns that a name may hold, with their types."""
 _FORMS = {"string": "[A-Za-z0-9._-]+?", "int64": "[0-9]{1,18}", "float64": "[0-9]{1,18}(?:\\.[0-9]{1,18})?"}
 _VALUES = {"string": str, "int64": int, "float64": float}
-_OWN_ENTRIES = {"epoch": ("epoch", "epochs"), "step": ("step", "global_step", "steps", "iteration", "iter")}
-"""Scalars beside a state dict that say how long it was trained, as common training programs call them."""
+_EPOCHS = ("epoch", "epochs", "current_epoch", "epochs_trained")
+"""Scalars beside a state dict that say how many epochs it was trained, as common training programs call them."""
 
 
 @dataclass(frozen=True)
@@ -67,17 +70,45 @@ class FilePattern:
         return None if found is None else {key: _VALUES[FIELDS[key]](text) for key, text in found.groupdict().items()}
 
 
-def own_columns(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """``epoch`` and ``step`` from the scalars that a file holds beside its tensors, where they are numbers from 0."""
+def own_columns(path: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """``member``, ``epoch`` and ``step`` as a file's path and the scalars beside its tensors say them.
+
+    Parameters
+    ----------
+    path
+        of the file, or its name.
+    facts
+        the scalars, which go before what the path says.
+    """
+    run = run_of(path)
     columns: dict[str, Any] = {}
-    for column, names in _OWN_ENTRIES.items():
-        value = _first_number(facts, names)
-        if value is not None:
-            columns[column] = float(value) if FIELDS[column] == "float64" else value
+    if run.is_part and run.member:
+        columns["member"] = identifier(run.member.replace("/", "-"))
+    # True is an instance of int
+    epochs = [facts[name] for name in _EPOCHS if type(facts.get(name)) is int and 0 <= facts[name] < 2**53]
+    if epochs or run.epoch is not None:
+        columns["epoch"] = float(epochs[0] if epochs else run.epoch or 0)
+    step = step_of(facts)
+    if step is None:
+        step = run.step
+    if step is not None:
+        columns["step"] = step
     return columns
 
 
-def _first_number(facts: Mapping[str, Any], names: Sequence[str]) -> int | None:
-    # True is an instance of int
-    values = (facts[name] for name in names if type(facts.get(name)) is int)
-    return next((value for value in values if 0 <= value < 2**53), None)
+def distinct_names(paths: Sequence[Path]) -> dict[Path, str]:
+    """What each file is called: its name, and the folders by which it differs where several have the same one.
+
+    Examples
+    --------
+    >>> list(distinct_names([Path("runs/a/net.pt"), Path("runs/b/net.pt"), Path("last.pt")]).values())
+    ['a/net.pt', 'b/net.pt', 'last.pt']
+    """
+    by_name: dict[str, list[Path]] = {}
+    for path in paths:
+        by_name.setdefault(path.name, []).append(path)
+    names: dict[Path, str] = {}
+    for equal in by_name.values():
+        shared = os.path.commonpath([path.absolute().parent for path in equal])
+        names |= {path: path.absolute().relative_to(shared).as_posix() for path in equal}
+    return {path: names[path] for path in paths}

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.hub.imports.adapters.adapter import Picked
-from ckptzoo.hub.imports.runs import without_suffixes
 from ckptzoo.hub.imports.tables import Slice, shape_of
 from ckptzoo.hub.untrusted import StateDict
 from ckptzoo.hub.untrusted.errors import reject_without_network
 from ckptzoo.hub.untrusted.layer_trees import is_copy_name
 from ckptzoo.hub.untrusted.other_contents import other_content
+from ckptzoo.hub.untrusted.runs import without_suffixes
 
 _SAMPLES = "samples"
 """The method of draws of which a file does not say how they were drawn."""

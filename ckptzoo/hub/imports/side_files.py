@@ -7,7 +7,7 @@ from typing import Any, cast
 from ckptzoo.errors import ZooError
 from ckptzoo.hub.imports.adapters.adapter import PassedOver, parse_json
 from ckptzoo.hub.imports.opened import OpenedSource
-from ckptzoo.hub.imports.runs import without_suffixes
+from ckptzoo.hub.untrusted.runs import without_suffixes
 
 Facts = dict[str, Any]
 

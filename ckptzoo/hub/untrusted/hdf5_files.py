@@ -169,7 +169,7 @@ HDF5 = Form(
     lambda head, path: head.startswith(b"\x89HDF\r\n\x1a\n"),
     read=lambda data, location, limits, strict: read_hdf5(data, location=location, limits=limits),
     package="h5py",
-    becomes="one network: layers of Keras (`.h5`, `.weights.h5`, inside `.keras`), arrays by name, groups as layers; the "
+    becomes="one network: layers of Keras (`.h5`, `.weights.h5`, inside `.keras`), arrays by name, groups as layers; "
     "draws of ArviZ (netCDF), with `--stacked`",
     facts="short attributes",
 )

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptzoo.errors import SpecError
-from ckptzoo.hub.contributions.file_names import FIELDS, FilePattern, own_columns
+from ckptzoo.hub.contributions.file_names import FIELDS, FilePattern, distinct_names, own_columns
 from ckptzoo.hub.contributions.ingest import Ingestor
 from ckptzoo.hub.contributions.submission import Submission
 from tests.support.hub_zoos import ARCH
@@ -46,8 +46,19 @@ def test_patterns_that_are_refused(text: str) -> None:
 
 
 def test_own_entries_that_are_no_numbers_from_0_do_not_count() -> None:
-    assert own_columns({"epoch": 3, "global_step": 900, "loss": 0.5}) == {"epoch": 3.0, "step": 900}
-    assert own_columns({"epoch": True, "step": -1, "iter": 2**60, "steps": "7", "iteration": 1.5}) == {}
+    assert own_columns("a.pt", {"epoch": 3, "global_step": 900, "loss": 0.5}) == {"epoch": 3.0, "step": 900}
+    assert own_columns("a.pt", {"epoch": True, "step": -1, "iter": 2**63, "steps": "7", "iteration": 1.5}) == {}
+
+
+def test_paths_say_the_run_and_its_step_as_in_imports() -> None:
+    assert own_columns("seed0/ckpt_2.pth.tar", {}) == {"member": "seed0", "step": 2}
+    assert own_columns("run1/epoch_4.pt", {"epoch": 5}) == {"member": "run1", "epoch": 5.0, "step": 4}
+
+
+def test_files_of_equal_names_are_told_apart_by_their_folders() -> None:
+    paths = [Path("/r/a/x/net.pt"), Path("/r/b/x/net.pt"), Path("/r/c/other.pt")]
+    assert list(distinct_names(paths).values()) == ["a/x/net.pt", "b/x/net.pt", "other.pt"]
+    assert list(distinct_names(paths[:1]).values()) == ["net.pt"]
     assert set(FIELDS) <= {"id", "member", "seed", "step", "epoch", "recipe", "method", "mode", "draw"}
 
 

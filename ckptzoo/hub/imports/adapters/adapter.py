@@ -1,8 +1,6 @@
 """What an adapter is, and what it finds."""
 
 import json
-import re
-import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
@@ -14,6 +12,7 @@ from ckptzoo.hub.imports.facts import Row
 from ckptzoo.hub.imports.opened import OpenedSource
 from ckptzoo.hub.imports.sources import Source, SourceFile
 from ckptzoo.hub.untrusted import Limits, StateDict
+from ckptzoo.hub.untrusted.runs import identifier
 from ckptzoo.schema.metadata import MAX_ID
 
 MAX_SIDE_BYTES = 256 * 2**20
@@ -25,8 +24,6 @@ SUFFIXES = (
 """Suffixes of files that people expect to be checkpoints: what is called so and is none is refused."""
 SETTINGS_OF_RAY = "params.pkl"
 """A pickle of settings that Ray Tune writes into every folder."""
-_UNSUITABLE = re.compile(r"[^A-Za-z0-9._=,@+-]+")
-_SUITABLE = "._=,@+-"
 
 
 @dataclass(frozen=True)
@@ -265,22 +262,6 @@ def every_state(states: Sequence[StateDict]) -> Sequence[Picked]:
         )
         for state in states
     ]
-
-
-def identifier(text: str) -> str:
-    """A text as part of an id.
-
-    >>> identifier("run 3/net"), identifier("мережа №2")
-    ('run-3-net', 'мережа-2')
-    """
-    if not text.isascii():
-        # letters of any script, and the signs of vowels in some, which are marks
-        kept = [
-            letter if letter.isalnum() or letter in _SUITABLE or unicodedata.category(letter)[0] == "M" else " "
-            for letter in unicodedata.normalize("NFC", text)
-        ]
-        return re.sub(" +", "-", "".join(kept)).strip("-.") or "checkpoint"
-    return _UNSUITABLE.sub("-", text).strip("-.") or "checkpoint"
 
 
 def checkpoint_id(member: str, step: int | None, suffix: str = "") -> str:

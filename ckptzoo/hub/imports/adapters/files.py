@@ -22,7 +22,6 @@ from ckptzoo.hub.imports.array_folders import ArrayFolders, is_tensor_name
 from ckptzoo.hub.imports.facts import merged, row_of
 from ckptzoo.hub.imports.gaussians import cut_gaussian, gaussian_of, moments_of, pairs_of
 from ckptzoo.hub.imports.opened import OpenedFile, OpenedSource
-from ckptzoo.hub.imports.runs import Run, facts_of, run_of, searched, step_of, without_suffixes
 from ckptzoo.hub.imports.several import (
     copies_of,
     cut,
@@ -38,6 +37,7 @@ from ckptzoo.hub.imports.side_files import SideFiles
 from ckptzoo.hub.imports.tables import Slice, read_layout
 from ckptzoo.hub.untrusted import Limits, StateDict
 from ckptzoo.hub.untrusted.layer_trees import is_copy_name
+from ckptzoo.hub.untrusted.runs import Run, facts_of, run_of, searched, step_of, without_suffixes
 
 _OF_A_RUN = "taken by its name for one of several checkpoints of a run; --member and --step say otherwise"
 

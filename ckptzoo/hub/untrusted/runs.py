@@ -1,6 +1,7 @@
 """Which run a checkpoint file belongs to, and at which step it was saved: by its path, and by what it says itself."""
 
 import re
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,8 @@ _OF_A_RUN = re.compile(
 )
 """A number beside a word that says which run of several it is."""
 _RANK = {"step": 0, "steps": 0, "save": 1, "epoch": 2, "epochs": 2}
+_UNSUITABLE = re.compile(r"[^A-Za-z0-9._=,@+-]+")
+_SUITABLE = "._=,@+-"
 STEP_FACTS = ("global_step", "step", "iteration", "iter", "n_iter", "num_steps", "current_step")
 """What programs call the number of a checkpoint's optimiser steps, the likeliest first."""
 
@@ -146,3 +149,19 @@ def searched(pattern: re.Pattern[str], path: str) -> str | None:
     """What a pattern finds in a path: its first group, or all of it where it has none; None where it finds nothing."""
     matched = pattern.search(path)
     return None if matched is None else matched[1 if pattern.groups else 0]
+
+
+def identifier(text: str) -> str:
+    """A text as part of an id.
+
+    >>> identifier("run 3/net"), identifier("мережа №2")
+    ('run-3-net', 'мережа-2')
+    """
+    if not text.isascii():
+        # letters of any script, and the signs of vowels in some, which are marks
+        kept = [
+            letter if letter.isalnum() or letter in _SUITABLE or unicodedata.category(letter)[0] == "M" else " "
+            for letter in unicodedata.normalize("NFC", text)
+        ]
+        return re.sub(" +", "-", "".join(kept)).strip("-.") or "checkpoint"
+    return _UNSUITABLE.sub("-", text).strip("-.") or "checkpoint"

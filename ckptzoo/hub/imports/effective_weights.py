@@ -37,6 +37,8 @@ class Effective:
         by name; those that were computed stand first in their module.
     names
         those in the state dict to those here, where they are others.
+    computed
+        the names of tensors that were computed of others.
     masks
         of pruned tensors, by the names of these.
     facts
@@ -47,6 +49,7 @@ class Effective:
 
     tensors: Mapping[str, NDArray[Any]]
     names: Mapping[str, str] = field(default_factory=dict[str, str])
+    computed: frozenset[str] = frozenset()
     masks: Mapping[str, NDArray[Any]] = field(default_factory=Arrays)
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
     notes: tuple[str, ...] = ()
@@ -100,7 +103,7 @@ def effective(tensors: Mapping[str, NDArray[Any]], location: str) -> Effective:
     # a mask's tensor may have become another by a later rule
     masks = {_final(name, plan.rules): mask for name, mask in masks.items()}
     names = {name: _final(new, plan.rules) for name, new in plan.names.items()}
-    return Effective(made, names, masks, facts, notes)
+    return Effective(made, names, frozenset(rule.name for rule in plan.rules), masks, facts, notes)
 
 
 _PRUNING, _WEIGHT_NORM, _SPECTRAL_NORM = "pruning", "weight_norm", "spectral_norm"

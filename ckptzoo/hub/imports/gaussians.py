@@ -19,6 +19,7 @@ from ckptzoo.hub.imports.tables import Slice
 from ckptzoo.hub.untrusted import StateDict
 from ckptzoo.hub.untrusted.errors import reject_without_network
 from ckptzoo.hub.untrusted.other_contents import MOMENTS, other_content
+from ckptzoo.schema.architecture import kind_of
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -33,7 +34,7 @@ _FORMS = {
 _MEAN_WORDS = ("loc", "mu", "mean")
 _SEVERAL = {"locs": "loc", "scales": "scale"}
 """What Pyro's AutoNormal keeps the parameters of all sites under."""
-_PARAMETER = re.compile(rf"(.+)([._])({'|'.join((*_MEAN_WORDS, *_FORMS))})")
+_PARAMETER = re.compile(rf"(.+?)([._])({'|'.join((*_MEAN_WORDS, *_FORMS))})")
 _BEFORE = re.compile(r"((?:.+\.)?)(mu|rho)_(\w+)")
 """The names of bayesian-torch."""
 _CANDIDATES = re.compile(rf"[._]({'|'.join(_MEAN_WORDS)})$|(^|\.)mu_|(^|\.)locs\.")
@@ -127,12 +128,16 @@ def _of_parameters(
         got = f"vectors of {tensors[names['auto', mean]].size} numbers, as NumPyro's AutoDiagonalNormal has them"
         step = "Save guide.median() and its quantiles by site, or draws by site, which --stacked cuts."
         raise ZooError(Problem(path, "parameters of a Gaussian", "those of each tensor", got, step))
-    if 2 * len(stems) < len(tensors):
+    single = [
+        name
+        for name, array in tensors.items()
+        if name not in pairs and kind_of(name, array.dtype.name, tensors) == "parameter"
+    ]
+    if single:
         if deviation != "rho":  # layers of flows and of noisy networks have such parameters
             return None
-        other = next(name for name in tensors if name not in pairs)
         step = "Save means and deviations of all tensors."
-        got = f"{other!r} beside {len(stems)} with {mean} and {deviation}"
+        got = f"{single[0]!r} beside {len(stems)} with {mean} and {deviation}"
         raise ZooError(Problem(path, "parameters of a Gaussian", "a mean and a deviation of each tensor", got, step))
     means = {stem: tensors[names[stem, mean]] for stem in stems}
     deviations = {stem: _deviation_of(tensors, names[stem, deviation], deviation, facts, path) for stem in stems}

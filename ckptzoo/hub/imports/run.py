@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +48,9 @@ from ckptzoo.schema.documents import canonical
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import common
 from ckptzoo.text import Progress, excerpt
+
+if TYPE_CHECKING:
+    from torch import nn
 
 BATCH_FILES, BATCH_BYTES = 256, 64 * 2**20
 """Files that are read together; two such batches are in memory."""
@@ -154,6 +158,7 @@ def import_zoo(
     importer = _Importer(opened, chosen, target, defaults, split_by, skip_bad=skip_bad)
     importer.run(options, progress)
     importer.note_unclear_runs()
+    target.note_unused_names()
     if target.has_several:
         ckptzoo.write_collection(folder)
     result = ImportResult(
@@ -183,7 +188,7 @@ def _tracer(
         for item in modules:
             factory = network_factory(arch, item)
             assert factory is not None
-            table, reason = trace_symmetry(arch, factory)
+            table, reason = trace_symmetry(arch, partial(_with_tensors_of, arch, factory))
             if table is None:
                 step = "Name networks with these tensors in --module, and the shape of their inputs in --input-shape."
                 raise SpecError(Problem(arch.name, "symmetry table", "one of each module", reason, step))
@@ -191,6 +196,24 @@ def _tracer(
         return common(tables)
 
     return symmetry_of if modules else None
+
+
+def _with_tensors_of(arch: Architecture, factory: Factory) -> "nn.Module":
+    """A network whose weights are no longer normalised by hooks or parametrizations, where the zoo's are not either."""
+    module = factory()
+    if not any(name not in arch for name in module.state_dict()):
+        return module
+    from torch.nn import utils
+
+    for layer in module.modules():
+        for name in list(getattr(layer, "parametrizations", {})):
+            utils.parametrize.remove_parametrizations(layer, name)
+        for remove in (utils.remove_weight_norm, utils.remove_spectral_norm):
+            # only hooks tell the names of weights that they make
+            for hook in list(layer._forward_pre_hooks.values()):
+                with suppress(ValueError):
+                    remove(layer, getattr(hook, "name", ""))
+    return module
 
 
 @dataclass

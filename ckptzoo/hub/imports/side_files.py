@@ -87,7 +87,9 @@ class SideFiles:
             folder, _, name = path.rpartition("/")
             stem = name[:-5].lower()
             taken = dict(_few(content))
-            if path[:-5] in stems:
+            if not taken:
+                self.passed_over.append(PassedOver(path, "no facts"))
+            elif path[:-5] in stems:
                 self._by_stem[path[:-5]] = taken
             elif stem in _OF_A_FOLDER or stem in _STATES:
                 self._by_folder.setdefault(folder, {})[stem] = taken

@@ -252,7 +252,7 @@ class Target:
             saved = Saved(
                 made.tensors,
                 {name: first for name, first in ties.items() if name in made.tensors and first in made.tensors},
-                frozenset(names[name] for name in saved.buffers),
+                frozenset(names[name] for name in saved.buffers) - made.computed,
             )
         usable = usable_names(saved.tensors)
         return saved if usable is None else saved.renamed(usable)
@@ -268,6 +268,11 @@ class Target:
         zoo, found = self._place(Arriving(first, rows[0], label=label), first, ())
         stacked = {name: tensors[own] for name, own in found.own_names.items() if own is not None}
         self._write(zoo, stacked, rows)
+
+    def note_unused_names(self) -> None:
+        """Note entries of the table of names that are about no file."""
+        if self._unused and any(zoo.added for zoo in self._zoos):
+            self._note(f"--names: no file has {', '.join(sorted(self._unused)[:4])}")
 
     def end_member(self) -> None:
         """Publish the parts that are large or old enough, now that a member has ended."""
@@ -366,6 +371,7 @@ class Target:
             if dtype not in ITEMSIZE:
                 step = "Leave it out, or cast it where it was made."
                 raise SpecError(Problem(location, f"dtype of {name!r}", "one of " + ", ".join(ITEMSIZE), dtype, step))
+        self._unused -= set(self._table) - set(rename(tuple(saved.tensors), self._table)[1])
         several = of_one(self._renamed(saved), [self._renamed(other) for other in later])
         symmetry: Symmetry | None = None
         if declaration.forward is not None:

@@ -130,7 +130,8 @@ def plain(value: Any, *, as_settings: bool = False) -> Any:
             return attributes if as_settings or _are_plain(attributes) or value.name in _NAMESPACES else value
         if inner is None and value.name.startswith("pathlib.") and all(isinstance(part, str) for part in args):
             return "/".join(args)
-        if inner is None and (len(args) != 1 or not isinstance(args[0], str | int | float)):
+        is_member = len(args) == 1 and isinstance(args[0], str | int | float) and not _LIBRARIES.match(value.name)
+        if inner is None and not is_member:
             break
         value = args[0] if inner is None else inner
     return value
@@ -138,6 +139,8 @@ def plain(value: Any, *, as_settings: bool = False) -> Any:
 
 _INSIDE = ("_val", "_content", "_fields", "__dict__")
 """Attributes in which OmegaConf, ml_collections and pydantic keep values."""
+_LIBRARIES = re.compile(r"(torch|numpy|builtins|os|posix|nt|io|datetime)\.")
+"""Modules whose objects with one argument are no members of enumerations."""
 _NAMESPACES = {"argparse.Namespace", "types.SimpleNamespace"}
 
 

@@ -329,7 +329,8 @@ class _Search:
         value = plain(value, as_settings=any(map(is_settings_name, path)))
         if isinstance(value, list | tuple) and len(value) <= _MAX_LIST:
             value = [plain(item) for item in value]
-        if is_tensor(value) and unread_form(value) is None and len(value.shape) < 2:
+        is_array = is_tensor(value) and unread_form(value) is None and len(value.shape) < 2
+        if is_array:
             value = self.numbers(value)
         if self.mappings_of_facts < _MAX_FACTS and self.is_scalars(path, value):
             self.mappings_of_facts += 1
@@ -339,7 +340,7 @@ class _Search:
             self.enclosing.discard(id(value))
             return
         fits = isinstance(value, bool | float) or (type(value) is int and abs(value) < 2**63)
-        fits = fits or _is_list_of_scalars(value, path)
+        fits = fits or ((is_array or len(path) > 1) and _is_list_of_scalars(value))
         fits = fits or (isinstance(value, str) and len(value) <= _MAX_TEXT and value.isprintable())
         if fits and len(self.facts) < _MAX_FACTS:
             self.facts.setdefault(path, cast(Fact, tuple(value) if isinstance(value, list) else value))
@@ -381,8 +382,8 @@ class _Search:
         self.leave_out(path, what)
 
 
-def _is_list_of_scalars(value: Any, path: tuple[str, ...]) -> bool:
-    """Whether a value is a short list among settings, such as the layers' activations, or of numbers."""
+def _is_list_of_scalars(value: Any) -> bool:
+    """Whether a value is a short list, such as the layers' activations among settings."""
     if not isinstance(value, list | tuple) or not 0 < len(value) <= _MAX_LIST:
         return False
     return all(

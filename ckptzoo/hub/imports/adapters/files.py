@@ -190,8 +190,9 @@ def _with_runs(picked: Sequence[Picked], run: Run, member: str) -> list[Picked]:
             item.row["member"] = member
             return [item]
     steps = [_step_of(item) for item in picked]
-    # checkpoints of one run, saved together
+    # checkpoints of one run, saved together, and no folds or seeds
     is_trajectory = len(picked) > 1 and None not in steps and len(set(steps)) == len(steps)
+    is_trajectory = is_trajectory and len({_which(item) for item in picked}) == 1
     ends = [tuple(item.suffix.rpartition(".")[::2]) for item in picked]
     with_copies = {before for before, last in ends if is_copy_name(last)}
     made: list[Picked] = []
@@ -201,6 +202,10 @@ def _with_runs(picked: Sequence[Picked], run: Run, member: str) -> list[Picked]:
             # an average of a run's weights is no run of its own
             own = "" if is_trajectory else before
             row["extra"] = merged(row.get("extra", {}), {"network": last})
+        if of_a_run := facts_of(item.suffix.replace(".", "/")):
+            if "seed" in of_a_run:
+                row.setdefault("seed", of_a_run.pop("seed"))
+            row["extra"] = merged(of_a_run, row.get("extra", {}))
         if step is not None and (run.step is None or is_trajectory or step != row.get("epoch")):
             row["step"] = step
         name, seed = f"{member}/{identifier(own)}" if own else member, row.get("seed")
@@ -212,6 +217,13 @@ def _with_runs(picked: Sequence[Picked], run: Run, member: str) -> list[Picked]:
         row["member"] = name
         made.append(replace(item, row=row, note=item.note or (_OF_A_RUN if run.is_part else "")))
     return made
+
+
+def _which(picked: Picked) -> tuple[Any, ...]:
+    """What says which run of several a checkpoint is of: its seed, its fold, a number in its key."""
+    of_a_run = facts_of(picked.suffix.replace(".", "/"))
+    extra = picked.row.get("extra", {})
+    return (picked.row.get("seed"), extra.get("fold"), *sorted(of_a_run.items()))
 
 
 def _step_of(picked: Picked) -> int | None:

@@ -142,14 +142,15 @@ class OpenedSource(Source):
                 break
         return paths
 
-    def _files(self, file: SourceFile, path: str, depth: int) -> Iterator[OpenedFile]:
-        """A file, or those in it where it is an archive."""
+    def _files(self, file: SourceFile, path: str, depth: int, *, is_chosen: bool = False) -> Iterator[OpenedFile]:
+        """A file, or those in it where it is an archive; all of them where ``--include`` chooses the archive."""
         lower = path.lower()
+        is_chosen = is_chosen or not self._include or _fits(path, self._include)
         if _JUNK.search(path):
             self.passed_over[path] = JUNK
         elif _fits(path, self._exclude):
             self.passed_over[path] = "left out by --exclude"
-        elif self._include and not lower.endswith(_NAMED_ARCHIVES) and not _fits(path, self._include):
+        elif not is_chosen and not lower.endswith(_NAMED_ARCHIVES):
             self.passed_over[path] = "left out by --include"
         elif not self._source.is_local and lower.endswith(_TEXTS):
             form = FORMS["json" if lower.endswith(".json") else "table" if lower.endswith((".csv", ".tsv")) else "text"]
@@ -158,6 +159,9 @@ class OpenedSource(Source):
             try:
                 stream = _buffered(file.open())
                 head = stream.peek(HEAD_BYTES)[:HEAD_BYTES]
+            except ZooError as error:  # of a member of an archive
+                self.broken.append((path, error))
+                return
             except OSError as error:
                 got = error.strerror or type(error).__name__
                 problem = Problem(f"{self.address}: {path}", "file", "one that can be read", got, "Leave it out.")
@@ -166,7 +170,7 @@ class OpenedSource(Source):
             with stream:
                 form = form_of(head, self._within + path)
                 if form.is_container or lower.endswith(_NAMED_ARCHIVES):
-                    yield from self._of_container(file, path, stream, head, form, depth)
+                    yield from self._of_container(file, path, stream, head, form, depth, is_chosen)
                 else:
                     reopen = file.open if self._source.is_reopened and not depth else None
                     yield self._opened(path, file.size, lambda: stream, form, reopen=reopen)
@@ -186,7 +190,14 @@ class OpenedSource(Source):
         return OpenedFile(path, size, partial(self._open, path, opener), form, packed_by, again)
 
     def _of_container(
-        self, file: SourceFile, path: str, stream: io.BufferedReader, head: bytes, form: Form, depth: int
+        self,
+        file: SourceFile,
+        path: str,
+        stream: io.BufferedReader,
+        head: bytes,
+        form: Form,
+        depth: int,
+        is_chosen: bool,
     ) -> Iterator[OpenedFile]:
         """The files of an archive, or the one that is packed."""
         counted, is_packed = _Counted(stream), form.name in PACKED
@@ -198,7 +209,7 @@ class OpenedSource(Source):
             if not kind:
                 ending = next((end for end in SUFFIXES if is_packed and path.lower().endswith(end)), "")
                 name = path[: len(path) - len(ending)]
-                if self._include and not _fits(name, self._include):
+                if not is_chosen and not _fits(name, self._include):
                     self.passed_over[path] = "left out by --include"
                 elif is_packed:
                     inner_form = form_of(inner_head, name)
@@ -217,7 +228,7 @@ class OpenedSource(Source):
             found = self._zip_files(file, path, stream) if kind == "zip" else None
             for item in found or tar_files(content, lambda: counted.count, f"{self.address}: {path}"):
                 self._count(item, path)
-                yield from self._files(item, f"{prefix}/{item.path}", depth + 1)
+                yield from self._files(item, f"{prefix}/{item.path}", depth + 1, is_chosen=is_chosen)
         except ZooError as error:
             self.broken.append((path, error))
 

@@ -83,6 +83,7 @@ class SideFiles:
                     self.passed_over.append(PassedOver(path, f"facts that cannot be read: {error.problems[0].got}"))
                     continue
                 files[path] = cast(Facts, content) if isinstance(content, dict) else {}
+        source.broken.clear()  # the pass over checkpoints meets them again
         for path, content in files.items():
             folder, _, name = path.rpartition("/")
             stem = name[:-5].lower()

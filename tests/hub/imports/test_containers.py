@@ -216,6 +216,7 @@ def test_programs_of_torch_are_named(tmp_path: Path) -> None:
 
 def test_one_broken_file_ends_nothing_where_it_may_be_skipped(tmp_path: Path) -> None:
     good = {f"good{number}.pt": torch_file(network(number)) for number in range(3)}
+    good["config.json"] = b'{"lr": 0.1}'
     broken = {
         "a.pt": b"",
         "b.pt": bytes(range(256)) * 3,
@@ -227,7 +228,8 @@ def test_one_broken_file_ends_nothing_where_it_may_be_skipped(tmp_path: Path) ->
     }
     placed(tmp_path / "source", good | broken)
     done = imported(tmp_path / "source", skip_bad=True)
-    assert done.added == 3 and len(done.skipped) >= len(broken) and done.passed_over == ()
+    assert done.added == 3 and done.passed_over == ()
+    assert len({item["file"] for item in done.skipped}) == len(done.skipped) == len(broken)
     named = " ".join(item["file"] for item in done.skipped)
     assert all(name.partition(".")[0] in named for name in broken)
     assert (tmp_path / "zoo-import-report.json").is_file()
@@ -258,6 +260,18 @@ def test_what_was_read_before_an_error_is_kept_and_the_same_call_goes_on(
     assert done.present == len(kept)
 
 
+def test_a_damaged_member_of_an_archive_is_left_out_alone(tmp_path: Path) -> None:
+    nets = {f"n{number}.pt": torch_file(network(number)) for number in range(3)}
+    data = bytearray(zip_file(nets))
+    data[data.index(b"n1.pt") + 300] ^= 255  # in the middle of the packed bytes
+    for number, source in enumerate(("a.zip", "folder/a.zip")):
+        path = tmp_path / source
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data)
+        done = import_zoo(path if not number else path.parent, tmp_path / f"zoo{number}", license="MIT", skip_bad=True)
+        assert done.added == 2 and len(done.skipped) == 1 and "n1.pt" in done.skipped[0]["file"], done
+
+
 def test_patterns_choose_files_inside_archives_too(tmp_path: Path) -> None:
     nets = {name: torch_file(network(at)) for at, name in enumerate(("s0/best.pt", "s0/last.pt", "s1/best.pt"))}
     placed(tmp_path / "source", {"wandb/x.pt": torch_file(network(8)), "runs.zip": zip_file(nets)})
@@ -267,6 +281,7 @@ def test_patterns_choose_files_inside_archives_too(tmp_path: Path) -> None:
             ({"include": ["runs/s0"], "exclude": ["last*"]}, {"runs-s0-best"}),
             ({"exclude": ["wandb", "s1/"]}, {"runs-s0-best", "runs-s0-last"}),
             ({"exclude": ["runs.zip"]}, {"wandb-x"}),
+            ({"include": ["*.zip"], "exclude": ["s1"]}, {"runs-s0-best", "runs-s0-last"}),
         )
     ):
         done = import_zoo(tmp_path / "source", tmp_path / f"zoo{number}", license="MIT", **options)

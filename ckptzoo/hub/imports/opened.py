@@ -29,6 +29,8 @@ _JUNK = re.compile(
     r"|(^|/)(\._|\.#|\.nfs|\.~lock|#[^/]*#$)|(^|/)(\.DS_Store|Thumbs\.db|desktop\.ini)$|~$|(^|/)\.[^/]*\.sw[a-p]$"
 )
 """What systems, notebooks, editors and version control leave beside files."""
+_MARKS = ("__", "/.", "~", "#", "@", "humbs", "desktop")
+"""One of these is in every such path that does not begin with a dot."""
 JUNK = "left by a system, a notebook or an editor"
 _CACHES = ("models--", "datasets--", "spaces--")
 _NAMED_ARCHIVES = (".zip", ".tar", ".tgz", ".txz", ".tbz2", ".keras", *SUFFIXES)
@@ -132,21 +134,22 @@ class OpenedSource(Source):
         return any(file.path.lower().endswith((suffix, *_NAMED_ARCHIVES)) for file in self._source.files())
 
     def first_paths(self, count: int, nbytes: int) -> list[str]:
-        """The first paths, those of files in archives included; of a hub without a look into files."""
+        """The first paths, those of files in archives included that are called archives, without a look into others."""
         paths, size = list[str](), 0
-        for file in self.files() if self._source.is_local else self._source.files():
-            if not _JUNK.search(file.path):
-                paths.append(file.path)
+        for file in self._source.files():
+            is_archive = self._source.is_local and file.path.lower().endswith(_NAMED_ARCHIVES)
+            paths += [item.path for item in self._files(file, file.path, 0)] if is_archive else [file.path]
             size += file.size
             if len(paths) >= count or size > nbytes:
                 break
-        return paths
+        self.broken.clear()
+        return [path for path in paths if not _is_junk(path)]
 
     def _files(self, file: SourceFile, path: str, depth: int, *, is_chosen: bool = False) -> Iterator[OpenedFile]:
         """A file, or those in it where it is an archive; all of them where ``--include`` chooses the archive."""
         lower = path.lower()
         is_chosen = is_chosen or not self._include or _fits(path, self._include)
-        if _JUNK.search(path):
+        if _is_junk(path):
             self.passed_over[path] = JUNK
         elif _fits(path, self._exclude):
             self.passed_over[path] = "left out by --exclude"
@@ -277,6 +280,11 @@ class _Counted(io.RawIOBase):
         buffer[: len(data)] = data
         self.count += len(data)
         return len(data)
+
+
+def _is_junk(path: str) -> bool:
+    """Tells what systems, notebooks, editors and version control leave; most paths have none of its marks."""
+    return (path[0] == "." or any(mark in path for mark in _MARKS)) and _JUNK.search(path) is not None
 
 
 def _buffered(stream: IO[bytes]) -> io.BufferedReader:

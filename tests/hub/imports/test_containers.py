@@ -155,7 +155,7 @@ def test_draws_of_arviz_are_those_of_its_chains(tmp_path: Path) -> None:
     import_zoo(tmp_path / "source", tmp_path / "draws", license="MIT", options=Options(stacked=True))
     zoo = ckptzoo.open(tmp_path / "draws")
     assert np.array_equal(zoo["w.weight"], draws.reshape(6, 4, 5))
-    assert {*zoo.metadata["mode"].to_pylist()} == {"chain-0", "chain-1"}
+    assert {*zoo.metadata["mode"].to_pylist()} == {"idata/chain-0", "idata/chain-1"}
 
 
 def test_snapshots_of_a_hubs_cache_are_told_apart_and_its_blobs_are_no_files(tmp_path: Path) -> None:

@@ -67,7 +67,8 @@ class Files:
         for file in source.files():
             yield from (reading.joined(whole) for whole in arrays.left(file.folder))
             if not file.form.is_read:
-                yield _not_read(file, source.address)
+                if file.path not in source.opened:  # facts beside checkpoints, which were read before
+                    yield _not_read(file, source.address)
             elif is_shard(file.path):
                 try:
                     whole = shards.add(file)

@@ -3,10 +3,10 @@
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import read_documents
 from ckptzoo.format.writer import Writer
 from ckptzoo.hub.contributions.matching import match_names, rename
+from ckptzoo.hub.imports.adapters.adapter import identifier
 from ckptzoo.hub.imports.effective_weights import effective
 from ckptzoo.hub.imports.facts import Row, merged
 from ckptzoo.hub.imports.same_architecture import (
@@ -38,7 +39,7 @@ from ckptzoo.hub.imports.same_architecture import (
     widest,
 )
 from ckptzoo.schema import layout
-from ckptzoo.schema.architecture import ITEMSIZE, TENSOR_NAME, Architecture, Tensor
+from ckptzoo.schema.architecture import ITEMSIZE, TENSOR_NAME, Architecture
 from ckptzoo.schema.card import Card
 from ckptzoo.schema.documents import canonical
 from ckptzoo.schema.metadata import MAX_ID
@@ -153,6 +154,7 @@ class Target:
                     self.units.add(unit_of_file({"unit": unit}))
                 for name in (id, member):
                     self._sources.setdefault(name, set()).add(source or "")
+        self._older = tuple(self._zoos)
 
     @property
     def has_several(self) -> bool:
@@ -229,8 +231,8 @@ class Target:
 
         The source's name goes before both, for every checkpoint of the member, so that no member is of two sources.
         """
-        source = row["source"]
-        if not any(self._sources.get(row[name], set()) - {source} for name in ("id", "member")):
+        source = identifier(row["source"])
+        if not any(self._sources.get(row[name], set()) - {row["source"]} for name in ("id", "member")):
             return
         for name in ("id", "member", "mode"):
             if isinstance(row.get(name), str):
@@ -240,6 +242,8 @@ class Target:
         """A checkpoint with the tensors that its network computes with, under names that a zoo may have."""
         saved, row = item.saved, item.row
         made = effective(saved.tensors, row["id"])
+        if made.computed and any(fit(saved, zoo.arch, self._table) is not None for zoo in self._older):
+            return saved  # the zoo has the parts of which weights are computed
         if made.tensors is not saved.tensors:
             facts = dict(made.facts)
             if made.masks:
@@ -377,12 +381,9 @@ class Target:
         if declaration.forward is not None:
             forward = f"gaussian-{declaration.forward}" if item.gaussian else declaration.forward
             arch, symmetry = archs.architecture(forward), archs.symmetry(forward)
-            dtype = widest([array.dtype.name for one in several for array in one.tensors.values()])
-            if dtype is not None:  # published in another precision
-                tensors = tuple(Tensor(item.name, item.shape, dtype, item.kind, item.aliases) for item in arch.tensors)
-                arch = Architecture(arch.name, tensors, arch.forward, arch.input_shape)
+            arch = _in_precision(arch, several)
             if self._find(item, saved, signature, [_Zoo(self.folder, arch, item.label)]) is None:
-                match_names({name: shape for name, shape, _ in signature}, arch, self._table, location=location)
+                self._refuse_misfit(saved, arch, location)
         else:
             name = re.sub(r"[^A-Za-z0-9._-]+", "-", declaration.name)
             arch = architecture_of(several, f"gaussian-{name}" if item.gaussian else name, declaration.input_shape)
@@ -397,6 +398,18 @@ class Target:
         )
         ckptzoo.create(path, arch=arch, card=card, symmetry=symmetry)
         self._zoos.append(_Zoo(path, arch, label))
+
+    def _refuse_misfit(self, saved: Saved, arch: Architecture, location: str) -> NoReturn:
+        """Refuse a state dict that does not fit the network that a person named."""
+        shapes = {name: array.shape for name, array in saved.tensors.items()}
+        _, by_new = match_names(shapes, arch, self._table, location=location, table=_TABLE)
+        for tensor in arch.tensors:
+            array = saved.tensors.get(by_new.get(tensor.name, ""))
+            if array is not None and not is_like(array, tensor):
+                expected, got = f"{tensor.shape} {tensor.dtype}", f"{array.shape} {array.dtype.name}"
+                step = "Bring it to a zoo of its own architecture."
+                raise SpecError(Problem(location, f"tensor {tensor.name!r}", expected, got, step))
+        raise SpecError(Problem(location, "tensors", f"those of {arch.name}", "others", "Name another network."))
 
     def _renamed(self, saved: Saved) -> Saved:
         """A state dict under the names that it has in a new zoo."""
@@ -462,6 +475,16 @@ def usable_names(names: Collection[str]) -> dict[str, str] | None:
     if len(set(usable.values())) < len(usable):
         usable = {name: f"tensor_{at}" for at, name in enumerate(names)}
     return usable
+
+
+def _in_precision(arch: Architecture, several: Sequence[Saved]) -> Architecture:
+    """An architecture whose floats have the widest dtype of some state dicts: networks are published in others."""
+    dtypes = [array.dtype.name for saved in several for array in saved.tensors.values() if "float" in array.dtype.name]
+    dtype = widest(dtypes) if dtypes else None
+    if dtype is None:
+        return arch
+    tensors = tuple(replace(item, dtype=dtype) if "float" in item.dtype else item for item in arch.tensors)
+    return Architecture(arch.name, tensors, arch.forward, arch.input_shape)
 
 
 def _may_be_one(one: Arriving, other: Arriving) -> bool:

@@ -51,6 +51,11 @@ class ArrayFolders:
             raise IntegrityError(Problem(file.path, "arrays in memory", f"at most {limit} bytes", str(nbytes), step))
         self._held.setdefault(file.folder, {})[file.name] = file.read(limit)
 
+    @property
+    def has_any(self) -> bool:
+        """Whether arrays are kept."""
+        return bool(self._held)
+
     def left(self, folder: str | None) -> Iterator[Whole]:
         """The networks whose folders were left, when a file of another folder comes, or none."""
         for name in [name for name in self._held if name != folder]:

@@ -65,6 +65,8 @@ def test_files_of_equal_names_are_told_apart_by_their_folders() -> None:
 def rows(tmp_path: Path, files: dict[str, dict[str, object]], **card: object) -> list[dict[str, object]]:
     """The rows of files, each with some entries beside its state dict."""
     paths = [tmp_path / name for name in files]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
     for number, (path, entries) in enumerate(zip(paths, files.values(), strict=True)):
         state = {name: torch.from_numpy(np.array(array)) for name, array in state_of(number).items()}
         torch.save({"state_dict": state, **entries}, path)
@@ -95,3 +97,15 @@ def test_what_is_said_of_a_file_counts_more_than_its_name_and_its_entries(tmp_pa
 def test_a_file_with_another_name_is_a_problem(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=re.escape("other.pt: name: expected {member}-{epoch}.pt, got another form")):
         rows(tmp_path, {"a-3.pt": {}, "other.pt": {}}, pattern="{member}-{epoch}.pt")
+
+
+def test_equal_names_in_several_folders_become_ids_and_runs(tmp_path: Path) -> None:
+    made = rows(tmp_path, {"seed0/ckpt_2.pth.tar": {}, "seed1/ckpt_2.pth.tar": {"global_step": 7}, "last": {}})
+    assert [(row["id"], row.get("member"), row.get("step")) for row in made] == [
+        ("seed0-ckpt_2", "seed0", 2),
+        ("seed1-ckpt_2", "seed1", 7),
+        ("last", None, None),
+    ]
+    described = [{"file": "seed1/ckpt_2.pth.tar", "id": "mine", "seed": 3}]
+    made = rows(tmp_path, {"seed0/ckpt_2.pth.tar": {}, "seed1/ckpt_2.pth.tar": {}}, checkpoint=described)
+    assert [(row["id"], row.get("seed")) for row in made] == [("seed0-ckpt_2", None), ("mine", 3)]

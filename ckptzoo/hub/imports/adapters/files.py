@@ -65,7 +65,8 @@ class Files:
         yield from reading.beside.passed_over
         shards, arrays = Shards(source.address), ArrayFolders()
         for file in source.files():
-            yield from (reading.joined(whole) for whole in arrays.left(file.folder))
+            if arrays.has_any:
+                yield from (reading.joined(whole) for whole in arrays.left(file.folder))
             if not file.form.is_read:
                 if file.path not in source.opened:  # facts beside checkpoints, which were read before
                     yield _not_read(file, source.address)

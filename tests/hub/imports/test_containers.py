@@ -229,7 +229,8 @@ def test_one_broken_file_ends_nothing_where_it_may_be_skipped(tmp_path: Path) ->
     placed(tmp_path / "source", good | broken)
     done = imported(tmp_path / "source", skip_bad=True)
     assert done.added == 3 and done.passed_over == ()
-    assert len({item["file"] for item in done.skipped}) == len(done.skipped) == len(broken)
+    # of the archive that ends in its middle also the member there
+    assert len({item["file"] for item in done.skipped}) == len(done.skipped) == len(broken) + 1
     named = " ".join(item["file"] for item in done.skipped)
     assert all(name.partition(".")[0] in named for name in broken)
     assert (tmp_path / "zoo-import-report.json").is_file()

@@ -20,6 +20,7 @@ import ckptzoo
 from ckptzoo.hub.imports import import_zoo
 from ckptzoo.hub.imports.adapters.adapter import identifier
 from ckptzoo.hub.imports.facts import row_of
+from ckptzoo.hub.imports.opened import OpenedSource
 from ckptzoo.hub.imports.side_files import SideFiles
 from ckptzoo.hub.imports.sources import FolderSource, natural
 from ckptzoo.hub.untrusted.limits import Limits
@@ -109,7 +110,7 @@ def test_facts_beside_files_go_to_their_files_the_nearest_first(tmp_path: Path) 
     for name, content in texts.items():
         (tmp_path / name).write_text(json.dumps(content))
     (tmp_path / "run/hparams.json").write_text("{")
-    found = SideFiles(FolderSource(tmp_path))
+    found = SideFiles(OpenedSource(FolderSource(tmp_path)))
     rows = {path: row_of(found.of(path), location=path) for path in ("net.pt", "run/net.pt", "run/other.pt")}
     assert [row["seed"] for row in rows.values()] == [1, 3, 2]
     assert rows["run/net.pt"]["claimed_test_accuracy"] == 0.5

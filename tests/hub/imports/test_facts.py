@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 import ckptzoo
 from ckptzoo.hub.imports import import_zoo
 from ckptzoo.hub.imports.adapters.adapter import identifier
+from ckptzoo.hub.imports.adapters.side_files import SideFiles
 from ckptzoo.hub.imports.facts import row_of
 from ckptzoo.hub.imports.runs import facts_of, step_of
-from ckptzoo.hub.imports.side_files import SideFiles
 from ckptzoo.hub.imports.sources import FolderSource, natural
 from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.state_dicts import find_state_dicts

@@ -17,10 +17,8 @@ from ckptzoo.hub.imports.adapters.adapter import (
     identifier,
     reader,
 )
-from ckptzoo.hub.imports.facts import merged, row_of
-from ckptzoo.hub.imports.gaussians import cut_gaussian, gaussian_of, moments_of, pairs_of
-from ckptzoo.hub.imports.runs import Run, facts_of, run_of, searched, step_of, without_suffixes
-from ckptzoo.hub.imports.several import (
+from ckptzoo.hub.imports.adapters.gaussians import cut_gaussian, gaussian_of, moments_of, pairs_of
+from ckptzoo.hub.imports.adapters.several import (
     copies_of,
     cut,
     layout_in,
@@ -30,8 +28,10 @@ from ckptzoo.hub.imports.several import (
     side_by_side,
     unstacked,
 )
+from ckptzoo.hub.imports.adapters.side_files import SideFiles
+from ckptzoo.hub.imports.facts import merged, row_of
+from ckptzoo.hub.imports.runs import Run, facts_of, run_of, searched, step_of, without_suffixes
 from ckptzoo.hub.imports.shards import Shards, is_shard
-from ckptzoo.hub.imports.side_files import SideFiles
 from ckptzoo.hub.imports.sources import Source
 from ckptzoo.hub.imports.tables import Slice, read_layout
 from ckptzoo.hub.untrusted import Limits, StateDict

@@ -64,7 +64,7 @@ def test_it_reads_the_same_from_a_server(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("name", ["flat", "tokens"])
 def test_forms_give_back_what_has_no_elements(name: str) -> None:
-    form = form_of(name, ckptzoo.open(GOLDEN).arch, None)  # pyright: ignore[reportArgumentType]
+    form = form_of(name, ckptzoo.open(GOLDEN).arch, None)
     found = form.decode(form.encode(weights()))
     assert all(np.array_equal(np.asarray(found[key]), value) for key, value in weights().items())
 

@@ -68,7 +68,7 @@ def effective(tensors: Mapping[str, NDArray[Any]], location: str) -> Effective:
     A pruned weight is ``weight_orig * weight_mask``. With weight normalisation it is ``g v / |v|``, the norm over all
     axes but those of ``g`` (Salimans and Kingma 2016, arXiv 1602.07868). With spectral normalisation it is
     ``W / (u' W v)``, as in evaluation mode (Miyato et al. 2018, arXiv 1802.05957). The last two are computed in double
-    precision. Tested in tests/hub/imports/test_effective_weights.py.
+    precision. Tested in tests/hub/imports/test_one_architecture.py.
 
     Examples
     --------

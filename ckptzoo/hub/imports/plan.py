@@ -135,9 +135,10 @@ def plan_import(
 
     Examples
     --------
-    >>> plan = ckptzoo.hub.plan_import("net.safetensors")
+    >>> np.savez("net.npz", weight=np.ones((2, 3)))
+    >>> plan = ckptzoo.hub.plan_import("net.npz")
     >>> [(item.file, item.taken_for, item.member) for item in plan.files]
-    [('net.safetensors', 'a safetensors file', 'net')]
+    [('net.npz', 'an .npz archive', 'net')]
     """
     opened = OpenedSource(open_source(source, endpoint=endpoint, token=token), include, exclude)
     chosen, options = chosen_adapter(opened, adapter), options or Options()

@@ -94,7 +94,8 @@ def _blob(store: Store, name: str, address: str) -> Blob:
 class RepositorySource(Source):
     """A folder of a repository."""
 
-    is_local, is_reopened = False, True
+    is_local = False
+    is_reopened = True
 
     def __init__(self, store: HubStore, address: str, inside: str, names: list[str]) -> None:
         name = (inside.rstrip("/") or store.place.repo).rpartition("/")[2]

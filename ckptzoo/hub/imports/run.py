@@ -210,7 +210,7 @@ def _with_tensors_of(arch: Architecture, factory: Factory) -> "nn.Module":
             utils.parametrize.remove_parametrizations(layer, name)
         for remove in (utils.remove_weight_norm, utils.remove_spectral_norm):
             # only hooks tell the names of weights that they make
-            for hook in list(layer._forward_pre_hooks.values()):
+            for hook in list(layer._forward_pre_hooks.values()):  # pyright: ignore[reportPrivateUsage]
                 with suppress(ValueError):
                     remove(layer, getattr(hook, "name", ""))
     return module

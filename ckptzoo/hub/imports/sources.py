@@ -134,7 +134,9 @@ class Source(ABC):
         paths of links that lead to no file.
     """
 
-    is_local, is_reopened, in_order = True, False, False
+    is_local = True
+    is_reopened = False
+    in_order = False
     dangling: Sequence[str] = ()
 
     def __init__(self, address: str, name: str, nbytes: int) -> None:

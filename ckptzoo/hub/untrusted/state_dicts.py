@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, cast
 
+import numpy as np
+
 from ckptzoo.hub.untrusted.errors import name_error, reject, reject_without_network
 from ckptzoo.hub.untrusted.layer_trees import LEAF_NAMES, WRAPPER_NAMES, are_networks, copies, layer_tree
 from ckptzoo.hub.untrusted.limits import Limits
@@ -329,7 +331,7 @@ class _Search:
         value = plain(value, as_settings=any(map(is_settings_name, path)))
         if isinstance(value, list | tuple) and len(value) <= _MAX_LIST:
             value = [plain(item) for item in value]
-        is_array = is_tensor(value) and unread_form(value) is None and len(value.shape) < 2
+        is_array = isinstance(value, Numbers | np.ndarray) and len(value.shape) < 2
         if is_array:
             value = self.numbers(value)
         if self.mappings_of_facts < _MAX_FACTS and self.is_scalars(path, value):

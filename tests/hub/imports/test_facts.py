@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 import ckptzoo
 from ckptzoo.hub.imports import import_zoo
 from ckptzoo.hub.imports.adapters.adapter import identifier
+from ckptzoo.hub.imports.adapters.side_files import SideFiles
 from ckptzoo.hub.imports.facts import row_of
 from ckptzoo.hub.imports.opened import OpenedSource
-from ckptzoo.hub.imports.side_files import SideFiles
 from ckptzoo.hub.imports.sources import FolderSource, natural
 from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.runs import facts_of, step_of
@@ -106,7 +106,7 @@ def test_facts_beside_files_go_to_their_files_the_nearest_first(tmp_path: Path) 
     }
     for name in ("net.pt", "run/net.pt", "run/other.pt", "run/checkpoint-5/model.safetensors"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(b"")
+        (tmp_path / name).write_bytes(b"\x80\x04N.")  # a pickle
     for name, content in texts.items():
         (tmp_path / name).write_text(json.dumps(content))
     (tmp_path / "run/hparams.json").write_text("{")

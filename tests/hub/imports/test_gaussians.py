@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptzoo.errors import ZooError
-from ckptzoo.hub.imports.gaussians import cut_gaussian, gaussian_of, moments_of
+from ckptzoo.hub.imports.adapters.gaussians import cut_gaussian, gaussian_of, moments_of
 from ckptzoo.hub.imports.tables import Slice
 from ckptzoo.hub.untrusted.errors import NoNetworkError
 from tests.support.effort import examples

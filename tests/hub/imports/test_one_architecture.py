@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,16 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
 import ckptzoo
+from ckptzoo.errors import SpecError, ZooError
+from ckptzoo.hub.imports import import_zoo
 from ckptzoo.hub.imports.effective_weights import effective
-from ckptzoo.hub.imports.same_architecture import Saved
+from ckptzoo.hub.imports.same_architecture import Saved, ties_of
 from ckptzoo.hub.imports.target import Arriving, Declaration, Target
 from tests.support.effort import examples
+from tests.support.published_zoos import network, save
 
 State = dict[str, np.ndarray[Any, Any]]
+weight_norm_: Any = weight_norm
 
 
 def arrays(module: nn.Module) -> State:
@@ -51,12 +56,12 @@ CHANGES: dict[str, Callable[[Any], nn.Module]] = {
     "pruned twice": each(lambda layer, name: [prune.random_unstructured(layer, name, 0.3) for _ in range(2)]),
     "pruned biases": each(lambda layer, name: prune.l1_unstructured(layer, name, 1), "bias"),
     "normalised": each(weight_norm),
-    "normalised in all": each(lambda layer, name: weight_norm(layer, name, dim=None)),
+    "normalised in all": each(lambda layer, name: weight_norm_(layer, name, dim=None)),
     "normalised along the last": each(lambda layer, name: weight_norm(layer, name, dim=1)),
     "parametrised": each(parametrizations.weight_norm),
     "spectral": each(spectral_norm),
     "spectral parametrised": each(parametrizations.spectral_norm),
-    "normalised and pruned": each(lambda layer, _: prune.l1_unstructured(weight_norm(layer), "weight_v", 0.5)),
+    "normalised and pruned": each(lambda layer, _: prune.l1_unstructured(weight_norm_(layer), "weight_v", 0.5)),
     "parametrised and pruned": each(
         lambda layer, _: prune.l1_unstructured(
             parametrizations.weight_norm(layer).parametrizations.weight, "original1", 0.5
@@ -70,7 +75,7 @@ CHANGES: dict[str, Callable[[Any], nn.Module]] = {
 @pytest.mark.parametrize("make", [perceptron, convolutions])
 def test_weights_are_those_that_torch_computes_with(change: str, make: Callable[[], nn.Sequential]) -> None:
     module = CHANGES[change](make())
-    layers = [layer for layer in module.children() if hasattr(layer, "weight")]
+    layers: list[Any] = [layer for layer in module.children() if hasattr(layer, "weight")]
     with torch.no_grad():
         for layer in layers if "spectral" in change else ():
             for _ in range(30):  # so that the vectors are those of the kernel
@@ -81,7 +86,8 @@ def test_weights_are_those_that_torch_computes_with(change: str, make: Callable[
     plain = make().state_dict()
     assert set(made.tensors) == set(plain)
     assert "normalised and pruned" not in change or list(made.tensors) == list(plain)
-    for at, layer in module.named_children():
+    children: list[tuple[str, Any]] = list(module.named_children())
+    for at, layer in children:
         if hasattr(layer, "weight"):
             if "spectral" not in change and "weight" in layer.__dict__:  # hooks compute it before each call
                 for hook in layer._forward_pre_hooks.values():
@@ -212,3 +218,60 @@ def test_any_mix_of_habits_is_one_architecture(
             masks = load_file(folder.parent / extra["pruning"]["masks"])
             kept = np.mean(np.concatenate([mask.ravel() for mask in masks.values()]))
             assert extra["pruning"]["sparsity"] == pytest.approx(1 - kept) and set(masks) <= {"fc.weight", "top.weight"}
+
+
+def test_zoos_keep_the_parts_of_weights_that_they_have(tmp_path: Path) -> None:
+    parts = {"0.weight_g": np.ones((6, 1), "f4"), "0.weight_v": np.ones((6, 4), "f4"), "0.bias": np.ones(6, "f4")}
+    with ckptzoo.create(tmp_path / "zoo", arch=ckptzoo.Architecture.of(parts, name="zoo")) as writer:
+        writer.add(parts, {"id": "old"})
+    target = Target(tmp_path / "zoo", Declaration("zoo"), by_order=False)
+    wrapped = {f"module.{name}": 2 * array for name, array in parts.items()}
+    target.add([Arriving(Saved(wrapped), {"id": "new", "unit": "u", "source": "s"})])
+    target.commit()
+    zoo = ckptzoo.open(tmp_path / "zoo")
+    assert zoo.arch.names == tuple(parts) and np.array_equal(zoo["0.weight_v"][1], 2 * parts["0.weight_v"])
+
+
+def test_what_is_not_clear_is_refused_by_name(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    square, vector, other = (draw.standard_normal(shape) for shape in ((4, 4, 3, 3), 4, 36))
+    for state, words in (
+        (
+            {"l.weight": np.ones(3), "l.weight_orig": np.ones(3), "l.weight_mask": np.ones(3)},
+            "one of its forms, got two",
+        ),
+        (
+            {"l.weight_orig": square, "l.weight_u": vector, "l.weight_v": other},
+            "one way to unfold the kernel",
+        ),
+    ):
+        with pytest.raises(SpecError, match=words):
+            effective(state, "a.pt")
+    assert set(effective({"l.proj_g": np.ones((3, 2)), "l.proj_v": np.ones((3, 2))}, "a").tensors) == {
+        "l.proj_g",
+        "l.proj_v",
+    }
+    save(tmp_path / "nets" / "a.pt", {name: array.astype("f8") for name, array in network(0).items()})
+    save(tmp_path / "nets" / "b.pt", {f"x{name}": array for name, array in network(1).items()})
+    with pytest.raises(ZooError, match=r"add the table \[names\] to a file, and name it with --names") as caught:
+        import_zoo(tmp_path / "nets", tmp_path / "zoo", license="MIT")
+    assert '"x0.weight" = "0.weight"' in str(caught.value) and "contribution.toml" not in str(caught.value)
+    table = {f"x{name}": name for name in network(0)}
+    done = import_zoo(tmp_path / "nets", tmp_path / "both", license="MIT", names={**table, "nothing": "x"})
+    assert (done.added, done.zoos) == (2, {".": 2}) and "--names: no file has nothing" in done.notes
+    rows = ckptzoo.open(tmp_path / "both").metadata.to_pylist()
+    assert ["stored_dtype" in row["extra"] for row in rows] == [False, True]
+
+
+def test_matrices_that_happen_to_be_equal_are_not_tied() -> None:
+    ones, same = np.ones((3, 3)), np.arange(9.0).reshape(3, 3)
+    for state in (
+        {"a.weight": ones, "b.weight": ones.copy()},
+        {"q.weight": same, "q_target.weight": same.copy()},
+        {"a.l.weight": same, "a.m.weight": 2 * same, "b.l.weight": same.copy(), "b.m.weight": 2 * same},
+        {"a.mask": same, "b.mask": same.copy()},
+    ):
+        assert ties_of([Saved(state)]) == {}
+    tied = {"wte.weight": same, "head.weight": same.copy()}
+    assert ties_of([Saved(tied)]) == {"head.weight": "wte.weight"}
+    assert ties_of([Saved(tied), Saved({**tied, "head.weight": ones})]) == {}

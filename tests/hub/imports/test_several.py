@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ckptzoo.errors import ZooError
 from ckptzoo.hub.imports.adapters.adapter import Picked
-from ckptzoo.hub.imports.several import (
+from ckptzoo.hub.imports.adapters.several import (
     copies_of,
     cut,
     layout_in,

@@ -18,11 +18,8 @@ from ckptzoo.hub.imports.adapters.adapter import (
     identifier,
     reader,
 )
-from ckptzoo.hub.imports.array_folders import ArrayFolders, is_tensor_name
-from ckptzoo.hub.imports.facts import merged, row_of
-from ckptzoo.hub.imports.gaussians import cut_gaussian, gaussian_of, moments_of, pairs_of
-from ckptzoo.hub.imports.opened import OpenedFile, OpenedSource
-from ckptzoo.hub.imports.several import (
+from ckptzoo.hub.imports.adapters.gaussians import cut_gaussian, gaussian_of, moments_of, pairs_of
+from ckptzoo.hub.imports.adapters.several import (
     copies_of,
     cut,
     layout_in,
@@ -32,8 +29,11 @@ from ckptzoo.hub.imports.several import (
     side_by_side,
     unstacked,
 )
+from ckptzoo.hub.imports.adapters.side_files import SideFiles
+from ckptzoo.hub.imports.array_folders import ArrayFolders, is_tensor_name
+from ckptzoo.hub.imports.facts import merged, row_of
+from ckptzoo.hub.imports.opened import OpenedFile, OpenedSource
 from ckptzoo.hub.imports.shards import Shards, Whole, is_shard
-from ckptzoo.hub.imports.side_files import SideFiles
 from ckptzoo.hub.imports.tables import Slice, read_layout
 from ckptzoo.hub.untrusted import Limits, StateDict
 from ckptzoo.hub.untrusted.layer_trees import is_copy_name

@@ -10,10 +10,11 @@ import typer
 
 from ckptzoo.cli.cache import cache
 from ckptzoo.cli.collection import collection
-from ckptzoo.cli.commands import compact, export, info, retract, show, verify
+from ckptzoo.cli.commands import compact, info, retract, show, verify
 from ckptzoo.cli.derive import align, dedupe, derive, predict
 from ckptzoo.cli.doctor import doctor
 from ckptzoo.cli.exits import INTERRUPTED, USAGE, InterruptedCommand, code_of, listed
+from ckptzoo.cli.exports import compare, export
 from ckptzoo.cli.hub import card, contribute, pull, push, review, search
 from ckptzoo.cli.imports import import_
 from ckptzoo.cli.options import Settings, complain
@@ -39,7 +40,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 # in the order of ckptzoo --help
-for _command in (info, show, page, verify, export, derive, align, predict, dedupe, mmd):
+for _command in (info, show, page, verify, export, compare, derive, align, predict, dedupe, mmd):
     app.command()(_command)
 app.add_typer(study)
 app.command("import")(import_)

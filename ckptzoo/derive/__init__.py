@@ -1,6 +1,7 @@
-"""Variants of a zoo with equivalence checks, predictions, draws, and checkpoints that are one network."""
+"""Variants of a zoo with equivalence checks, predictions, draws, averages, and checkpoints that are one network."""
 
 from ckptzoo.derive.aligned import align_zoo
+from ckptzoo.derive.averages import Averaged, Trial, average, measured_on, soup
 from ckptzoo.derive.draws import draws
 from ckptzoo.derive.duplicates import Duplicates, dedupe
 from ckptzoo.derive.near_copies import NearCopies, near_copies
@@ -9,16 +10,21 @@ from ckptzoo.derive.tables import declare
 from ckptzoo.derive.variants import Derived, EquivalenceReport, derive
 
 __all__ = [
+    "Averaged",
     "Derived",
     "Duplicates",
     "EquivalenceReport",
     "NearCopies",
     "Predicted",
+    "Trial",
     "align_zoo",
+    "average",
     "declare",
     "dedupe",
     "derive",
     "draws",
+    "measured_on",
     "near_copies",
     "predict",
+    "soup",
 ]

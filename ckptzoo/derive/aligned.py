@@ -135,7 +135,7 @@ def align_zoo(
         keep_barycentre(path, label=label, gauge=gauge, barycentre_zoo=barycentre_zoo, module=module)
         reference, source = _of_zoo(str(kept), zoo), f"barycentre in {kept.name}"
     else:
-        reference, source = _reference(zoo, to)
+        reference, source = reference_of(zoo, to)
     matching = None
     if examples is not None:
         recorder = import_with_torch("activations").ActivationProducts(zoo.arch, table, reference, examples, module)
@@ -202,8 +202,23 @@ def _label(to: str, label: str | None) -> str:
     return label
 
 
-def _reference(zoo: Zoo, to: str) -> tuple[Weights, str]:
-    """The weights of a checkpoint of the zoo, or of another one, and where they are from."""
+def reference_of(zoo: Zoo, to: str, variant: str = layout.RAW) -> tuple[Weights, str]:
+    """The weights of a checkpoint of the zoo, or of another one, and where they are from.
+
+    Parameters
+    ----------
+    to
+        ``best``, the last step of the most accurate member; an id; or the folder or address of a zoo of one checkpoint.
+    variant
+        the gauge in which a checkpoint of the zoo is taken.
+
+    Raises
+    ------
+    UnknownNameError
+        There is no such reference.
+    SymmetryError, ZooError
+        The other zoo is of another architecture or holds several checkpoints; or no finite one has an accuracy.
+    """
     if to == BEST:
         last = zoo.last_steps()
         accuracies = last.metadata["test_accuracy"].to_numpy().astype(np.float64)
@@ -214,7 +229,7 @@ def _reference(zoo: Zoo, to: str) -> tuple[Weights, str]:
             raise ZooError(Problem(zoo.name, "test_accuracy", "one of a finite checkpoint", "none", step))
         to = last.ids[int(accuracies.argmax())]
     if to in set(zoo.ids):
-        return dict(zoo.checkpoint(to)), f"checkpoint {to} of {zoo.name}"
+        return dict(zoo.checkpoint(to, variant=variant)), f"checkpoint {to} of {zoo.name}"
     return _of_zoo(to, zoo), to
 
 

@@ -8,6 +8,16 @@ import torch
 _BATCH_NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
 
 
+def statistics_names(module: torch.nn.Module) -> list[str]:
+    """Names of the running statistics in a network's state dict; other buffers are none."""
+    return [
+        f"{layer}.{name}" if layer else name
+        for layer, inner in module.named_modules()
+        if isinstance(inner, _BATCH_NORMS)
+        for name, _ in inner.named_buffers(recurse=False)
+    ]
+
+
 def renewed_statistics(
     module: torch.nn.Module,
     buffers: Sequence[str],
@@ -18,7 +28,8 @@ def renewed_statistics(
 
     Every batch counts by its number of examples, as with ``momentum=None`` of ``torch.nn.BatchNorm2d`` where all
     batches are equally large (``bn_update`` of Maddox et al., arXiv 1902.02476, section 3.2; Jordan et al.,
-    arXiv 2211.08403, section 3, on points between networks).
+    arXiv 2211.08403, section 3, on points between networks). Layers other than BatchNorm compute as in evaluation, so
+    that nothing is random.
 
     Parameters
     ----------
@@ -34,9 +45,9 @@ def renewed_statistics(
     parameters = {name: tensor for name, tensor in weights.items() if name not in buffers}
     first = next(iter(parameters.values()))
     # PyTorch's own types know no memory format here
-    network: Any = module.train()
+    network: Any = module.eval()
     network = network.to(first.device, memory_format=torch.channels_last)
-    statistics = [layer for layer in network.modules() if isinstance(layer, _BATCH_NORMS)]
+    statistics = [layer.train() for layer in network.modules() if isinstance(layer, _BATCH_NORMS)]
     found: dict[str, list[torch.Tensor]] = {name: [] for name in buffers}
     for member in range(len(first)):
         network.load_state_dict({name: tensor[member] for name, tensor in parameters.items()}, strict=False)

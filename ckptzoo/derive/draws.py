@@ -13,6 +13,7 @@ import ckptzoo
 from ckptzoo import archs
 from ckptzoo.archs.gaussian_spec import STD
 from ckptzoo.errors import Problem, ZooError
+from ckptzoo.format.header import rounded
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.card import Card
@@ -160,7 +161,7 @@ def _drawn(
                 out[place] = mean
                 continue
             z = rng.standard_normal(mean.shape)
-            out[place] = mean.astype(np.float64) + deviation.astype(np.float64) * z
+            out[place] = rounded(mean.astype(np.float64) + deviation.astype(np.float64) * z, mean.dtype)
     return stacked
 
 

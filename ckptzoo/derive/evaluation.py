@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ckptzoo import archs
 from ckptzoo.archs.gaussian_spec import STD
-from ckptzoo.derive.batch_norm import renewed_statistics
+from ckptzoo.derive.batch_norm import renewed_statistics, statistics_names
 from ckptzoo.derive.concurrency import in_order
 from ckptzoo.derive.forward import Forward, StackedForward, Weights, full_precision, one_thread
 from ckptzoo.derive.labelled import Labelled
@@ -88,7 +88,7 @@ class Evaluator:
             raise ZooError(Problem(arch.name, "labels", expected, f"{labels.dtype} {labels.shape}", step))
         self._forward, self._device = StackedForward(forward, arch, single), device
         self._targets = torch.from_numpy(labels.astype(np.int64))
-        self._buffers = [tensor.name for tensor in arch.tensors if tensor.kind == "buffer"]
+        self._buffers = [name for name in statistics_names(forward.module()) if name in arch]
         self._statistics = None
         if labelled.statistics is not None and self._buffers:
             training = torch.from_numpy(np.ascontiguousarray(labelled.statistics, np.float32))
@@ -100,6 +100,11 @@ class Evaluator:
         """Networks that are evaluated at once."""
         return self._forward.size
 
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """Names of the running statistics that ``renewed`` computes; none where there are no training inputs."""
+        return () if self._statistics is None else tuple(self._buffers)
+
     def outputs(self, weights: Weights) -> NDArray[np.float32]:
         """(K, N, classes) of K networks, tensor name to (K, *shape); in memory at once."""
         stacks = (
@@ -108,7 +113,7 @@ class Evaluator:
         )
 
         def evaluate(stack: Weights) -> NDArray[np.float32]:
-            return np.concatenate(list(self._forward.outputs(self._renewed(stack))), axis=1)
+            return np.concatenate(list(self._forward.outputs(self.renewed(stack))), axis=1)
 
         with one_thread(), full_precision(), closing(in_order(evaluate, stacks, max_threads=_MAX_THREADS)) as results:
             return np.concatenate(list(results))
@@ -137,7 +142,7 @@ class Evaluator:
         for first in range(0, K, at_once):
             some = {name: np.asarray(array[first : first + at_once]) for name, array in weights.items()}
             groups = slice(first // ensemble, (first + at_once) // ensemble)
-            for start, likelihoods in self._log_likelihoods(self._renewed(some), ensemble):
+            for start, likelihoods in self._log_likelihoods(self.renewed(some), ensemble):
                 labels = self._targets[start : start + likelihoods.shape[1]]
                 loss[groups] -= (
                     likelihoods.gather(2, labels.expand(len(likelihoods), -1)[..., None]).sum((1, 2)).numpy()
@@ -159,13 +164,23 @@ class Evaluator:
             yield start, logs
             start += logs.shape[1]
 
-    def _renewed(self, weights: Weights) -> Weights:
+    def renewed(self, weights: Weights) -> Weights:
+        """The networks as they are scored: with the running statistics of the training inputs, where there are some.
+
+        Parameters
+        ----------
+        weights
+            tensor name to (K, *shape).
+        """
         if self._statistics is None:
             return weights
         inputs = self._statistics
-        tensors = {
-            name: torch.from_numpy(np.ascontiguousarray(array)).to(self._device) for name, array in weights.items()
+        # torch.from_numpy does not take bfloat16
+        arrays = {
+            name: np.ascontiguousarray(array, np.float32 if array.dtype.name == "bfloat16" else None)
+            for name, array in weights.items()
         }
+        tensors = {name: torch.from_numpy(array).to(self._device) for name, array in arrays.items()}
         renewed = renewed_statistics(
             self._network(), self._buffers, tensors, lambda: (batch.to(self._device) for batch in inputs)
         )

@@ -23,8 +23,8 @@ Weights = Mapping[str, NDArray[Any]]
 """Tensor name to (K, *shape)."""
 ALIGNMENT_VERSION = 1
 """Raised whenever alignment gives other permutations for some weights; versions are never mixed."""
-MOVED_SIGNS_VERSION = 2
-"""The same of tables whose gains take signs of the channels that they normalise: version 1 left these as they were."""
+MOVED_SIGNS_VERSION = 3
+"""The same of tables with signs that meet others: versions 1 and 2 missed disguised copies there."""
 _PRODUCTS_BYTES = 128 * 2**20
 """Products of activations that a thread holds, at most, or those of one checkpoint."""
 

@@ -1,5 +1,6 @@
 """Files and folders that appear whole or not at all, and the lock that a zoo's writers share."""
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -14,6 +15,11 @@ from ckptzoo.errors import Problem, ZooError
 
 TEMPORARY = ".ckptzoo-tmp-"
 """How the names of unfinished files and folders begin; a name that begins with a dot is no part of a zoo."""
+
+_SET_ASIDE = ".ckptzoo-before-"
+"""How the name of a folder begins that is being replaced, where the system cannot exchange two folders in one step."""
+_EXCHANGE, _WORKING_FOLDER = 2, -100
+"""``RENAME_EXCHANGE`` and ``AT_FDCWD`` of renameat2(2)."""
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 """A full disk, and a used-up quota."""
@@ -116,10 +122,64 @@ class Staging:
         sync(target.parent)
         os.close(self._lock)
 
+    def replace(self, target: Path) -> None:
+        """Flush and put in the place of ``target``, a folder with files or none; what was there is removed.
+
+        At every moment one of both folders is whole. Where two folders cannot be exchanged in one step, the older one
+        may be under another name after a crash; ``restore`` brings it back.
+        """
+        if not target.exists():
+            self.publish(target)
+            return
+        for path in self.path.iterdir():
+            sync(path)
+        sync(self.path)
+        if not _exchange(self.path, target):
+            aside = target.with_name(f"{_SET_ASIDE}{target.name}")
+            target.rename(aside)
+            self.path.rename(target)
+            sync(target.parent)
+            shutil.rmtree(aside, ignore_errors=True)
+            os.close(self._lock)
+            return
+        sync(target.parent)
+        self.discard()
+
+    def move(self, name: str, target: Path) -> None:
+        """Flush a file of the folder and put it in the place of ``target``; the folder is removed."""
+        sync(self.path / name)
+        # rename(2) replaces a file in one step
+        (self.path / name).replace(target)
+        sync(target.parent)
+        self.discard()
+
     def discard(self) -> None:
         """Remove the folder and what is in it."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
+
+
+def restore(target: Path) -> None:
+    """Bring a folder back that a process set aside and died before another one was in its place."""
+    aside = target.with_name(f"{_SET_ASIDE}{target.name}")
+    with locked(target.parent):
+        if aside.exists() and target.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+        elif aside.exists():
+            aside.rename(target)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Exchange two folders in one step; False where the system or the file system cannot."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:  # macOS, and C libraries before 2018
+        return False
+    if rename(_WORKING_FOLDER, os.fsencode(first), _WORKING_FOLDER, os.fsencode(second), _EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):  # of file systems, and of older kernels
+        return False
+    raise OSError(number, os.strerror(number), str(second))
 
 
 def sweep(parent: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
 
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.schema.architecture import ITEMSIZE, Tensor, name_problem
@@ -30,6 +31,8 @@ CODES = {
     "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
 """Our dtype names to those of safetensors."""
+_ROUNDED = 2**18
+"""Numbers that are rounded at a time."""
 _NAMES = {code: name for name, code in CODES.items()}
 _STEP = "Fetch the shard again."
 
@@ -37,6 +40,36 @@ _STEP = "Fetch the shard again."
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """The numpy dtype of one of our dtype names; bfloat16 comes from ml_dtypes."""
     return np.dtype(cast(Any, ml_dtypes.bfloat16)) if name == "bfloat16" else np.dtype(name)
+
+
+def rounded(values: NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Numbers in one of our dtypes, rounded once.
+
+    ml_dtypes rounds float64 to float32 and that to bfloat16, so that some numbers would go to the second nearest.
+    """
+    if dtype.kind in "fiub":
+        with np.errstate(over="ignore"):
+            return values.astype(dtype)
+    result = np.empty(values.shape, dtype)
+    flat, target = values.reshape(-1), result.reshape(-1)
+    for start in range(0, flat.size, _ROUNDED):
+        block = slice(start, start + _ROUNDED)
+        target[block] = _to_odd(flat[block]).astype(dtype)
+    return result
+
+
+def _to_odd(values: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Numbers in float32, cut off towards zero, with the last bit set where something was cut off.
+
+    A second rounding to a dtype with at least two bits less is then that of the numbers themselves (Boldo and
+    Melquiond, IEEE Transactions on Computers 57, 2008).
+    """
+    with np.errstate(over="ignore"):
+        single = values.astype(np.float32)
+    inexact = (single != values) & np.isfinite(values)
+    beyond = inexact & (np.abs(single) > np.abs(values))
+    single = np.where(beyond, np.nextafter(single, np.float32(0)), single)
+    return (single.view(np.uint32) | inexact.astype(np.uint32)).view(np.float32)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@
     pull/           fetch a zoo, or a part of one that is itself a zoo
     search          find zoos by the tags of their cards
     contributions/  bring checkpoints to somebody's zoo by a pull request, and review one
+    exports/        checkpoints for other programs: files, and folders of the hub
     card/           the README.md of a zoo
     untrusted/      read files of weights from others as data
     client/         the hub's protocol, with retries
@@ -28,6 +29,7 @@ __all__ = [
     "Refreshed",
     "Review",
     "SearchResult",
+    "export",
     "import_order",
     "plan",
     "plan_import",
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from ckptzoo.hub.contributions.report import Check as Check
     from ckptzoo.hub.contributions.result import Contribution as Contribution
     from ckptzoo.hub.contributions.review import Review as Review
+    from ckptzoo.hub.exports.targets import export as export
     from ckptzoo.hub.imports.plan import ImportPlan as ImportPlan
     from ckptzoo.hub.imports.plan import plan_import as plan_import
     from ckptzoo.hub.imports.run import ImportResult as ImportResult
@@ -67,6 +70,7 @@ __getattr__, __dir__ = lazy_names(
         "Refreshed": "ckptzoo.hub.push",
         "Review": "ckptzoo.hub.contributions.review",
         "SearchResult": "ckptzoo.hub.search",
+        "export": "ckptzoo.hub.exports",
         "import_order": "ckptzoo.hub.imports",
         "plan": "ckptzoo.hub.push",
         "plan_import": "ckptzoo.hub.imports",

@@ -82,7 +82,7 @@ def front_matter(
     tables += [(config_of(name), f"{DERIVED}/{name}/*/{METADATA_FILE}", VARIANT_COLUMNS) for name in variants]
     if retracted:
         tables.append((RETRACTED, f"{DERIVED}/{RETRACTED}/*/{METADATA_FILE}", RETRACTED_COLUMNS))
-    lines = ["---", *_license(card.license, licenses), f"pretty_name: {quoted(card.title or card.name)}", "tags:"]
+    lines = ["---", *license_lines(card.license, licenses), f"pretty_name: {quoted(card.title or card.name)}", "tags:"]
     lines += [f"- {quoted(tag)}" for tag in dict.fromkeys(tags)]
     facts = {"checkpoints": checkpoints, "members": members, "parameters": arch.parameters}
     if checkpoints is not None:
@@ -139,7 +139,7 @@ def _taggable(name: str) -> bool:
     return name.isprintable() and 0 < len(name) <= MAX_TAG - len("dataset:")
 
 
-def _license(own: str, others: Iterable[str]) -> list[str]:
+def license_lines(own: str, others: Iterable[str]) -> list[str]:
     """The entries for one or several licences; the hub takes its own identifiers alone."""
     names = [name.strip().lower() for name in dict.fromkeys((own, *others))]
     known = list(dict.fromkeys(name if name in LICENSES else "other" for name in names if name))

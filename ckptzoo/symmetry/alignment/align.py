@@ -23,6 +23,7 @@ from ckptzoo.symmetry.arrays import Stacked, as_array, beside, is_float, stack_o
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.gauges import canonicalize, gauge_named
 from ckptzoo.symmetry.matrices.blocks import balance_blocks
+from ckptzoo.symmetry.matrices.gauge import scales_depend_on_matrices
 from ckptzoo.symmetry.matrices.tables import mixes
 from ckptzoo.symmetry.matrix_action import unit_gains
 from ckptzoo.symmetry.nested import is_nested
@@ -63,7 +64,8 @@ class Aligned:
         (K,) how often all groups were gone through; 0 where signatures or activations alone decide.
     ties
         (K,) channels that look like another one of their group whatever the order of the others, or that hold the same
-        on all examples; where there are any, other weights may fit as well.
+        on all examples, channels of streams that no tensor tells by itself, and with matrices channels whose signs are
+        not looked for, as of a layer that is used twice; where there are any, other weights may fit as well.
     aligned
         (K,) bool, False where the network is not finite, or could not be brought into the gauge: it stays as it is.
     scales
@@ -164,8 +166,8 @@ def align(
     SymmetryError
         Less than one start; several with fitted scales, activations, or a table that has matrices or groups inside the
         channels of others. Scales are to be fitted to activations; the table has matrices or groups inside the channels
-        of others and scales or activations are to be fitted, or gates and scales are; gains are not 1 where a stream
-        has orthogonal matrices.
+        of others and scales or activations are to be fitted, or gates and scales are; the gauge settles scales alone,
+        and units with scales read blocks of matrices; gains are not 1 where a stream has orthogonal matrices.
         The weights, the reference or the activations do not fit the table, no table is known, or the reference is not
         finite or cannot be brought into the gauge.
     MissingExtraError
@@ -230,6 +232,10 @@ def align(
         )
     if gauge is not None:
         gauge_named(gauge)
+        if gauge not in ("canonical", "min-mass") and mixes(table) and scales_depend_on_matrices(table):
+            expected, step = "one that settles matrices and scales", "Take gauge='canonical' or gauge='min-mass'."
+            what = "gauge of a table whose units read blocks of matrices"
+            raise SymmetryError(Problem("align", what, expected, repr(gauge), step))
     arrays, K = stack_of(weights, table)
     fits(arrays, table, arch)
     target = _reference(reference, arrays, K, table)

@@ -133,8 +133,13 @@ class JointGroups:
             yield from (pair.rows, pair.columns)
 
 
-def joint_groups_of(symmetry: Symmetry, tensors: Collection[str]) -> tuple[JointGroups, ...]:
+def joint_groups_of(symmetry: Symmetry, tensors: Collection[str], *, in_place: bool = False) -> tuple[JointGroups, ...]:
     """The joint groups of a table that permute some of these tensors, in its order.
+
+    Parameters
+    ----------
+    in_place
+        whether groups that keep their order, and have signs, are among them.
 
     Raises
     ------
@@ -151,7 +156,9 @@ def joint_groups_of(symmetry: Symmetry, tensors: Collection[str]) -> tuple[Joint
     for group in leaders(symmetry):
         if isinstance(group.perm, Wreath):
             together.setdefault(f"*{group.perm.outer}", []).append(group)
-        elif group.scale in MATRICES or (not isinstance(group.perm, Fixed) and group.n > 1):
+        elif (
+            group.scale in MATRICES or (in_place and group.flips) or (not isinstance(group.perm, Fixed) and group.n > 1)
+        ):
             together[group.id] = [group]
     found = (_joint(groups, symmetry, tensors) for groups in together.values())
     return tuple(joint for joint in found if joint.tensors)

@@ -5,37 +5,60 @@ a reference, for the signs e of the stream and n of the gain's own channels y. T
 share are a graph, in which signs that are best together follow from its leaves, channel pair by channel pair.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.schema.groups import AxisAction, Group
+from ckptzoo.schema.groups import AxisAction, Fixed, Group, Wreath
 from ckptzoo.schema.symmetry import Symmetry
+from ckptzoo.symmetry.matrices.gauge import BLOCKS
 
 Terms = Mapping[frozenset[str], NDArray[np.float64]]
 """By the groups whose signs multiply them, none, one or two, the products of channels with a reference's."""
 
 
-def takes_signs(action: AxisAction, members: Sequence[Group], symmetry: Symmetry) -> bool:
-    """Whether an action's signs are those of one group that moves with the other one, channel by channel."""
-    own, others = ({item.group for item in items} for items in (action.segments, action.signs))
-    places = [[(item.offset, item.inner, item.count) for item in items] for items in (action.segments, action.signs)]
-    together = {member.id for member in members}
-    return len(own) == len(others) == 1 and own | others <= together and places[0] == places[1]
+def takes_signs(action: AxisAction, members: Sequence[Group]) -> bool:
+    """Whether an action's signs are those of groups that move with the other ones, channel by channel."""
+    places = [{(item.offset, item.inner, item.count) for item in items} for items in (action.segments, action.signs)]
+    return places[0] == places[1] and action.groups <= {member.id for member in members}
 
 
-def signs_on(action: AxisAction, group: str, signed: set[str]) -> frozenset[str]:
-    """The groups whose signs multiply the channels that a group has on an axis."""
-    return frozenset({group, *(item.group for item in action.signs)}) & signed
+def signs_on(action: AxisAction, group: str, signed: set[str], position: int | None = None) -> frozenset[str]:
+    """The groups whose signs multiply the channels that a group has on an axis, or those around one position."""
+    taken = (
+        item.group for item in action.signs if position is None or 0 <= position - item.offset < item.inner * item.count
+    )
+    return frozenset({group, *taken}) & signed
+
+
+def signs_that_meet(symmetry: Symmetry) -> set[str]:
+    """The groups that may be -1 and that a tensor has beside blocks of matrices, or other signs, on another axis."""
+    found: set[str] = set()
+    for name in dict.fromkeys(action.tensor for action in symmetry.actions):
+        for one, other in itertools.permutations(symmetry.actions_on(name), 2):
+            beside = [symmetry[item] for item in other.groups]
+            if any(symmetry.leader(item.id).scale in BLOCKS or item.flips for item in beside):
+                found |= {item for item in one.groups if symmetry[item].flips}
+    return found
 
 
 def moved_signs(symmetry: Symmetry) -> bool:
-    """Whether gains of a table take the signs of other groups that may be -1."""
-    return (
-        any(symmetry[item.group].flips for action in symmetry.actions for item in action.signs)
-        and symmetry.has_matrices
-    )
+    """Whether a table with matrices has signs of which version 1 of alignment missed some, in disguised copies too.
+
+    Gains take them; they meet blocks or other signs in a tensor; or they are of channels that keep their order, or that
+    are permuted in blocks with others.
+    """
+    if not symmetry.has_matrices:
+        return False
+    taken = {item.group for action in symmetry.actions for item in action.signs}
+    alone = [
+        group.id
+        for group in symmetry.groups
+        if group.flips and (isinstance(symmetry.leader(group.id).perm, Fixed | Wreath) or group.n == 1)
+    ]
+    return bool(alone or signs_that_meet(symmetry)) or any(symmetry[name].flips for name in taken)
 
 
 def is_forest(actions: Sequence[AxisAction], signed: set[str]) -> bool:
@@ -47,7 +70,13 @@ def is_forest(actions: Sequence[AxisAction], signed: set[str]) -> bool:
             name = root[name]
         return name
 
-    for pair in {signs_on(action, action.segments[0].group, signed) for action in actions if action.signs}:
+    pairs = {
+        signs_on(action, item.group, signed, item.offset)
+        for action in actions
+        if action.signs
+        for item in action.segments
+    }
+    for pair in pairs:
         if len(pair) == 2:
             first, second = map(find, pair)
             if first == second:

@@ -32,7 +32,15 @@ from ckptzoo.symmetry.action import transform
 from ckptzoo.symmetry.alignment.assignment import assign, by_block, gained
 from ckptzoo.symmetry.alignment.blocks import PairSlices, assign_jointly
 from ckptzoo.symmetry.alignment.joint_groups import Arrays, ChannelView, JointGroups, joint_groups_of, neighbours_of
-from ckptzoo.symmetry.alignment.joint_signs import best_signs, greatest, is_forest, signs_on, takes_signs, value_of
+from ckptzoo.symmetry.alignment.joint_signs import (
+    best_signs,
+    greatest,
+    is_forest,
+    signs_on,
+    signs_that_meet,
+    takes_signs,
+    value_of,
+)
 from ckptzoo.symmetry.alignment.matching import Matched, count_ties, products, weights_of
 from ckptzoo.symmetry.arrays import positions
 from ckptzoo.symmetry.element import GroupElement, block_move
@@ -84,7 +92,7 @@ class MatrixMatcher:
         self.symmetry = symmetry
         self._reference = reference
         # what depends on a start least comes first: heads, which one visit solves, and streams last
-        joints = joint_groups_of(symmetry, reference.keys())
+        joints = joint_groups_of(symmetry, reference.keys(), in_place=True)
         self.joint_groups = tuple(sorted(joints, key=lambda joint: _turn(joint.groups)))
         for joint in self.joint_groups:
             if joint.pairs and _is_mixed(joint):
@@ -95,6 +103,7 @@ class MatrixMatcher:
                 raise SymmetryError(Problem("align", what, "blocks of matrices alone", "a convolution in groups", step))
         self._neighbours = neighbours_of(self.joint_groups)
         self._signed = {name for joint in self.joint_groups for name in _signed(joint, symmetry)}
+        self._unsettled = sum(group.n for group in symmetry.groups if group.flips and group.id not in self._signed)
 
     def match(self, arrays: Arrays, *, start: str = "signature") -> Matched:
         """Match K networks (K, *shape) float64; a network's result does not depend on the others."""
@@ -102,11 +111,13 @@ class MatrixMatcher:
         element, ties = GroupElement.identity(self.symmetry, K), np.zeros(K, np.int64)
         for joint in self.joint_groups if start == "signature" else ():
             if _is_stream(joint.groups):
-                element.matrices[joint.groups[0].id][:] = self._stream_start(joint, arrays)
-            elif not _is_mixed(joint):
+                element.matrices[joint.groups[0].id][:], untold = self._stream_start(joint, arrays)
+                ties += untold
+            elif not _is_mixed(joint) and not isinstance(joint.groups[0].perm, Fixed):
                 perms, alike = self._by_signature(joint, arrays)
                 ties += alike
                 self._put(element, GroupElement(perms, {}), slice(None))
+        ties += self._unsettled if start == "signature" else 0
         best = self._heads_start(arrays, element) if start == "signature" else []
         sweeps = self._ascend(arrays, element, best)
         norms = (np.sqrt(products(self._reference[name], self._reference[name])) for name in self._reference)
@@ -159,85 +170,83 @@ class MatrixMatcher:
 
     def _visit(self, joint: JointGroups, arrays: Arrays, current: GroupElement, rows: NDArray[np.int64]) -> _Step:
         """The best elements of joint groups while all others stay."""
-        if not _is_mixed(joint) and self._signed & {item.id for item in _family(joint.groups[0], self.symmetry)}:
-            return self._visit_signed(joint, arrays, current, rows)
-        gains = {group.id: self._gains(group.id, joint, arrays, current, rows) for group in joint.groups}
-        if not _is_mixed(joint):
-            pairs: list[PairSlices] = []
-            for pair in joint.pairs:
-                tensor = pair.rows.action.tensor
-                array = self._placed(arrays[tensor], pair.rows.applied, current)
-                pairs.append(PairSlices.of(pair, joint.g, self._rows(tensor, rows), array))
-            before = {group.id: current.perms[group.id] for group in joint.groups}
-            perms, value, value_before = assign_jointly(joint, gains, pairs, before)
-            return _Step(GroupElement(perms, {}), value, value_before)
-        # of channels that may change signs the moduli count
-        greatest = {name: np.abs(gain) if name in self._signed else gain for name, gain in gains.items()}
-        outer = assign(np.sum([_pair_values(group, greatest[group.id], joint.g) for group in joint.groups], axis=0))
-        perms, scales = dict[str, NDArray[np.int64]](), dict[str, NDArray[np.float64]]()
+        terms = {
+            group.id: self._terms(joint, group, arrays, current, rows)
+            for group in joint.groups
+            if self._signed & {item.id for item in _family(group, self.symmetry)}
+        }
+        # of channels that may change signs the greatest sums count
+        gains = {
+            group.id: greatest(terms[group.id])
+            if group.id in terms
+            else self._gains(group.id, joint, arrays, current, rows)
+            for group in joint.groups
+        }
         matrices = dict[str, NDArray[np.float64]]()
-        value, before = np.zeros((2, len(rows)))
-        for group in joint.groups:
-            name = group.id
-            perms[name], matrix = _chosen(group, greatest[name], outer)
-            value += _value(group, greatest[name], perms[name], matrix)
-            if matrix is not None:
-                matrices[name] = matrix
-            if name in self._signed:
-                chosen, held = (
-                    np.take_along_axis(gains[name], perm[:, :, None], 2)[:, :, 0]
-                    for perm in (perms[name], current.perms[name])
-                )
-                scales[name] = np.where(chosen < 0, -1.0, 1.0)
-                before += (held * current.scales[name]).sum(axis=1)
-            else:
-                before += _value(group, gains[name], current.perms[name], current.matrices.get(name))
+        if _is_mixed(joint):
+            outer = assign(np.sum([_pair_values(group, gains[group.id], joint.g) for group in joint.groups], axis=0))
+            perms, value, before = dict[str, NDArray[np.int64]](), *np.zeros((2, len(rows)))
+            for group in joint.groups:
+                perms[group.id], matrix = _chosen(group, gains[group.id], outer)
+                value += _value(group, gains[group.id], perms[group.id], matrix)
+                if matrix is not None:
+                    matrices[group.id] = matrix
+                if group.id not in terms:
+                    before += _value(group, gains[group.id], current.perms[group.id], current.matrices.get(group.id))
+        elif isinstance(joint.groups[0].perm, Wreath):
+            perms, value, before = self._assigned(joint, gains, arrays, current, rows)
+        else:
+            (group,) = joint.groups
+            keeps = isinstance(group.perm, Fixed)
+            perms = {group.id: current.perms[group.id] if keeps else assign(gains[group.id])}
+            value, before = gained(gains[group.id], perms[group.id]), np.zeros(len(rows))
+            if group.id not in terms:
+                before = gained(gains[group.id], current.perms[group.id])
+        scales: dict[str, NDArray[np.float64]] = {}
+        for name, several in terms.items():
+            chosen, held = (
+                {names: np.take_along_axis(term, at[:, :, None], 2)[:, :, 0] for names, term in several.items()}
+                for at in (perms[name], current.perms[name])
+            )
+            scales |= best_signs(chosen)
+            before = before + value_of(held, current.scales).sum(axis=1)
         return _Step(GroupElement(perms, scales, matrices), value, before)
 
-    def _visit_signed(
-        self, joint: JointGroups, arrays: Arrays, current: GroupElement, rows: NDArray[np.int64]
-    ) -> _Step:
-        """The same of a symmetric group, with the signs of those that are permuted with it."""
-        (group,) = joint.groups
-        members = _family(group, self.symmetry)
-        if self._takes_signs(joint):
-            return self._visit_moved_signs(joint, arrays, current, rows)
-        gains = {item.id: self._gains(group.id, joint, arrays, current, rows, {item.id}) for item in members}
-        moduli = [np.abs(gain) if name in self._signed else gain for name, gain in gains.items()]
-        perm = assign(np.sum(moduli, axis=0))
-        scales: dict[str, NDArray[np.float64]] = {}
-        value, before = np.zeros((2, len(rows)))
-        for name, gain in gains.items():
-            chosen = np.take_along_axis(gain, perm[:, :, None], 2)[:, :, 0]
-            held = np.take_along_axis(gain, current.perms[name][:, :, None], 2)[:, :, 0]
-            if name in self._signed:
-                scales[name] = np.where(chosen < 0, -1.0, 1.0)
-                chosen, held = np.abs(chosen), held * current.scales[name]
-            value, before = value + chosen.sum(axis=1), before + held.sum(axis=1)
-        return _Step(GroupElement({group.id: perm}, scales), value, before)
+    def _assigned(
+        self,
+        joint: JointGroups,
+        gains: _Gains,
+        arrays: Arrays,
+        current: GroupElement,
+        rows: NDArray[np.int64],
+    ) -> tuple[dict[str, NDArray[np.int64]], NDArray[np.float64], NDArray[np.float64]]:
+        """Permutations of blocks and within these, their values, and those of the present ones without signs."""
+        pairs: list[PairSlices] = []
+        for pair in joint.pairs:
+            tensor = pair.rows.action.tensor
+            array = self._placed(arrays[tensor], pair.rows.applied, current)
+            pairs.append(PairSlices.of(pair, joint.g, self._rows(tensor, rows), array))
+        held = {group.id: current.perms[group.id] for group in joint.groups}
+        perms, value, before = assign_jointly(joint, gains, pairs, held)
+        for group in joint.groups:
+            if self._signed & {item.id for item in _family(group, self.symmetry)}:
+                before = before - gained(gains[group.id], held[group.id])
+        return perms, value, before
 
-    def _visit_moved_signs(
-        self, joint: JointGroups, arrays: Arrays, current: GroupElement, rows: NDArray[np.int64]
-    ) -> _Step:
-        """The same where gains take the signs of channels that they normalise."""
-        (group,) = joint.groups
+    def _terms(
+        self, joint: JointGroups, group: Group, arrays: Arrays, current: GroupElement, rows: NDArray[np.int64]
+    ) -> dict[frozenset[str], NDArray[np.float64]]:
+        """C (rows, n, n) of a group and those that are like it, by the groups whose signs multiply it."""
         terms: dict[frozenset[str], NDArray[np.float64]] = {}
         for item in _family(group, self.symmetry):
-            views = list(_views(joint, group, self.symmetry, {item.id}))
-            for names in dict.fromkeys(signs_on(view.action, item.id, self._signed) for view in views):
-                some = tuple(view for view in views if signs_on(view.action, item.id, self._signed) == names)
+            views: dict[frozenset[str], list[ChannelView]] = {}
+            for view in _views(joint, group, self.symmetry, {item.id}):
+                for names, part in _by_signs(view, item.id, self._signed):
+                    views.setdefault(names, []).append(part)
+            for names, some in views.items():
                 made = self._gains_of(some, group, arrays, current, rows)
                 terms[names] = terms[names] + made if names in terms else made
-        perm = assign(greatest(terms))
-        chosen, held = (
-            {names: np.take_along_axis(term, at[:, :, None], 2)[:, :, 0] for names, term in terms.items()}
-            for at in (perm, current.perms[group.id])
-        )
-        scales = best_signs(chosen)
-        value, before = (
-            value_of(terms, signs).sum(axis=1) for terms, signs in ((chosen, scales), (held, current.scales))
-        )
-        return _Step(GroupElement({group.id: perm}, scales), value, before)
+        return terms
 
     def _takes_signs(self, joint: JointGroups) -> bool:
         """Whether gains take signs of these groups beside their own."""
@@ -252,11 +261,10 @@ class MatrixMatcher:
         arrays: Arrays,
         current: GroupElement,
         rows: NDArray[np.int64],
-        only: set[str] | None = None,
     ) -> NDArray[Any]:
-        """C (rows, n, n) of a group and of those that are like it, or of some of these alone."""
+        """C (rows, n, n) of a group and of those that are like it."""
         group = self.symmetry[leader]
-        return self._gains_of(_views(joint, group, self.symmetry, only), group, arrays, current, rows)
+        return self._gains_of(_views(joint, group, self.symmetry), group, arrays, current, rows)
 
     def _gains_of(
         self,
@@ -321,8 +329,8 @@ class MatrixMatcher:
         array = self._reference[tensor]
         return array if len(array) == 1 else array[rows]
 
-    def _stream_start(self, joint: JointGroups, arrays: Arrays) -> NDArray[np.float64]:
-        """Matrices (K, 1, n, n) of a stream by what no other group changes."""
+    def _stream_start(self, joint: JointGroups, arrays: Arrays) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Matrices (K, 1, n, n) of a stream by what no other group changes, and how many channels nothing tells."""
         (group,) = joint.groups
         K = len(next(iter(arrays.values())))
         total = np.zeros((K, 1, group.n, group.n))
@@ -332,8 +340,11 @@ class MatrixMatcher:
                 total[:, 0] += view.slices(self._reference[name]) @ view.slices(arrays[name]).swapaxes(1, 2)
         ours, theirs = (basis_of_stream(given, group, self.symmetry)[0].matrix for given in (arrays, self._reference))
         size = np.linalg.norm(total, axis=(-1, -2), keepdims=True)
+        mean = group.scale == "orthogonal_mean"
+        values = np.linalg.svd(total[:, 0] - total[:, 0].mean(axis=-1, keepdims=True) * mean, compute_uv=False)
+        untold = group.n - mean - (values > _OPEN * np.maximum(size[:, 0, :, 0], 1e-300)).sum(axis=-1)
         total += np.where(size > 0, _OPEN * size, 1) * (theirs.swapaxes(-1, -2) @ ours)
-        return procrustes(total, mean=group.scale == "orthogonal_mean")
+        return procrustes(total, mean=mean), untold
 
     def _heads_start(self, arrays: Arrays, element: GroupElement) -> list[int]:
         """Find blocks one after the other by the tensors in which only those meet that are known, in place.
@@ -353,18 +364,42 @@ class MatrixMatcher:
                     known = replace(joint, views=views)
                     self._put(element, self._visit(known, some, element, rows).found, slice(None))
                     open_groups -= own
-        for place, joint in enumerate(self.joint_groups):
-            own = {group.id for group in joint.groups}
-            if _turn(joint.groups):
-                continue
-            known = self._known(joint, open_groups)
+        meeting = signs_that_meet(self.symmetry) & open_groups & self._signed
+        waiting = [
+            at for at, joint in enumerate(self.joint_groups) if not _turn(joint.groups) or self._own(joint) & meeting
+        ]
+        if meeting:  # signs that meet heads or others in a tensor come first, where some tensor tells them
+            waiting.sort(key=lambda at: _is_mixed(self.joint_groups[at]))
+        while waiting:
+            place = self._next(waiting, open_groups) if meeting else waiting[0]
+            waiting.remove(place)
+            joint, known = self.joint_groups[place], self._known_now(place, open_groups)
             if any(known.values()):
                 some = {name: arrays[name] for name in sorted(joint.tensors)}
                 self._put(element, self._visit(replace(joint, views=known), some, element, rows).found, slice(None))
-            if known == dict(joint.views) and not joint.quadratic:
+            if known == dict(joint.views) and not joint.quadratic and _is_mixed(joint):
                 best.append(place)
-            open_groups -= own
+            open_groups -= self._own(joint)
         return best
+
+    def _own(self, joint: JointGroups) -> set[str]:
+        """The groups of a joint group, and those that are like them."""
+        return {item.id for group in joint.groups for item in _family(group, self.symmetry)}
+
+    def _known_now(self, place: int, open_groups: set[str]) -> dict[str, tuple[ChannelView, ...]]:
+        """The views that are known of a joint group, in whose tensors its own signs are no others'."""
+        joint = self.joint_groups[place]
+        return self._known(joint, open_groups if _is_mixed(joint) else open_groups - self._own(joint))
+
+    def _next(self, waiting: Sequence[int], open_groups: set[str]) -> int:
+        """The first joint group of which tensors tell all that they can, else of which they tell most."""
+        unknown: dict[int, tuple[bool, bool]] = {}
+        for place in waiting:
+            known, mixed = self._known_now(place, open_groups), _is_mixed(self.joint_groups[place])
+            unknown[place] = not any(known.values()), mixed and not all(known.values())
+            if not any(unknown[place]):
+                return place
+        return min(waiting, key=unknown.__getitem__)
 
     def _known(self, joint: JointGroups, open_groups: set[str]) -> dict[str, tuple[ChannelView, ...]]:
         """The views of joint groups in whose tensors no open group acts on other axes."""
@@ -443,18 +478,15 @@ def _family(group: Group, symmetry: Symmetry) -> list[Group]:
 
 
 def _signed(joint: JointGroups, symmetry: Symmetry) -> list[str]:
-    """The groups that may change signs, which act by themselves alone: beside blocks, or with a symmetric group."""
+    """The groups that may change signs, among those that are permuted together."""
     if joint.quadratic:
         return []
-    if _is_mixed(joint):
-        members = [group for group in joint.groups if len(_family(group, symmetry)) == 1]
-    else:
-        members = _family(joint.groups[0], symmetry) if isinstance(joint.groups[0].perm, Sym) else []
+    members = [member for group in joint.groups for member in _family(group, symmetry)]
     found: list[str] = []
     for member in members:
         own = [action for action in symmetry.actions if member.id in action.groups]
         plain = all(
-            act.exponent in (1, -1, 2) and not act.absolute and (not act.signs or takes_signs(act, members, symmetry))
+            act.exponent in (1, -1, 2) and not act.absolute and (not act.signs or takes_signs(act, members))
             for act in own
         )
         # beside a gate with signs of its own no sign can be chosen alone
@@ -478,6 +510,16 @@ def _views(joint: JointGroups, group: Group, symmetry: Symmetry, only: set[str] 
             yield view
         elif listed := tuple(places for name, places in positions(view.action, symmetry) if name in only):
             yield replace(view, listings=listed)
+
+
+def _by_signs(view: ChannelView, group: str, signed: set[str]) -> Iterator[tuple[frozenset[str], ChannelView]]:
+    """A view of a group's channels by the groups whose signs multiply them: listing by listing where these differ."""
+    found = [signs_on(view.action, group, signed, int(places[0, 0])) for places in view.listings]
+    if len(set(found)) == 1:
+        yield found[0], view
+    else:
+        for names, places in zip(found, view.listings, strict=True):
+            yield names, replace(view, listings=(places,))
 
 
 def _copied(element: GroupElement) -> GroupElement:

@@ -160,7 +160,12 @@ def balance_once(arrays: dict[str, NDArray[Any]], symmetry: Symmetry) -> Settled
 
 def depend_on_others(symmetry: Symmetry) -> bool:
     """Whether blocks meet in tensors, or scales depend on the matrices of a block."""
-    return bool(meeting_blocks(symmetry) or _chained(symmetry, unmixed(symmetry)))
+    return bool(meeting_blocks(symmetry)) or scales_depend_on_matrices(symmetry)
+
+
+def scales_depend_on_matrices(symmetry: Symmetry) -> bool:
+    """Whether channels with scales read a block of invertible matrices, which change the norms of their weights."""
+    return bool(_chained(symmetry, unmixed(symmetry)))
 
 
 def meeting_blocks(symmetry: Symmetry) -> list[str]:
@@ -254,6 +259,8 @@ def _scale(arrays: dict[str, NDArray[Any]], symmetry: Symmetry, table: Symmetry,
     if not any(group.scaled for group in table.groups):
         return
     chained = _chained(symmetry, table)
+    # what a layer that is used twice writes does not tell the scales behind it, as its columns are in the same basis
+    found.unresolved[:] |= any(_on_two_axes(group, symmetry) for group in chained)
     K = len(found.margin)
     total = GroupElement.identity(table, K)
     for _ in range(ROUNDS if chained else 1):
@@ -288,6 +295,14 @@ def _chained(symmetry: Symmetry, table: Symmetry) -> list[Group]:
                 if any(item.group in before and not item.inverted for item in mixed):
                     reading |= {item.group for item in mixed if item.inverted}
     return [group for group in symmetry.groups if group.scale == "linear" and group.id in reading]
+
+
+def _on_two_axes(group: Group, symmetry: Symmetry) -> bool:
+    """Whether a tensor has the same matrices on two axes."""
+    return any(
+        len({item.axis for item in mixed_channels(actions, symmetry) if item.group == group.id}) > 1
+        for _, actions in _by_tensor(symmetry)
+    )
 
 
 def _whitened(arrays: Arrays, groups: list[Group], symmetry: Symmetry) -> dict[str, NDArray[Any]]:

@@ -48,7 +48,8 @@ def monomial(symmetry: Symmetry) -> Symmetry:
             signs = zip(action.segments, leaders, strict=True)
             action = replace(action, signs=tuple(replace(segment, group=leader.id) for segment, leader in signs))
         actions.append(action)
-    return replace(table, groups=groups, actions=tuple(actions)) if gains else table
+    turned = any(group.scale == "orthogonal" for group in symmetry.groups)
+    return replace(table, groups=groups, actions=tuple(actions)) if gains or turned else table
 
 
 def among(symmetry: Symmetry, *, keep: Collection[str] = ()) -> Symmetry:

@@ -110,9 +110,10 @@ class Paths:
         return numbers[index.ravel()].reshape(arrays[0].shape)
 
 
-FIXED, OUTPUT, SINGLE = 0, 1, 2
-"""Marks of channels: fixed for a reason, an output of the network, and taken one by one by an operation that is not
-linear, so that no matrix may mix them."""
+FIXED, OUTPUT, SINGLE, NORMED = 0, 1, 2, 3
+"""Marks of channels: fixed for a reason, an output of the network, taken one by one by an operation that is not linear,
+so that no matrix may mix them, and taken together by a norm or a product with themselves, as orthogonal matrices keep
+them."""
 POSITIVE, SIGN, FORBIDDEN, NONZERO = 0, 1, 2, 3
 """Marks of scales: positive factors only, signs only, no factor but 1; one with both of the first two has none left.
 The last one marks those whose signs count beside their sizes, unless the others forbid it."""
@@ -137,6 +138,8 @@ class AxisPlacement:
     gate
         the scales that multiply those in ``scale``, -1 where there is none; None until products are settled
         (scale_products.py), and where no position has one.
+    absolute
+        whether the moduli of the scales act, as where absolute values are read.
     """
 
     tensor: str
@@ -153,6 +156,7 @@ class AxisPlacement:
     signs: NodeIds | None = None
     sign_uses: int = 0
     gate: NodeIds | None = None
+    absolute: bool = False
 
     @property
     def scales(self) -> tuple[NodeIds, ...]:
@@ -247,10 +251,12 @@ class Constraints:
         for the number of an input that is an index of embeddings, the number of rows of the smallest of them.
     head_vectors
         gains and shifts of the channels in heads, one for all heads: their names and roles, in the order of operations.
+    without_shift
+        the numbers of histories that end in a LayerNorm with gains and without shifts.
     """
 
     operation: str = ""
-    channels: UnionFind = field(default_factory=lambda: UnionFind(3))
+    channels: UnionFind = field(default_factory=lambda: UnionFind(4))
     scales: UnionFind = field(default_factory=lambda: UnionFind(4))
     paths: Paths = field(default_factory=Paths)
     placements: dict[tuple[str, int], AxisPlacement] = field(default_factory=dict)
@@ -263,6 +269,7 @@ class Constraints:
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     index_bounds: dict[int, int] = field(default_factory=dict)
     head_vectors: list[tuple[str, str]] = field(default_factory=list)
+    without_shift: set[int] = field(default_factory=set)
 
     def can_scale(self, scale: NodeIds) -> NDArray[np.bool_]:
         """Which scales may still have a factor other than 1."""
@@ -304,6 +311,10 @@ class Constraints:
     def restrict_scale(self, scale: NodeIds, kind: int, why: str) -> None:
         """Leave factors of one kind for these scales: ``POSITIVE`` or ``SIGN``."""
         self.scales.mark(scale, kind, self.reason(why))
+
+    def mark_normed(self, channel: NodeIds, why: str) -> None:
+        """Note that an operation takes these channels together, so that orthogonal matrices may mix them."""
+        self.channels.mark(channel, NORMED, self.reason(why))
 
     def fix(self, channel: NodeIds, why: str) -> None:
         """Keep these channels in place."""
@@ -384,13 +395,17 @@ class Constraints:
         )
         if (earlier := self.placements.get((tensor, axis))) is None:
             self.placements[tensor, axis] = AxisPlacement(
-                tensor, axis, channel, scale, path, exponent, role, in_mass, blocks, eps
+                tensor, axis, channel, scale, path, exponent, role, in_mass, blocks, eps, absolute=labels.modulus
             )
             return
         if earlier.blocks != blocks:
             expected = f"{earlier.blocks} groups, as where {tensor!r} was used before"
             raise SymmetryError(Problem("symmetry.trace", self.operation, expected, str(blocks), DECLARE_BY_HAND))
         earlier.uses += 1
+        if earlier.absolute != labels.modulus:
+            for scales in (scale, earlier.scale):
+                self.restrict_scale(scales, POSITIVE, f"uses {tensor!r} once more, for absolute values")
+            earlier.absolute = False
         again = f"uses {tensor!r} once more, for what stays in place"
         earlier.channel = self.tie_channels(earlier.channel, channel, again)
         earlier.path = self.paths.extend("again", earlier.path, path)

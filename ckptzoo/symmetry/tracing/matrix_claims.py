@@ -46,8 +46,30 @@ def matrix_kind(symmetry: Symmetry, group: Group, mixable: Container[str]) -> st
     return "linear" if plain and not in_order else None
 
 
-def normalised_streams(symmetry: Symmetry, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """The groups that orthogonal matrices may mix: normalisations read them, whose gains can be 1.
+def may_be_turned(symmetry: Symmetry, group: Group) -> bool:
+    """Whether a table can say that orthogonal matrices mix the channels of a group that has none.
+
+    Parameters
+    ----------
+    symmetry
+        the table.
+    group
+        one of its groups.
+    """
+    free = isinstance(group.perm, Sym) or (isinstance(group.perm, Wreath) and group.perm.inner == "free")
+    alone = not any(isinstance(other.perm, Like) and other.perm.group == group.id for other in symmetry.groups)
+    actions = [action for action in symmetry.actions if group.id in action.groups]
+    plain = all(
+        act.exponent in (1, -1) and act.blocks == 1 and not act.absolute and not act.signs and not act.gates
+        for act in actions
+    )
+    return free and alone and plain and group.n > 1
+
+
+def normalised_streams(
+    symmetry: Symmetry, shapes: Mapping[str, tuple[int, ...]], normed: Container[str] = ()
+) -> list[str]:
+    """The groups that orthogonal matrices may mix: normalisations read them, whose gains can be 1, or which have none.
 
     Parameters
     ----------
@@ -55,6 +77,8 @@ def normalised_streams(symmetry: Symmetry, shapes: Mapping[str, tuple[int, ...]]
         a table without matrices.
     shapes
         of its tensors.
+    normed
+        groups whose channels an operation takes together.
     """
     found: list[str] = []
     for leader in symmetry.groups:
@@ -72,9 +96,12 @@ def normalised_streams(symmetry: Symmetry, shapes: Mapping[str, tuple[int, ...]]
             and {segment.group for segment in action.signs} <= {leader.id}
             for action in (*own, *others)
         )
+        # the basis of a stream without gains is told by what writes it and nothing else
+        told = any(action.role == "out" and len(symmetry.actions_on(action.tensor)) == 1 for action in own)
+        bare = leader.id in normed and not likes and told
         gains = {name for action in others if action.role == "gain" for name in _listed(action)}
         scaled = {group.id for group in symmetry.groups if group.id in likes and group.resizes}
-        right = {action.role for action in own} <= {"out", "in", "bias"} and bool(gains) and gains <= scaled
+        right = {action.role for action in own} <= {"out", "in", "bias"} and (bool(gains) or bare) and gains <= scaled
         right &= {action.role for action in others} <= {"gain", "shift", "in", "bias"}
         right &= all(math.prod(shapes[action.tensor]) == leader.n for action in others if action.role == "gain")
         if isinstance(leader.perm, Sym) and leader.n > 1 and not leader.resizes and plain and right:

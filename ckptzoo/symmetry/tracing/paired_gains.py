@@ -38,7 +38,7 @@ class PairedGains:
 
 
 def paired_gains(symmetry: Symmetry, arch: Architecture, vectors: Iterable[tuple[str, str]]) -> list[PairedGains]:
-    """Gains that come one after the other, are used once, and on which no group acts.
+    """Gains that come one after the other, are used once, and which no group moves or scales.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def paired_gains(symmetry: Symmetry, arch: Architecture, vectors: Iterable[tuple
     uses = Counter(name for name, _ in listed)
     runs: list[list[str]] = []
     for name, role in listed:
-        usable = uses[name] == 1 and len(arch[name].shape) == 1 and not symmetry.actions_on(name)
+        usable = uses[name] == 1 and len(arch[name].shape) == 1 and _stay(name, symmetry)
         if role == "gain":
             runs.append([])
         if usable and runs and role in ("gain", "shift"):
@@ -67,6 +67,32 @@ def paired_gains(symmetry: Symmetry, arch: Architecture, vectors: Iterable[tuple
         if first and second and not taken and len(shapes[0]) == 1 and shapes[0] == shapes[1]:
             found.append(PairedGains(tuple(first), tuple(second), arch[first[0]].shape[0]))
     return found
+
+
+def unpaired_gains(symmetry: Symmetry, arch: Architecture, vectors: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Gains one after the other of which the second has signs of single channels, as of keys of one head.
+
+    What may go from one to the other is in no table, as the signs of queries act there.
+    """
+    gains = [name for name, role in vectors if role == "gain"]
+    return [
+        (first, second)
+        for first, second in itertools.pairwise(gains)
+        if gains.count(first) == gains.count(second) == 1
+        and arch[first].shape == arch[second].shape
+        and _stay(first, symmetry)
+        and not _stay(second, symmetry)
+        and all(symmetry[name].n == 1 for action in symmetry.actions_on(second) for name in action.groups)
+    ]
+
+
+def _stay(name: str, symmetry: Symmetry) -> bool:
+    """Whether no group moves or scales a vector."""
+    acting = [symmetry[group] for action in symmetry.actions_on(name) for group in action.groups]
+    return all(
+        group.scale == "none" and (group.n == 1 or isinstance(symmetry.leader(group.id).perm, Fixed))
+        for group in acting
+    )
 
 
 def with_paired_gains(symmetry: Symmetry, arch: Architecture, pairs: Sequence[PairedGains], layout: str) -> Symmetry:
@@ -83,7 +109,8 @@ def with_paired_gains(symmetry: Symmetry, arch: Architecture, pairs: Sequence[Pa
     layout
         one of ``LAYOUTS``.
     """
-    groups, actions = list(symmetry.groups), list(symmetry.actions)
+    taken = {name for pair in pairs for name in (*pair.multiplied, *pair.divided)}
+    groups, actions = list(symmetry.groups), [action for action in symmetry.actions if action.tensor not in taken]
     for pair in pairs:
         n = pair.size if layout == "entries" else pair.size // 2
         if layout != "entries" and pair.size % 2:

@@ -133,7 +133,7 @@ def _on_plain_axes(constraints: Constraints, roots: NodeIds, factors: NodeIds, i
     if any(np.isin(constraints.scales.find(signs), roots).any() for signs in absorbed):
         return False
     for place, held in _holding(constraints, roots):
-        plain = place.exponent in (1, -1, 0) and place.blocks == 1 and place.signs is None
+        plain = place.exponent in (1, -1, 0) and place.blocks == 1 and place.signs is None and not place.absolute
         if not plain or (place.tensor, place.axis) in blocked or (place.channel[held] < 0).any():
             return False
         try:

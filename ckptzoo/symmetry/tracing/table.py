@@ -13,6 +13,7 @@ from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.tracing.constraints import (
     FIXED,
     FORBIDDEN,
+    NORMED,
     OUTPUT,
     POSITIVE,
     SIGN,
@@ -55,10 +56,13 @@ class _Part:
     first: int
 
 
-def build_table(constraints: Constraints, arch: Architecture) -> tuple[Symmetry, tuple[str, ...], set[str]]:
+def build_table(
+    constraints: Constraints, arch: Architecture
+) -> tuple[Symmetry, tuple[str, ...], set[str], dict[str, str]]:
     """The symmetry table that the constraints leave, and notes on what keeps groups in place, unscaled or apart.
 
-    The third item are the groups that no operation takes channel by channel, so that matrices may mix their channels.
+    The third item are the groups that no operation takes channel by channel, so that matrices may mix their channels;
+    the fourth those that an operation takes together, so that orthogonal matrices may, and which one.
     """
     groups = join_places_of_blocks(channel_groups(constraints))
     placements = list(constraints.placements.values())
@@ -68,6 +72,7 @@ def build_table(constraints: Constraints, arch: Architecture) -> tuple[Symmetry,
     names: dict[tuple[int, int], str] = {}
     notes = list(dict.fromkeys(constraints.notes))
     mixable: set[str] = set()
+    normed: dict[str, str] = {}
     for part in parts:
         group, tensor = groups[part.group], placements[part.writer].tensor
         name = unique_name(tensor.rpartition(".")[0] or tensor, names.values())
@@ -79,16 +84,19 @@ def build_table(constraints: Constraints, arch: Architecture) -> tuple[Symmetry,
         roots = np.array([channel.root for channel in group.channels])
         if (constraints.channels.marks(roots, SINGLE) < 0).all() and part.kind in ("positive", "nonzero"):
             mixable.add(name)
+        if not isinstance(perm, Like) and (reason := constraints.channels.marks(roots, NORMED)).min() >= 0:
+            normed[name] = constraints.reasons[reason[0]]
         notes += _notes(constraints, group, part, name, placements)
+    flipping = {group.id for group in table_groups if group.flips}
     positions = _positions(groups)
     signs = _positions(groups, signs=True)
     actions = [
-        _action(placement, positions.get(number, {}), signs.get(number, {}), names)
+        _action(placement, positions.get(number, {}), signs.get(number, {}), names, flipping)
         for number, placement in enumerate(placements)
     ]
     order = {name: number for number, name in enumerate(arch.names)}
     acting = sorted((item for item in actions if item is not None), key=lambda item: (order[item.tensor], item.axis))
-    return Symmetry(tuple(table_groups), tuple(acting)), tuple(notes), mixable
+    return Symmetry(tuple(table_groups), tuple(acting)), tuple(notes), mixable, normed
 
 
 def _parts(
@@ -150,9 +158,13 @@ def _positions(groups: Sequence[ChannelGroup], *, signs: bool = False) -> dict[i
 
 
 def _action(
-    placement: AxisPlacement, positions: _Positions, signs: _Positions, names: dict[tuple[int, int], str]
+    placement: AxisPlacement,
+    positions: _Positions,
+    signs: _Positions,
+    names: dict[tuple[int, int], str],
+    flipping: set[str],
 ) -> AxisAction | None:
-    """What the groups do to an axis; None where they do nothing."""
+    """What the groups do to an axis, some of which are ``flipping`` signs; None where they do nothing."""
     exponent = placement.exponent
     # The sign of the exponent is that of most groups where only inverses of scales act, and theirs alone otherwise.
     if exponent in (1, -1) and positions and all(inverse for _, _, inverse, _ in positions):
@@ -166,6 +178,7 @@ def _action(
         # several positions of a channel have one sign and gains of their own: both are listed position by position
         segments, gates = _all_segments(positions, names, exponent, together=False)
         taken, _ = _all_segments(signs, names, 0, together=False)
+    flipped = {names.get((group, scale)) for group, scale, _, _ in positions} & flipping
     return AxisAction(
         placement.tensor,
         placement.axis,
@@ -176,7 +189,8 @@ def _action(
         placement.blocks,
         placement.eps,
         taken,
-        gates=gates,
+        bool(placement.absolute and flipped and not gates),
+        gates,
     )
 
 

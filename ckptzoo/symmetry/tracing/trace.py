@@ -60,11 +60,11 @@ def trace_module(module: nn.Module, example_input: Any) -> Traced:
     names = {name: tensor.name for tensor in arch.tensors for name in (tensor.name, *tensor.aliases)}
     double = _copied(module).cpu().double().eval()
     constraints, found = _constraints_of(double, names, example)
-    derived, notes, mixable = build_table(constraints, arch)
+    derived, notes, mixable, normed = build_table(constraints, arch)
     derived = replace(derived, folds=candidate_folds(found, names))
     derived.check(arch)
     bounds, vectors = constraints.index_bounds, constraints.head_vectors
-    symmetry, worst, failed = verify_table(double, arch, derived, example, bounds, mixable, vectors)
+    symmetry, worst, failed = verify_table(double, arch, derived, example, bounds, mixable, vectors, normed)
     return Traced(symmetry, arch, notes + failed, worst)
 
 

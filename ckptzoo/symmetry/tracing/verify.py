@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -29,8 +30,8 @@ from ckptzoo.symmetry.matrices.tables import without_matrices
 from ckptzoo.symmetry.matrix_action import gains_at_one
 from ckptzoo.symmetry.tracing.example import Draw, Example
 from ckptzoo.symmetry.tracing.graph import DECLARE_BY_HAND, Float64Mode
-from ckptzoo.symmetry.tracing.matrix_claims import matrix_kind, normalised_streams, with_kinds
-from ckptzoo.symmetry.tracing.paired_gains import LAYOUTS, PairedGains, paired_gains, with_paired_gains
+from ckptzoo.symmetry.tracing.matrix_claims import matrix_kind, may_be_turned, normalised_streams, with_kinds
+from ckptzoo.symmetry.tracing.paired_gains import LAYOUTS, PairedGains, paired_gains, unpaired_gains, with_paired_gains
 from ckptzoo.symmetry.tracing.shared_heads import shared_heads, with_heads_exchanged
 
 Weights = dict[str, NDArray[Any]]
@@ -62,6 +63,7 @@ def verify_table(
     index_bounds: Mapping[int, int] | None = None,
     mixable: Container[str] = (),
     head_vectors: Sequence[tuple[str, str]] = (),
+    normed: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Symmetry, float, tuple[str, ...]]:
     """Verify a table with random elements, and take away what fails.
 
@@ -85,6 +87,8 @@ def verify_table(
         groups that no operation takes channel by channel.
     head_vectors
         gains and shifts of the channels in heads, one for all heads, as ``paired_gains`` takes them.
+    normed
+        groups whose channels an operation takes together, and which one.
 
     Returns
     -------
@@ -111,9 +115,14 @@ def verify_table(
         got = f"a relative difference of {worst:.3g}"
         raise SymmetryError(Problem("symmetry.trace", type(module).__name__, expected, got, DECLARE_BY_HAND))
     symmetry = replace(symmetry, folds=_verified_folds(verifier, symmetry.folds))
-    symmetry, gap = _with_matrices(verifier, symmetry, mixable)
+    symmetry, gap = _with_matrices(verifier, symmetry, mixable, normed)
+    _note_orthogonal(verifier, symmetry, normed)
     symmetry, exchanged = _with_shared_heads(verifier, symmetry)
     pairs = paired_gains(symmetry, arch, head_vectors)
+    verifier.notes += [
+        f"Factors between the entries of {first!r} and those of {second!r} are left out: their keys have one head."
+        for first, second in unpaired_gains(symmetry, arch, head_vectors)
+    ]
     symmetry, paired = _with_paired_gains(verifier, symmetry, arch, pairs)
     return commuting(symmetry), max(worst, gap, exchanged, paired), tuple(verifier.notes)
 
@@ -388,13 +397,27 @@ def _verified_folds(verifier: Verifier, folds: tuple[Fold, ...]) -> tuple[Fold, 
     return _verified_folds(verifier, folds[:half]) + _verified_folds(verifier, folds[half:])
 
 
-def _with_matrices(verifier: Verifier, symmetry: Symmetry, mixable: Container[str]) -> tuple[Symmetry, float]:
+def _note_orthogonal(verifier: Verifier, symmetry: Symmetry, normed: Mapping[str, str]) -> None:
+    """Note the orthogonal matrices that keep the function and are not in the table, as no canonical form is known."""
+    for name, why in normed.items():
+        group = symmetry[name]
+        if group.scale in ("none", "sign") and may_be_turned(symmetry, group):
+            gap = verifier.gap(with_kinds(symmetry, {name: "orthogonal"}))
+            if gap <= TOLERANCE:
+                verifier.notes.append(
+                    f"Orthogonal matrices that mix the channels of group {name!r} are left out: {why}."
+                )
+
+
+def _with_matrices(
+    verifier: Verifier, symmetry: Symmetry, mixable: Container[str], normed: Container[str]
+) -> tuple[Symmetry, float]:
     """The table with matrices for groups whose channels they may mix, where they leave the outputs as they are.
 
     All are tried together, and one by one where that fails. Returns the largest difference that they make, too.
     """
     kinds = {group.id: kind for group in symmetry.groups if (kind := matrix_kind(symmetry, group, mixable))}
-    streams = dict.fromkeys(normalised_streams(symmetry, verifier.shapes), "orthogonal_mean")
+    streams = dict.fromkeys(normalised_streams(symmetry, verifier.shapes, normed), "orthogonal_mean")
     kept = kinds | streams
     gap = verifier.gap(with_kinds(symmetry, kept)) if kept else 0.0
     if not gap <= TOLERANCE:

@@ -143,7 +143,7 @@ def _outputs(module: nn.Module, stack: dict[str, np.ndarray], inputs: torch.Tens
 def text(table: Symmetry) -> str:
     """A table as lines: ``group n perm scale``, then ``tensor axis exponent role group@offset+count*inner^exponent ...``.
 
-    In brackets is a group that acts inside channels. Behind ``signs`` are the channels whose signs a gain takes, behind
+    In brackets is a group that acts inside channels; ``absolute`` are moduli of scales. Behind ``signs`` are the channels whose signs a gain takes, behind
     ``gates`` those that multiply others.
     """
     groups = [f"{group.id} {group.n} {_perm(group.perm)} {group.scale}" for group in table.groups]
@@ -191,7 +191,8 @@ def _action(action: AxisAction) -> str:
     signs = f" signs {_segments(action.signs)}" if action.signs else ""
     gates = f" gates {_segments(action.gates)}" if action.gates else ""
     acting = f"{_segments(action.segments)}{signs}{gates}"
-    return f"{action.tensor} {action.axis}{blocks} {exponent} {action.role} {acting}{eps}"
+    absolute = " absolute" if action.absolute else ""
+    return f"{action.tensor} {action.axis}{blocks} {exponent} {action.role} {acting}{absolute}{eps}"
 
 
 def _segments(segments: tuple[Segment, ...]) -> str:

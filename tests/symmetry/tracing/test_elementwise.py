@@ -43,10 +43,26 @@ POSITIVE = {
     "clamp(max=0)": lambda x: torch.clamp(x, max=0),
     "clamp_min": lambda x: x.clamp_min(0.0),
     "Threshold": nn.Threshold(0, 0),
-    "abs": torch.abs,
     "maximum": lambda x: torch.maximum(x, torch.zeros_like(x)),
     "max with zeros": lambda x: torch.max(x, x.new_zeros(1)),
+}
+ABSOLUTE = {
+    "abs": torch.abs,
     "root of squares": lambda x: torch.sqrt(x * x),
+    "twice the negative modulus": lambda x: -2 * x.abs(),
+}
+EVEN = {
+    "x ** 2": lambda x: x**2,
+    "x * x": lambda x: x * x,
+    "a Gaussian": lambda x: torch.exp(-(x**2)),
+    "exp of the modulus": lambda x: torch.exp(-x.abs()),
+    "a hyperbola": lambda x: (1 + x.square()).sqrt(),
+    "tanh of a square": lambda x: torch.tanh(x * x),
+    "cos of the modulus": lambda x: torch.cos(2 * x.abs()),
+    "a square above one": lambda x: (x**2).clamp(min=1.0),
+    "the modulus at least one": lambda x: torch.maximum(x.abs(), torch.ones(1)),
+    "a fourth power and a square": lambda x: x**4 + x**2,
+    "softmax of squares": lambda x: torch.softmax(x**2, 1),
 }
 SIGN = {
     "Tanh": nn.Tanh(),
@@ -89,7 +105,10 @@ NONE = {
     "softmax": lambda x: torch.softmax(x, 1),
     "log_softmax": lambda x: F.log_softmax(x, dim=-1),
     "clamp at one": lambda x: x.clamp(min=1.0),
-    "x ** 2": lambda x: x**2,
+    "x ** 2 + x": lambda x: x**2 + x,
+    "x ** 2 + 1 + x": lambda x: x**2 + 1 + x,
+    "exp(x) and its modulus": lambda x: x.abs() + torch.exp(x),
+    "relu squared": lambda x: torch.relu(x) ** 2,
 }
 LINEAR = {
     "Identity": nn.Identity(),
@@ -105,7 +124,15 @@ LINEAR = {
 ANY = {"AlphaDropout": nn.AlphaDropout(), "x * x / x": lambda x: x * x / x}
 ACTIVATIONS = [
     pytest.param(act, kind, id=name)
-    for kind, acts in (("positive", POSITIVE), ("sign", SIGN), ("none", NONE), ("positive", ANY), ("linear", LINEAR))
+    for kind, acts in (
+        ("positive", POSITIVE),
+        ("nonzero", ABSOLUTE),
+        ("even", EVEN),
+        ("sign", SIGN),
+        ("none", NONE),
+        ("positive", ANY),
+        ("linear", LINEAR),
+    )
     for name, act in acts.items()
 ]
 
@@ -115,8 +142,18 @@ ACTIVATIONS = [
 def test_activations(act: Act, kind: str) -> None:
     module = net(lambda m, x: m.b(m.act(m.a(x))), a=linear(5, 4), act=lambda: act, b=linear(4, 2))
     traced = checked_trace(module, rows(5))
-    assert text(traced.symmetry) == lines(f"a 4 sym {kind} | a: -> a@0+4 | b: a@0+4 ->")
-    assert len(traced.notes) == (kind == "none")
+    table = "a 4 sym {0} | a: -> a@0+4 | b{1} a@0+4{2}"
+    if kind == "even":
+        table = (
+            table.format("sign", ".weight 1 -1 in", "")
+            .replace("| a:", "| a:2 4 like(a) none | a:")
+            .replace("in a@", "in a:2@")
+        )
+    else:
+        kinds = (".weight 1 -1 in", " absolute") if kind == "nonzero" else (":", " ->")
+        table = table.format(kind, *kinds)
+    assert text(traced.symmetry) == lines(table)
+    assert len(traced.notes) == (kind in ("none", "even"))
 
 
 def test_dropout_of_every_kind_is_nothing() -> None:

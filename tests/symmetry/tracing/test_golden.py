@@ -1,7 +1,8 @@
 """Tables of the networks in these tests and of the registry, bit for bit as the first tracer made them, by torch.fx.
 
 That of tokens with positions is recorded again: its stream has orthogonal matrices. So are two with products of values
-that are scaled apart, which have the scales of both (by ReLUs, and halves of which one is behind tanh)."""
+that are scaled apart, which have the scales of both (by ReLUs, and halves of which one is behind tanh), and those that
+read squares, in which signs end (variances, filter response normalisation)."""
 
 import json
 from collections.abc import Callable, Iterator

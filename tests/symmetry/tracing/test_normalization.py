@@ -49,6 +49,7 @@ LAYER = """
 """
 ALONE = LAYER.replace("sym none", "sym sign").replace("gain n@0+4", "gain n@0+4 signs a@0+4")
 """The same where every channel is normalised alone, so that its gain can take its sign."""
+FILTERED = ("n@0+4", "n:2@0+4")
 CASES = {
     "batch norm without gains leaves nothing to scale after it": Case(
         lambda m, x: m.c(F.relu(m.n(m.a(x)))),
@@ -286,13 +287,13 @@ CASES |= {
         {"a": conv(1, 4, 3), "n": part(FilterResponse, 4, spelling), "c": linear(4, 2)},
         images(),
         f"""
-        a 4 sym none
-        n 4 like(a) positive
+        a 4 sym sign
+        {"n 4 like(a) none | n:2 4 like(a) positive" if spelling % 2 else "n 4 like(a) positive"}
         a: -> a@0+4
-        n.gamma 1 +1 gain n@0+4
-        n.beta 1 +1 bias n@0+4
-        n.tau 1 +1 bias n@0+4{" | n.eps 1 +1 bias a@0+4" if spelling % 2 else ""}
-        c: n@0+4 ->
+        n.gamma 1 +1 gain {FILTERED[spelling % 2]} signs a@0+4
+        n.beta 1 +1 bias {FILTERED[spelling % 2]}
+        n.tau 1 +1 bias {FILTERED[spelling % 2]}{" | n.eps 1 +1 bias n@0+4" if spelling % 2 else ""}
+        c: {FILTERED[spelling % 2]} ->
         """,
     )
     for spelling in range(4)

@@ -54,7 +54,6 @@ def test_pooling_in_one_and_three_dimensions() -> None:
         lambda h: h.mean(1, keepdim=True),
         lambda h: h.sum(1, keepdim=True),
         lambda h: h.amax(1, keepdim=True),
-        lambda h: h.norm(2, 1, keepdim=True),
         lambda h: h.mean(),
     ],
 )
@@ -63,6 +62,12 @@ def test_over_channels_none_passes_and_all_are_alike(summed) -> None:
     traced = checked_trace(module, rows(5))
     assert text(traced.symmetry) == lines("a 4 sym none | a: -> a@0+4 | c: a@0+4 ->")
     assert "sums over channels" in traced.notes[0]
+
+
+def test_a_norm_over_channels_leaves_what_keeps_it() -> None:
+    """Orthogonal matrices that keep the vector along which it is taken away."""
+    module = net(lambda m, x: (lambda h: m.c(h - h.norm(2, 1, keepdim=True)))(m.a(x)), a=linear(5, 4), c=linear(4, 2))
+    assert text(checked_trace(module, rows(5)).symmetry) == lines("a 4 sym orthogonal_mean | a: -> a@0+4 | c: a@0+4 ->")
 
 
 def _over_spread(m: Net, x: torch.Tensor) -> torch.Tensor:
@@ -77,12 +82,12 @@ CASES = {
         images(),
         "a 3 sym positive | a:2 3 like(a) none | a: -> a@0+3 | c: a:2@0+3 ->",
     ),
-    "squares that are read are not scaled": Case(
+    "squares that are read keep signs alone": Case(
         lambda m, x: m.c(m.a(x).var((2, 3))),
         {"a": conv(1, 3, 3), "c": linear(3, 2)},
         images(),
-        "a 3 sym none | ...",
-        notes=("*reads powers of values*", "..."),
+        "a 3 sym sign | a:2 3 like(a) none | a: -> a@0+3 | c: a:2@0+3 ->",
+        notes=("Group 'a:2' is not scaled*",),
     ),
     "inverses are read with the opposite exponent": Case(
         lambda m, x: m.c(1 / m.a(x)),

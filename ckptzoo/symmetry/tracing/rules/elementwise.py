@@ -29,7 +29,7 @@ ADD, MUL, DIV, MAX = "add", "mul", "div", "max"
 
 def homogeneous(call: Call) -> Labels:
     """Every scale passes: ``f(s x) = s f(x)``."""
-    return with_new_paths(call, call.labels_of(call.input))
+    return with_new_paths(call, _with_modulus(call, call.input))
 
 
 def positively_homogeneous(call: Call) -> Labels:
@@ -49,24 +49,27 @@ def absolute(call: Call) -> Labels:
 
 def odd(call: Call) -> Labels:
     """Signs pass: ``f(-x) = -f(x)``, such as tanh."""
-    labels = call.labels_of(call.input)
-    if labels.power % 2 == 0:
+    if is_even(call.input.labels):
         return not_homogeneous(call)
+    labels = call.labels_of(call.input)
     call.constraints.restrict_scale(labels.scale, SIGN, "keeps signs alone")
     return with_new_paths(call, replace(labels, power=1.0))
 
 
 def even(call: Call) -> Labels:
     """Signs end here: ``f(-x) = f(x)``, such as cos."""
-    labels = call.labels_of(call.input)
+    labels = _with_modulus(call, call.input)
     call.constraints.restrict_scale(labels.scale, SIGN, "keeps signs alone")
     return with_new_paths(call, replace(_without_scale(labels), power=1.0))
 
 
 def not_homogeneous(call: Call) -> Labels:
-    """No scale passes: GELU, SiLU, sigmoid, softplus."""
-    labels = call.labels_of(call.input)
-    call.constraints.forbid_scale(labels.scale, "is neither homogeneous nor odd")
+    """No scale passes: GELU, SiLU, sigmoid, softplus. Signs end in an even power or an absolute value before."""
+    value, why = call.input, "is neither homogeneous nor odd"
+    if is_even(value.labels):
+        return with_new_paths(call, without_signs(call.constraints, value.labels, why))
+    labels = call.labels_of(value)
+    call.constraints.forbid_scale(labels.scale, why)
     return with_new_paths(call, labels)
 
 
@@ -83,6 +86,8 @@ def _labels_of_power(call: Call, exponent: float) -> Labels:
     labels = call.labels_of(call.input)
     if exponent == 0:
         call.constraints.forbid_scale(labels.scale, "makes ones of everything")
+    elif exponent % 1 and labels.power % 2 == 0:  # roots of squares are absolute values
+        labels = replace(labels, modulus=True)
     elif exponent % 1:
         call.constraints.restrict_scale(labels.scale, POSITIVE, "takes roots")
     return with_new_paths(call, replace(labels, power=labels.power * exponent or 1.0))
@@ -270,10 +275,14 @@ def _combined_labels(call: Call, left: Value, right: Value, operation: str) -> L
 def _with_constant(call: Call, value: Value, constant: Value, operation: str, *, swapped: bool) -> Labels:
     """Labels of a value and numbers that no symmetry may change."""
     constraints, ndim, numbers = call.constraints, call.result.ndim, constant.tensor
-    if value.labels.modulus and operation == ADD:
-        constraints.restrict_scale(value.labels.scale, SIGN, "adds a constant to absolute values")
-        value = replace(value, labels=_without_scale(value.labels))
-    labels = call.labels_of(value).with_ndim(ndim)
+    zero = constant.stored is None and not bool(numbers.any())
+    if is_even(value.labels) and operation in (ADD, MAX) and not zero and constant.stored is None:
+        why = "adds a constant" if operation == ADD else "cuts at a constant"
+        value = replace(value, labels=without_signs(constraints, value.labels, why))
+    scaled = operation == MUL or (operation == DIV and not swapped)
+    labels = (_with_modulus(call, value) if scaled else call.labels_of(value)).with_ndim(ndim)
+    if zero and (operation == MUL or (operation == DIV and swapped)):
+        return constraints.unconstrained(np.ones(labels.shape, bool))
     offset = ndim - numbers.ndim
     numbers = numbers.reshape((1,) * offset + tuple(numbers.shape))
     along = [axis for axis in labels.varying_axes if numbers.shape[axis] > 1]
@@ -337,11 +346,34 @@ def _without_scale(labels: Labels) -> Labels:
     return replace(labels, scale=np.full_like(labels.scale, -1), modulus=False)
 
 
+def _with_modulus(call: Call, value: Value) -> Labels:
+    """A value's labels where an operation leaves absolute values so, but for a factor that no symmetry changes."""
+    return value.labels if value.labels.modulus else call.labels_of(value)
+
+
+def without_modulus(constraints: Constraints, labels: Labels) -> Labels:
+    """Labels of absolute values for what says nothing of signs: factors are positive."""
+    if labels.modulus:
+        constraints.restrict_scale(labels.scale, POSITIVE, "takes absolute values")
+    return replace(labels, modulus=False)
+
+
+def is_even(labels: Labels) -> bool:
+    """Whether entries stay as they are where scales are signs: absolute values, squares and other even powers."""
+    return labels.modulus or labels.power % 2 == 0
+
+
+def without_signs(constraints: Constraints, labels: Labels, why: str) -> Labels:
+    """Labels of such values where no other factor passes: scales are signs, which end there."""
+    constraints.restrict_scale(labels.scale, SIGN, why)
+    return replace(_without_scale(labels), power=1.0)
+
+
 def _with_value(call: Call, left: Value, right: Value, operation: str) -> Labels:
     """Labels of two values that have labels of their own."""
     ndim = call.result.ndim
     first, second = (call.labels_of(value).with_ndim(ndim) for value in (left, right))
-    sizes = [(1,) * (ndim - value.tensor.ndim) + tuple(value.tensor.shape) for value in (left, right)]
+    sizes = [(1,) * (ndim - value.tensor.ndim) + _varying_sizes(value.tensor) for value in (left, right)]
     for values, weights in ((first, second), (second, first)):
         if operation == MUL and experts.weighed(call.constraints, values, weights):
             return values
@@ -352,6 +384,11 @@ def _with_value(call: Call, left: Value, right: Value, operation: str) -> Labels
             return _with_single_channel(call, several, single, operation)
     channel = tied_channels(call, (first, second), sizes)
     return replace(combined_scales(call, first, second, operation, (left.origin, right.origin)), channel=channel)
+
+
+def _varying_sizes(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The sizes of a tensor, 1 along axes that it was expanded along, where all entries are one."""
+    return tuple(1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _with_single_channel(call: Call, several: Labels, single: Labels, operation: str) -> Labels:
@@ -387,6 +424,12 @@ def combined_scales(call: Call, first: Labels, second: Labels, operation: str, o
     free = constraints.can_scale(left), constraints.can_scale(right)
     both = free[0] & free[1]
     if operation in (ADD, MAX):
+        if any(map(is_even, (first, second))) and not (first.power == second.power and (free[0] == free[1]).all()):
+            why = "joins values with powers of values"
+            first, second = (without_signs(constraints, it, why) if is_even(it) else it for it in (first, second))
+            left, right = np.broadcast_arrays(first.scale, second.scale)
+            free = constraints.can_scale(left), constraints.can_scale(right)
+            both = free[0] & free[1]
         if both.any() and first.power != second.power:
             constraints.forbid_scale(left[both], "joins values with powers of values")
         scale = constraints.tie_scales(left, right, "joins values that are scaled with others that cannot be")
@@ -443,8 +486,9 @@ def _with_parameter(call: Call, value: Value, parameter: Value, operation: str, 
         result = _parameter_in_heads(call, labels, parameter, operation)
         return replace(result, power=-result.power) if operation == DIV and swapped else result
     name, along = _channel_axis(call, labels, parameter)
+    _note_exchanges(call, value, parameter, along)
     if along is None:
-        result = _parameter_for_all(call, labels, operation)
+        result = _parameter_for_all(call, labels, name, operation)
     else:
         axis, source, size = along
         wide = value.tensor.shape[axis - ndim] > 1 if axis >= ndim - value.tensor.ndim else False
@@ -468,6 +512,11 @@ def _parameter_in_heads(call: Call, labels: Labels, parameter: Value, operation:
             if wide:
                 role = {MUL: "gain", ADD: "shift"}.get(operation, operation)
                 constraints.head_vectors.append((name, role))
+                if sum(size > 1 for size in constraints.shapes[name]) > 1:
+                    constraints.notes.append(
+                        f"Permutations and factors along axis {axis} of {name!r} are left out: {constraints.operation} "
+                        "meets channels in heads along several of its axes."
+                    )
                 others = tuple(number for number in range(at.ndim) if number not in wide)
                 places = at[tuple(slice(1) if number in others else slice(None) for number in range(at.ndim))]
                 shape = np.broadcast_shapes(labels.path.shape, places.shape)
@@ -525,10 +574,28 @@ def _channel_axis(call: Call, labels: Labels, parameter: Value) -> tuple[str, tu
     return name, (offset + chosen[0], source, shape[chosen[0]])
 
 
-def _parameter_for_all(call: Call, labels: Labels, operation: str) -> Labels:
+def _note_exchanges(call: Call, value: Value, parameter: Value, along: tuple[int, int, int] | None) -> None:
+    """Note rows of a parameter that could change places, such as centres from which distances are taken."""
+    offset, ndim = call.result.ndim - parameter.tensor.ndim, call.result.ndim
+    sizes = (1,) * (ndim - value.tensor.ndim) + tuple(value.tensor.shape)
+    for axis in parameter.long_axes:
+        if (along is None or offset + axis != along[0]) and len(parameter.long_axes) > 1 and sizes[offset + axis] == 1:
+            call.constraints.notes.append(
+                f"Exchanges of the rows of {parameter.name!r} are left out: {call.constraints.operation} puts each of "
+                "them beside the same values."
+            )
+            return
+
+
+def _parameter_for_all(call: Call, labels: Labels, name: str, operation: str) -> Labels:
     """The parameter does the same to all channels."""
     if operation in (ADD, MAX):
         call.constraints.forbid_scale(labels.scale, "puts a parameter beside channels that it does not tell apart")
+    elif not labels.invariant:
+        call.constraints.notes.append(
+            f"One factor that {name!r} may share with all channels is left out: {call.constraints.operation} "
+            "multiplies them by it."
+        )
     return labels
 
 
@@ -538,7 +605,10 @@ def _parameter_by_channel(
     """The parameter has an entry for each channel."""
     constraints, channels = call.constraints, labels.along_axis(axis, size)
     if operation in (ADD, MAX):
-        if channels.power not in (1, -1):
+        if channels.power % 2 == 0:
+            why = "adds a parameter to powers of values"
+            channels, labels = (without_signs(constraints, item, why) for item in (channels, labels))
+        elif channels.power not in (1, -1):
             constraints.forbid_scale(channels.scale, "adds a parameter to powers of values")
         constraints.place(name, source, channels, -1 if channels.power == -1 else 1, "bias")
         if operation == MAX:

@@ -7,8 +7,9 @@ import numpy as np
 
 from ckptzoo.symmetry.tracing.constraints import NONZERO, ChannelBlocks, Labels, constant_labels
 from ckptzoo.symmetry.tracing.rules import products
+from ckptzoo.symmetry.tracing.rules.buffers import place_buffers
 from ckptzoo.symmetry.tracing.rules.call import CONSTANT, Call, Value
-from ckptzoo.symmetry.tracing.rules.elementwise import with_new_paths
+from ckptzoo.symmetry.tracing.rules.elementwise import with_new_paths, without_modulus, without_signs
 
 
 def linear(call: Call) -> Labels:
@@ -37,11 +38,20 @@ def transposed_convolution(call: Call) -> Labels:
     return _convolution(call, (0, 1))
 
 
-def read_labels(call: Call, value: Value, axis: int) -> Labels:
-    """The labels along the axis that is read, one-dimensional; those that vary along other axes too are tied there."""
+def read_labels(call: Call, value: Value, axis: int, *, modulus: bool = False) -> Labels:
+    """The labels along the axis that is read, one-dimensional; those that vary along other axes too are tied there.
+
+    Parameters
+    ----------
+    modulus
+        whether the caller takes labels of absolute values, whose scales may have signs.
+    """
     constraints, size = call.constraints, value.tensor.shape[axis]
     axis %= value.tensor.ndim
-    labels = _constant_channels(call, value, axis) if value.origin == CONSTANT else call.labels_along(value, axis)
+    if value.origin == CONSTANT:
+        labels = _constant_channels(call, value, axis)
+    else:
+        labels = value.labels if modulus and value.labels.modulus else call.labels_along(value, axis)
     labels = constraints.tie_along(labels, tuple(other for other in labels.varying_axes if other != axis))
     return labels.along_axis(axis, size)
 
@@ -75,10 +85,9 @@ def embedding(call: Call) -> Labels:
 
 def _product(call: Call, value: Value, weight: Value, sides: tuple[int, int], bias: Value | None) -> Labels:
     ndim = value.tensor.ndim
-    labels = call.labels_along(value, ndim - 1)
-    if labels.varying_axes and ndim - 1 not in labels.varying_axes:
-        return _mixed_axis(call, labels, weight, bias)
-    read = read_labels(call, value, -1)
+    if (axes := value.labels.varying_axes) and ndim - 1 not in axes:
+        return _mixed_axis(call, call.labels_along(value, ndim - 1), weight, bias)
+    read = read_labels(call, value, -1, modulus=True)
     constraints, (path, *others) = call.constraints, np.unique(read.path).tolist()
     if path in constraints.products and not others:
         constraints.restrict_scale(read.scale, NONZERO, "multiplies matrices")
@@ -108,13 +117,16 @@ def _mixed_axis(call: Call, labels: Labels, weight: Value, bias: Value | None) -
 
 def _convolution(call: Call, sides: tuple[int, int]) -> Labels:
     filters = call.argument("weight")
+    if filters.origin == CONSTANT and (found := _filtered_apart(call, filters)) is not None:
+        return found
     if filters.origin == CONSTANT and filters.source is None:
         return _filtered(call, filters)
     weight, bias = call.weight("weight"), call.stored_tensor("bias")
     assert weight is not None
     value, ndim = call.input, call.input.tensor.ndim
     axis = ndim - (weight.tensor.ndim - 1)
-    written = _weight(call, weight, sides, read_labels(call, value, axis), int(call.argument("groups")))
+    read = read_labels(call, value, axis, modulus=True)
+    written = _weight(call, weight, sides, read, int(call.argument("groups")))
     _bias(call, bias, written)
     return written.on_axis(axis, ndim)
 
@@ -133,8 +145,23 @@ def _filtered(call: Call, filters: Value) -> Labels:
     )
 
 
+def _filtered_apart(call: Call, filters: Value) -> Labels | None:
+    """A convolution with a filter for each channel among the buffers, which moves with it; None for others."""
+    depthwise = (int(call.argument("groups")), filters.tensor.shape[1]) == (filters.tensor.shape[0], 1)
+    if filters.stored is None or call.name.startswith("conv_") or not depthwise or call.argument("bias") is not None:
+        return None
+    ndim = call.input.tensor.ndim
+    axis = ndim - (filters.tensor.ndim - 1)
+    read = read_labels(call, call.input, axis)
+    if read.invariant or not place_buffers(call.constraints, filters.stored, read, 0, exponent=0):
+        return None
+    return with_new_paths(call, read.on_axis(axis, ndim))
+
+
 def _weight(call: Call, weight: Value, sides: tuple[int, int], read: Labels, groups: int) -> Labels:
     """The labels that a weight writes, one-dimensional; ``sides`` are the axis that reads and the one that writes."""
+    if weight.formula is not None or weight.origin == CONSTANT or groups > 1:
+        read = without_modulus(call.constraints, read)
     if weight.formula is not None:
         return weight.formula.write(call, sides, read, groups)
     return stored_weight(call, weight, sides, read, groups)
@@ -150,7 +177,9 @@ def stored_weight(call: Call, weight: Value, sides: tuple[int, int], read: Label
         return Labels(none, none, constraints.paths.extend(call.description, weight.labels.path.ravel()))
     name, axes, rows = _rows_of(call, weight, sides[1])
     reads, writes = (axes[side] for side in sides)
-    if read.power not in (1, -1):
+    if read.power % 2 == 0:
+        read = without_signs(constraints, read, "reads powers of values")
+    elif read.power not in (1, -1):
         constraints.forbid_scale(read.scale, "reads powers of values")
     if groups > 1 and 0 < (read.channel < 0).sum() < len(read.channel):
         fixed = constraints.fixed_channels(len(read.channel), "reads values that stay in place")
@@ -158,7 +187,15 @@ def stored_weight(call: Call, weight: Value, sides: tuple[int, int], read: Label
     exponent = 1 if read.power == -1 else -1
     # A grouped weight has its first axis through all groups; the other axis is that of one group.
     blocks = (groups, 1) if reads > writes else (1, groups)
+    written_before = (name, reads) in constraints.placements and constraints.placements[name, reads].role != "in"
+    if written_before and set(np.unique(read.path).tolist()) <= constraints.without_shift:
+        constraints.notes.append(
+            f"One number along the inverse gains of the norm in front of {name!r} is left out: it may move between its "
+            "rows and what is added to them, as it is written and read."
+        )
     constraints.place(name, reads, read, exponent, "in", in_mass=True, blocks=blocks[0])
+    if read.modulus and constraints.placements[name, reads].absolute:
+        constraints.restrict_scale(read.scale, NONZERO, "reads absolute values")
     size = (weight.tensor.shape[sides[1]] if rows is None else constraints.shapes[name][writes]) * blocks[1]
     written = constraints.write(name, writes, size, "out", in_mass=True, blocks=blocks[1])
     if rows is not None:

@@ -49,6 +49,7 @@ def layer_norm(call: Call) -> Labels:
     read = read_labels(call, call.input, axis)
     if axis >= first and labels.varying_axes:
         call.constraints.record_sum(labels)
+        call.constraints.mark_normed(labels.channel, "normalises")
     for value in (weight, bias):
         for number, size in enumerate(shape):
             if value is not None and (first + number != axis or (len(shape) > 1 and not labels.varying_axes)):
@@ -58,8 +59,13 @@ def layer_norm(call: Call) -> Labels:
     if signs and weight is None:
         return with_new_paths(call, labels)
     written = _affine(call, read, (weight, axis - first), (bias, axis - first), axis, alone=signs)
+    # of queries or keys with one head these gains are as those in heads
+    vectors = ((weight, "gain"), (bias, "shift"))
+    call.constraints.head_vectors += [(value.name, role) for value, role in vectors if value is not None]
     if signs:
         call.constraints.restrict_scale(written.scale, NONZERO, "multiplies normalised values")
+    if call.name == "layer_norm" and weight is not None and bias is None:
+        call.constraints.without_shift.update(np.unique(written.path).tolist())
     return written
 
 

@@ -145,6 +145,9 @@ def _met(call: Call, one: Labels, two: Labels, over: tuple[int, ...]) -> Labels:
         for item in (one, two)
     )
     why = "multiplies values and sums over their channels"
+    same = np.broadcast_arrays(*(constraints.channels.find(item.channel) for item in (one, two)))
+    if (same[0] == same[1]).all():
+        constraints.mark_normed(one.channel, "multiplies values by themselves")
     channel = constraints.tie_channels(one.channel, two.channel, why)
     if abs(one.power) == abs(two.power) == 1:
         if one.power == two.power:

@@ -36,7 +36,9 @@ def var_std_or_norm(call: Call) -> Labels:
     order = call.argument("p") if call.name == "norm" else call.argument("ord")
     if order not in (None, 2):
         raise call.unsupported("norms of order 2", f"order {order!r}")
-    if call.name == "var":
+    axes = _axes(call, call.argument("dim"))
+    if call.name == "var" or (call.name != "std" and axes & set(labels.varying_axes)):
+        # a norm over channels is the root of a sum of squares
         labels = replace(labels, power=2 * labels.power)
     else:
         call.constraints.restrict_scale(labels.scale, POSITIVE, "keeps positive factors alone")
@@ -65,15 +67,14 @@ def pooling(rule: Callable[[Call], Labels]) -> Callable[[Call], Any]:
 
 
 def _reduced(call: Call, labels: Labels, dim: Any, keepdim: bool) -> Labels:
-    ndim = call.input.tensor.ndim
-    dims = range(ndim) if dim is None or dim == () else [dim] if isinstance(dim, int) else dim
-    axes = {int(axis) % ndim for axis in dims} if ndim else set[int]()
+    ndim, axes = call.input.tensor.ndim, _axes(call, dim)
     over = tuple(axis for axis in labels.varying_axes if axis in axes)
     if axes & set(labels.expert_axes):
         labels = replace(labels, experts=None, path=_together(call, labels.path, axes - set(over)))
-    if squares := over and labels.power % 2 == 0 and call.name in ("sum", "mean"):
+    if squares := over and labels.power % 2 == 0 and call.name not in ("var", "std"):
         # As in a norm over the channels, of all or of each head: signs of channels do not matter.
         call.constraints.restrict_scale(labels.scale, SIGN, "sums squares over channels")
+        call.constraints.mark_normed(labels.channel, "sums squares over channels")
     if squares and len(over) < len(labels.varying_axes):
         call.constraints.record_sum(labels)
         labels = call.constraints.heads_of(labels, over, call.module_name or call.name)
@@ -88,6 +89,13 @@ def _reduced(call: Call, labels: Labels, dim: Any, keepdim: bool) -> Labels:
     if keepdim:
         return labels
     return labels.map(lambda item: item.reshape([size for axis, size in enumerate(item.shape) if axis not in axes]))
+
+
+def _axes(call: Call, dim: Any) -> set[int]:
+    """The axes that are summed over."""
+    ndim = call.input.tensor.ndim
+    dims = range(ndim) if dim is None or dim == () else [dim] if isinstance(dim, int) else dim
+    return {int(axis) % ndim for axis in dims} if ndim else set[int]()
 
 
 def _together(call: Call, path: NodeIds, axes: set[int]) -> NodeIds:

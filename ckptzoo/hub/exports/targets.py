@@ -1,0 +1,212 @@
+"""``export``: one checkpoint to a file or a folder, which appears whole or not at all."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ckptzoo.derive.averages import Averaged
+from ckptzoo.errors import Problem, ZooError
+from ckptzoo.format.checks import variant_dtype
+from ckptzoo.format.durable import Staging, naming, restore
+from ckptzoo.hub.exports.page import config, metadata, readme
+from ckptzoo.hub.exports.weights import INDEX, index_of, names_of, shards_of, write_safetensors
+from ckptzoo.hub.untrusted.formats import SUFFIXES
+from ckptzoo.loader.checkpoint import Checkpoint, import_torch
+from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema import layout
+from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.documents import Document
+from ckptzoo.text import Progress, counted, counter
+
+MAX_SHARD_SIZE = 5 * 10**9
+"""Bytes of a file in a folder, as in huggingface_hub."""
+FILES = (".safetensors", ".pt")
+"""How the names of files end that are written; other names are folders."""
+
+
+def export(
+    network: Checkpoint | Averaged,
+    to: str | os.PathLike[str],
+    *,
+    zoo: Zoo,
+    facts: Mapping[str, Document] | None = None,
+    max_shard_size: int = MAX_SHARD_SIZE,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> tuple[Path, ...]:
+    """Write one checkpoint for other programs: a file, or a folder as the Hugging Face hub has them.
+
+    A ``.safetensors`` file has the checkpoint's row as metadata; a ``.pt`` file is what torch saves of a state dict. A
+    folder has ``model.safetensors``, or shards of it with ``model.safetensors.index.json``, ``config.json`` with the
+    architecture and the row, and a ``README.md`` that says where the checkpoint comes from, its licence, and how it is
+    loaded. Tied tensors are written under all of their names.
+
+    Parameters
+    ----------
+    network
+        a checkpoint of the zoo, or what ``ckptzoo.derive.average`` or ``soup`` made, with which is recorded what went
+        in.
+    to
+        the file or the folder; the folder around it must exist. A file is replaced.
+    zoo
+        where it is from.
+    facts
+        further documents that are recorded beside the row, by name.
+    max_shard_size
+        of a folder's files of weights, in bytes; a tensor that is larger has a file of its own.
+    force
+        replace a folder that is not empty, with everything in it.
+    progress
+        called with the bytes that are written.
+
+    Returns
+    -------
+    tuple[Path, ...]
+        The file; or the folder's files.
+
+    Raises
+    ------
+    ZooError
+        The folder is not empty, or must not be replaced: a zoo, a repository, or one with the working folder in it; or
+        the name is that of a file of another format.
+    MissingExtraError
+        A ``.pt`` file is to be written and torch is not installed.
+    OSError
+        The disk is full, or cannot be written.
+
+    Notes
+    -----
+    Equal checkpoints give equal bytes. A folder is written beside its place and renamed, or exchanged with the one that
+    is there, in one step; what a call that was killed has left is cleared by the next one that writes into the same
+    folder. Memory for one tensor, and for a ``.pt`` file for all. Tested in tests/hub/exports.
+
+    Examples
+    --------
+    >>> from ckptzoo.hub import export
+    >>> zoo = ckptzoo.open("zoos/few")
+    >>> [path.name for path in export(zoo[3], "exported", zoo=zoo)]
+    ['README.md', 'config.json', 'model.safetensors']
+    """
+    target = Path(to)
+    check_target(target, zoo=zoo, force=force)
+    suffix = target.suffix if target.suffix in FILES else ""
+    if max_shard_size < 1:
+        raise ZooError(Problem("export", "size of a shard", "1 byte or more", str(max_shard_size), "Correct it."))
+    recorded = dict(facts or {})
+    checkpoint = network
+    if isinstance(network, Averaged):
+        checkpoint, recorded["average"] = network.checkpoint, network.to_json()
+    assert isinstance(checkpoint, Checkpoint)
+    arch = checkpoint.arch
+    if checkpoint.variant != layout.RAW:
+        tensors = (replace(tensor, dtype=variant_dtype(tensor.dtype)) for tensor in arch.tensors)
+        arch = replace(arch, tensors=tuple(tensors))
+    # a link stays one, and what it leads to is replaced
+    real = Path(os.path.realpath(target))
+    total = sum(tensor.nbytes for tensor in names_of(arch).values())
+    job = _Job(checkpoint, arch, zoo, recorded, counter(total, progress))
+    with naming(target):
+        staging = Staging(real.parent)
+        try:
+            if suffix:
+                job.write_file(staging.path / real.name, suffix)
+                staging.move(real.name, real)
+                return (target,)
+            names = job.write_folder(staging.path, max_shard_size)
+            staging.replace(real)
+        except BaseException:
+            staging.discard()
+            raise
+    return tuple(target / name for name in names)
+
+
+def check_target(to: str | os.PathLike[str], *, zoo: Zoo, force: bool = False) -> None:
+    """Refuse what ``export`` would refuse to write to, before anything is computed.
+
+    Parameters and errors are those of ``export``.
+    """
+    target = Path(to)
+    is_file = target.suffix in FILES
+    if not is_file and target.name.lower().endswith(tuple(SUFFIXES)):
+        expected = f"a folder, or a file that ends in {' or '.join(FILES)}"
+        raise ZooError(Problem("export", "output", expected, str(target), "Choose another name."))
+    real = Path(os.path.realpath(target))
+    if not real.parent.is_dir():
+        step = "Make it first."
+        raise ZooError(Problem(str(target), "folder around it", "an existing folder to write to", "none", step))
+    if not is_file:
+        restore(real)
+        _check_folder(target, real, zoo, force=force)
+
+
+class _Job:
+    """One checkpoint that is written."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, arch: Architecture, zoo: Zoo, facts: Document, advance: Callable[[int], None]
+    ) -> None:
+        self._checkpoint, self._arch, self._zoo = checkpoint, arch, zoo
+        self._facts, self._advance = facts, advance
+
+    def write_file(self, path: Path, suffix: str) -> None:
+        """A file alone."""
+        if suffix == ".pt":
+            torch = import_torch().torch
+            # into an open file: to a path, torch would write the file's name into the file
+            with path.open("xb") as file:
+                torch.save(self._checkpoint.state_dict(), file)
+            return
+        self._write(path, list(names_of(self._arch)), metadata(self._checkpoint, self._zoo.name, self._facts))
+
+    def write_folder(self, folder: Path, max_shard_size: int) -> list[str]:
+        """All files of a folder; returns their names."""
+        shards = shards_of(self._arch, max_shard_size)
+        described = metadata(self._checkpoint, self._zoo.name, self._facts) if len(shards) == 1 else {"format": "pt"}
+        for file, names in shards.items():
+            self._write(folder / file, names, described)
+        texts = {
+            "config.json": config(self._checkpoint, self._arch, self._zoo, self._facts),
+            layout.README: readme(self._checkpoint, self._arch, self._zoo, self._facts),
+        }
+        if len(shards) > 1:
+            texts[INDEX] = index_of(self._arch, shards)
+        for name, data in texts.items():
+            (folder / name).write_bytes(data)
+        return sorted([*shards, *texts])
+
+    def _write(self, path: Path, names: list[str], described: Mapping[str, str]) -> None:
+        write_safetensors(path, self._arch, self._checkpoint.__getitem__, described, names, self._advance)
+
+
+def _check_folder(target: Path, real: Path, zoo: Zoo, *, force: bool) -> None:
+    """Refuse folders that are not empty, and those that nobody means to lose.
+
+    Raises
+    ------
+    ZooError
+        It is one of these, or a file.
+    """
+    if not real.exists():
+        return
+    if not real.is_dir():
+        raise ZooError(Problem(str(target), "output", "a folder or none", "a file", "Choose another name."))
+    names = sorted(path.name for path in real.iterdir())
+    if not names:
+        return
+    if not force:
+        got = f"one with {counted(len(names), 'name')}, such as {names[0][:80]!r}"
+        step = "Give --force to replace the folder with everything in it, or choose another name."
+        raise ZooError(Problem(str(target), "folder", "an empty one or none", got, step))
+    kept: dict[str, Any] = {
+        "a zoo": any((real / name).exists() for name in (layout.ZOO, layout.COLLECTION)),
+        "a repository of git": (real / ".git").exists(),
+        "one with the working folder in it": Path.cwd().is_relative_to(real),
+        "one with your home in it": Path.home().is_relative_to(real),
+        "one with the zoo in it": zoo.contents.files.here is not None
+        and Path(os.path.realpath(zoo.contents.files.here)).is_relative_to(real),
+    }
+    for what, is_so in kept.items():
+        if is_so:
+            raise ZooError(Problem(str(target), "folder to replace", "one of an export", what, "Choose another name."))

@@ -1,4 +1,4 @@
-"""Make the environment of ``make quickstart``: little more than torch, whose size is said first where it is not small."""
+"""Make the environment of ``make quickstart``: little beyond torch, whose size is said first where it is not small."""
 
 import json
 import subprocess

@@ -72,7 +72,9 @@ def builders_package() -> Check:
     others = sorted({*metadata.packages_distributions().get(BUILDERS, ())} - {PACKAGE})
     if others:
         step = f"pip uninstall {others[0]}, then pip install --force-reinstall --no-deps {PACKAGE}."
-        return Check(BUILDERS, PROBLEM, f"expected files of {PACKAGE} alone in {own}, got those of {', '.join(others)}", step)
+        return Check(
+            BUILDERS, PROBLEM, f"expected files of {PACKAGE} alone in {own}, got those of {', '.join(others)}", step
+        )
     here = Path.cwd() / BUILDERS
     if here.is_dir() and here.resolve() != own.resolve():
         step = "Use ckptzoo-build there, or another folder: python -m builders takes that one."

@@ -77,8 +77,8 @@ def test_the_server_serves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert ada.whoami()["name"] == "ada" and bob.whoami()["name"] == "bob"
         assert {zoo.id for zoo in ada.list_datasets()} == {"lab/toy", "lab/hidden"}
         assert {zoo.id for zoo in bob.list_datasets()} == {"lab/toy"}
-        pulled = ckptzoo.pull("lab/toy", tmp_path / "toy", endpoint=url, token=BOB)
-        assert ckptzoo.verify(pulled.path) == [] and len(ckptzoo.open(pulled.path)) == 1
+        ckptzoo.pull("lab/toy", tmp_path / "toy", endpoint=url, token=BOB)
+        assert ckptzoo.verify(tmp_path / "toy") == [] and len(ckptzoo.open(tmp_path / "toy")) == 1
         request = bob.get_discussion_details("lab/toy", 1, repo_type="dataset")
         assert (request.author, request.status) == ("bob", "open") and len(request.events) >= 2
         assert ckptzoo.review("lab/toy", 1, merge=True, endpoint=url, token=ADA).merged

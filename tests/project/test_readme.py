@@ -123,8 +123,13 @@ def test_the_make_lines_are_targets_and_the_extras_exist():
     makefile, project = (ROOT / "Makefile").read_text(), (ROOT / "pyproject.toml").read_text()
     for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
-    for extra in re.findall(r"pip install '\.\[([\w,]+)\]'", README)[0].split(","):
-        assert re.search(rf"^{extra} = \[", project, re.MULTILINE)
+    named = re.findall(
+        r"pip install '(?:\.|ckptzoo)\[([\w,]+)\]'",
+        "".join(page.read_text() for page in ROOT.glob("docs/**/*.md")) + README,
+    )
+    assert len(named) > 15
+    for extra in ",".join(named).split(","):
+        assert re.search(rf"^{extra} = \[", project, re.MULTILINE), extra
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "cards/README.md"])

@@ -69,6 +69,7 @@ def test_the_plan_is_carried_on(tmp_path: Path) -> None:
     assert ckptzoo.verify(root) == []
 
 
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 def test_the_server_serves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     isolate_clients(tmp_path, monkeypatch)
     root = shutil.copytree(GOLDEN / "server", tmp_path / "server")

@@ -52,6 +52,7 @@ def test_the_declared_network_is_resnet18() -> None:
     assert sizes == [256, 147_456, 9_437_184]
 
 
+@pytest.mark.exhaustive
 def test_readers_that_differ_are_refused(tmp_path: Path) -> None:
     class Wrong(ZooPeer):
         def layer(self, handle: Handle, name: str) -> Arrays:

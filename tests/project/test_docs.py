@@ -273,7 +273,7 @@ def test_pages_fit_on_narrow_screens(site: Path, browser: Chromium, name: str) -
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("name", ["index.html", "tutorials/symmetries.html", "api/errors.html"])
 def test_pages_are_accessible(site: Path, browser: Chromium, name: str, scheme: Any) -> None:
     context = browser.new_context(viewport={"width": 1300, "height": 900}, color_scheme=scheme)

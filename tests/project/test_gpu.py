@@ -29,6 +29,7 @@ def results(out: Path) -> dict[str, Any]:
     return json.loads((out / "results.json").read_text())["steps"]
 
 
+@pytest.mark.exhaustive
 def test_a_killed_call_carries_on_where_it_was_and_from_what_was_brought_back(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     out, options = tmp_path / "out", ("--device", "cpu", "--stages", "tests,optunets", "--members", "8")
@@ -63,6 +64,7 @@ def test_a_killed_call_carries_on_where_it_was_and_from_what_was_brought_back(tm
     assert build(recipe, zoo, members=9).held == 9
 
 
+@pytest.mark.exhaustive
 def test_a_call_waits_for_the_step_of_a_killed_one(tmp_path: Path) -> None:
     out = tmp_path / "out"
     work = tmp_path / "out.work"

@@ -85,6 +85,14 @@ def import_(
             "--stacked/--no-stacked", help="For files: whether the first axis of every tensor counts samples."
         ),
     ] = None,
+    networks: Annotated[
+        str | None,
+        typer.Option(
+            "--networks",
+            metavar="PREFIX,...",
+            help="For files: several networks in one, 'actor,critic' or 'members.*'.",
+        ),
+    ] = None,
     checkpoint_offset: Annotated[
         int | None,
         typer.Option("--checkpoint-offset", metavar="N", help="For ray-tune: iteration less the checkpoint's number."),
@@ -111,6 +119,7 @@ def import_(
         member,
         step,
         stacked,
+        None if networks is None else tuple(networks.split(",")),
     )
     with bar("importing", nbytes=True) as progress:
         result = import_zoo(

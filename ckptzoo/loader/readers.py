@@ -181,8 +181,8 @@ class RemoteReader:
         self, rows: NDArray[np.int64], key: tuple[Any, ...] = (), *, private: ShardMaps | None = None
     ) -> NDArray[Any]:
         """Rows as one array of its own."""
-        if not len(rows):
-            return np.empty((0, *self.shape), self.dtype)[(slice(None), *key)]
+        if not len(rows) or not self.row_bytes:  # of tensors without elements there is nothing to fetch
+            return np.empty((len(rows), *self.shape), self.dtype)[(slice(None), *key)]
         owner = self._owner(rows)
         # a stable sort leaves the rows of a block in the order asked for: a slice, where they were ascending
         order = np.argsort(owner, kind="stable")
@@ -203,7 +203,7 @@ class RemoteReader:
 
     def runs(self, rows: NDArray[np.int64]) -> Iterator[NDArray[Any]]:
         """Rows in order, ``REMOTE_RUN_BYTES`` at a time; the next run is fetched while one is used."""
-        step = max(1, REMOTE_RUN_BYTES // self.row_bytes)
+        step = max(1, REMOTE_RUN_BYTES // max(1, self.row_bytes))
         with ThreadPoolExecutor(1, thread_name_prefix="ckptzoo-run") as pool:
             pending: Future[NDArray[Any]] | None = None
             try:
@@ -219,7 +219,7 @@ class RemoteReader:
 
     def required_blocks(self, rows: NDArray[np.int64]) -> Sequence[Span]:
         """The blocks that hold these rows."""
-        return self._index.spans(self._locations, np.unique(self._owner(rows)).tolist())
+        return self._index.spans(self._locations, np.unique(self._owner(rows)).tolist()) if self.row_bytes else ()
 
     def _owner(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """(N,) the block of each row."""
@@ -283,7 +283,7 @@ class ConcatReader:
 
 def split_by_owner(owner: NDArray[np.int64], row_bytes: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """Every owner with the positions it owns, ``COPY_BYTES`` of rows at a time."""
-    step = max(1, COPY_BYTES // row_bytes)
+    step = max(1, COPY_BYTES // max(1, row_bytes))
     order = np.argsort(owner, kind="stable")
     heads = np.flatnonzero(np.diff(owner[order], prepend=-1))
     for own in np.split(order, heads[1:]):

@@ -309,7 +309,7 @@ class Stream:
         widest = max(source.readers.values(), key=lambda reader: reader.row_bytes)
         self._row_blocks = row_blocks_of(source.rows, widest.row_blocks)
         longest = int(np.diff(self._row_blocks).max(initial=1))
-        self._window = max(1, WINDOW_BYTES // (longest * source.row_bytes))
+        self._window = max(1, WINDOW_BYTES // max(1, longest * source.row_bytes))
         self._start: State = {
             "revision": source.revision,
             "plan": digest_of([_digest(source.rows), list(source.readers), shuffle, self._window]),

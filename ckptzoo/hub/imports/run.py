@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +31,9 @@ from ckptzoo.hub.imports.adapters.adapter import (
 from ckptzoo.hub.imports.facts import Row, merged
 from ckptzoo.hub.imports.remote_sources import open_source
 from ckptzoo.hub.imports.report import ImportResult
+from ckptzoo.hub.imports.same_architecture import Saved
 from ckptzoo.hub.imports.sources import Source, WatchedSource
-from ckptzoo.hub.imports.target import Declaration, Target, check_folder, unit_of
+from ckptzoo.hub.imports.target import Arriving, Declaration, Target, check_folder, unit_of
 from ckptzoo.hub.untrusted import Limits, StateDict
 from ckptzoo.hub.untrusted.errors import NoNetworkError
 from ckptzoo.hub.untrusted.formats import HEAD_BYTES, content_format
@@ -44,6 +46,9 @@ from ckptzoo.schema.documents import canonical
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import common
 from ckptzoo.text import Progress, counted, excerpt
+
+if TYPE_CHECKING:
+    from torch import nn
 
 BATCH_FILES, BATCH_BYTES = 256, 64 * 2**20
 """Files that are read together; two such batches are in memory."""
@@ -147,6 +152,7 @@ def import_zoo(
     importer = _Importer(opened, chosen, target, defaults, split_by, skip_bad=skip_bad)
     importer.run(options, progress)
     importer.note_unclear_runs()
+    target.note_unused_names()
     if target.has_several:
         ckptzoo.write_collection(folder)
     result = ImportResult(
@@ -176,7 +182,7 @@ def _tracer(
         for item in modules:
             factory = network_factory(arch, item)
             assert factory is not None
-            table, reason = trace_symmetry(arch, factory)
+            table, reason = trace_symmetry(arch, partial(_with_tensors_of, arch, factory))
             if table is None:
                 step = "Name networks with these tensors in --module, and the shape of their inputs in --input-shape."
                 raise SpecError(Problem(arch.name, "symmetry table", "one of each module", reason, step))
@@ -184,6 +190,24 @@ def _tracer(
         return common(tables)
 
     return symmetry_of if modules else None
+
+
+def _with_tensors_of(arch: Architecture, factory: Factory) -> "nn.Module":
+    """A network whose weights are no longer normalised by hooks or parametrizations, where the zoo's are not either."""
+    module = factory()
+    if not any(name not in arch for name in module.state_dict()):
+        return module
+    from torch.nn import utils
+
+    for layer in module.modules():
+        for name in list(getattr(layer, "parametrizations", {})):
+            utils.parametrize.remove_parametrizations(layer, name)
+        for remove in (utils.remove_weight_norm, utils.remove_spectral_norm):
+            # only hooks tell the names of weights that they make
+            for hook in list(layer._forward_pre_hooks.values()):  # pyright: ignore[reportPrivateUsage]
+                with suppress(ValueError):
+                    remove(layer, getattr(hook, "name", ""))
+    return module
 
 
 def _adapter(source: Source, name: str) -> Adapter:
@@ -329,7 +353,7 @@ class _Importer:
             self._finish()
 
     def _add_files(self, batch: _Batch, read: list[list[StateDict] | ZooError]) -> None:
-        checkpoints: list[tuple[Any, Row, bool, str]] = []
+        checkpoints: list[tuple[Found, Arriving]] = []
         for (found, _), states in zip(batch.found, read, strict=True):
             try:
                 if isinstance(states, ZooError):
@@ -339,12 +363,8 @@ class _Importer:
                 for note in dict.fromkeys(picked.note for picked in checkpoints_of_file if picked.note):
                     self._note(note)
                 made = [self._checkpoint(found, picked) for picked in checkpoints_of_file]
-                self._note_times(found, [row for _, row, _, _ in made])
-                if not self.skip_bad:
-                    checkpoints += made
-                    continue
-                # one by one, so that what does not fit is left out alone
-                self._add(made)
+                self._note_times(found, [item.row for item in made])
+                checkpoints += [(found, item) for item in made]
             except NoNetworkError as error:
                 self._passed_over[found.path] = "; ".join(item.got for item in error.problems)
             except ZooError as error:
@@ -367,7 +387,7 @@ class _Importer:
                 try:
                     file_format = content_format(data[:HEAD_BYTES], location=location)
                     if file_format == "safetensors":
-                        parts.append([read_state_dict(BytesIO(data), location, name, Limits())])
+                        parts.append([read_state_dict(BytesIO(data), location, name, Limits(), with_moments=True)])
                     else:
                         jobs.append((parts, name, Job(location, file_format, len(data), strict=False), data))
                 except ZooError as error:
@@ -442,7 +462,7 @@ class _Importer:
         step = "Save model.state_dict() of each network, or say with --layout what vectors hold."
         raise ZooError(Problem(self.source.address, "networks", "at least one", got, step))
 
-    def _checkpoint(self, found: Found, picked: Picked) -> tuple[Any, Row, bool, str]:
+    def _checkpoint(self, found: Found, picked: Picked) -> Arriving:
         suffix = f"/{identifier(picked.suffix)}" if picked.suffix else ""
         row: Row = {**self.defaults, **found.row, **picked.row}
         row["extra"] = merged(
@@ -457,7 +477,9 @@ class _Importer:
             row.setdefault("step", found.step)
         row["unit"] = self._unit(found) + suffix
         row["source"] = self.source.name
-        return picked.tensors, row, picked.gaussian, self._label(row, found.path)
+        self.target.name_apart(row)
+        saved = Saved(picked.tensors, picked.ties, picked.buffers)
+        return Arriving(saved, row, picked.gaussian, self._label(row, found.path))
 
     def _label(self, row: Row, location: str) -> str:
         """The zoo's name where ``split_by`` gives one to each value."""
@@ -473,11 +495,17 @@ class _Importer:
             raise ZooError(Problem(location, f"--split-by {self.split_by}", "a value", "none", step))
         return identifier(f"{last}-{value if isinstance(value, str | int | float) else json.dumps(value)}")
 
-    def _add(self, checkpoints: list[tuple[Any, Row, bool, str]]) -> None:
-        self.target.add(checkpoints)
-        self.added += len(checkpoints)
-        for tensors, row, _, _ in checkpoints:
-            self._note_repeated(_digest(tensors.values()), row["id"])
+    def _add(self, checkpoints: list[tuple[Found, Arriving]]) -> None:
+        """Add the checkpoints of a batch; with ``skip_bad`` those that do not fit are left out alone."""
+        paths = {id(item): found.path for found, item in checkpoints}
+
+        def refuse(item: Arriving, error: ZooError) -> None:
+            self._skip(paths[id(item)], error)
+
+        added = self.target.add([item for _, item in checkpoints], refuse if self.skip_bad else None)
+        self.added += len(added)
+        for item in added:
+            self._note_repeated(_digest(item.saved.tensors.values()), item.row["id"])
 
     def _note_repeated(self, digest: bytes, name: str) -> None:
         first = self._first_ids.setdefault(digest, name)
@@ -503,6 +531,7 @@ class _Importer:
             row |= {"id": checkpoint_id(member, step), "member": member}
             if step is not None:
                 row.setdefault("step", step)
+            self.target.name_apart(row)
             rows.append(row)
             kept.append(number)
         if not kept:

@@ -36,6 +36,13 @@ _PLAIN_NAMES = {
     "pytorch_model", "model_state", "snapshots", "diffusion_pytorch_model", "adapter_model",
 }  # fmt: skip
 """Names of files and folders that say nothing about a run."""
+_NATURAL = re.compile(r"[0-9]{1,18}")
+_OF_A_RUN = re.compile(
+    r"(?:^|(?<=[-_. =/]))(?P<word>(?:random[-_ ]?)?seed|fold|split|repeat|client|rank)[-_= .]?"
+    r"(?P<number>[0-9]{1,9})(?=$|[-_. /])",
+    re.IGNORECASE,
+)
+"""A number beside a word that says which run of several it is."""
 _RANK = {"step": 0, "steps": 0, "save": 1, "epoch": 2, "epochs": 2}
 STEP_FACTS = ("global_step", "step", "iteration", "iter", "n_iter", "num_steps", "current_step")
 """What programs call the number of a checkpoint's optimiser steps, the likeliest first."""
@@ -117,7 +124,22 @@ def step_of(facts: Mapping[str, Any]) -> int | None:
     >>> step_of({"epoch": 3, "global_step": 2814}), step_of({"epoch": 3})
     (2814, None)
     """
-    return next((facts[name] for name in STEP_FACTS if type(facts.get(name)) is int and facts[name] >= 0), None)
+    found = (facts.get(name) for name in STEP_FACTS)
+    # facts of a safetensors file are texts
+    numbers = (int(item) if isinstance(item, str) and _NATURAL.fullmatch(item) else item for item in found)
+    return next((item for item in numbers if type(item) is int and 0 <= item < 2**63), None)
+
+
+def facts_of(path: str) -> dict[str, int]:
+    """The numbers beside words in a path that say which run of several a file is of.
+
+    Examples
+    --------
+    >>> facts_of("fold_10/seed3/model_best.pt")
+    {'fold': 10, 'seed': 3}
+    """
+    found = _OF_A_RUN.finditer(without_suffixes(path))
+    return {re.sub("random[-_ ]?", "", item["word"].lower()): int(item["number"]) for item in found}
 
 
 def searched(pattern: re.Pattern[str], path: str) -> str | None:

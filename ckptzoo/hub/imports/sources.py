@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import io
 import os
+import re
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
@@ -121,7 +122,11 @@ class Source(ABC):
         bytes in all, as ``position`` counts them.
     position
         bytes that the last pass has read or skipped.
+    in_order
+        whether all of it has to be read to know its files.
     """
+
+    in_order = False
 
     def __init__(self, address: str, name: str, nbytes: int) -> None:
         self.address, self.name, self.nbytes, self.position = address, stem(name), nbytes, 0
@@ -138,6 +143,7 @@ class WatchedSource(Source):
         super().__init__(source.address, source.name, source.nbytes)
         self.name = source.name
         self._source, self.paths, self.opened = source, dict[str, None](), set[str]()
+        self.in_order = source.in_order
 
     def files(self) -> Iterator[SourceFile]:
         """A pass over all files."""
@@ -185,13 +191,23 @@ def stem(name: str) -> str:
     return name[: len(name) - len(ending)] if len(ending) < len(name) else name
 
 
+def natural(path: str) -> tuple[list[Any], str]:
+    """A key that sorts numbers in paths by their size.
+
+    >>> sorted(["fold_10/a", "fold_2/a", "fold_2"], key=natural)
+    ['fold_2', 'fold_2/a', 'fold_10/a']
+    """
+    parts = re.split(r"([0-9]{1,18})", path)
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)], path
+
+
 class FolderSource(Source):
     """A folder and those inside it; links to files are followed, links to folders are not."""
 
     def __init__(self, path: Path) -> None:
         found = {item.relative_to(path).as_posix(): item.stat().st_size for item in _walk(path)}
         super().__init__(str(path), path.resolve().name, sum(found.values()))
-        self._path, self._sizes = path, {name: found[name] for name in sorted(found)}
+        self._path, self._sizes = path, {name: found[name] for name in sorted(found, key=natural)}
 
     def files(self) -> Iterator[SourceFile]:
         """A pass over all files."""
@@ -250,7 +266,7 @@ class ZipSource(Source):
             if total > max(_ALWAYS_ALLOWED, _EXPANSION * self.nbytes):
                 _refuse_expansion(self.address, archive.infolist()[0].filename, total, self.nbytes)
             paths = Paths(self.address)
-            for info in sorted(archive.infolist(), key=lambda item: item.filename):
+            for info in sorted(archive.infolist(), key=lambda item: natural(item.filename)):
                 if not info.is_dir():
                     path = self._checked(info, paths)
                     yield SourceFile(path, info.file_size, self._opener(archive, info))
@@ -280,6 +296,8 @@ class ZipSource(Source):
 
 class TarSource(Source):
     """A tar archive, as it is or packed by gzip or xz, read in its own order."""
+
+    in_order = True
 
     def __init__(self, blob: Blob) -> None:
         super().__init__(blob.address, blob.name, blob.size)

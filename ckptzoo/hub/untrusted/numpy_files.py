@@ -17,11 +17,18 @@ from ckptzoo.text import excerpt
 _MAX_HEADER = 10_000
 """Characters of an array's header; numpy's own default."""
 _MAX_DIMENSIONS = 32
+_MAX_TEXTS, _MAX_TEXT_BYTES = 1024, 4096
+"""Texts of an array, and bytes of one, at four a character."""
 _STEP = "Save it again with numpy.savez and plain arrays of numbers."
 
 
-def read_npz(data: bytes, *, location: str, limits: Limits) -> dict[str, NDArray[Any]]:
+def read_npz(data: bytes, *, location: str, limits: Limits, with_texts: bool = False) -> dict[str, Any]:
     """The arrays of an archive, by name, in the archive's order.
+
+    Parameters
+    ----------
+    with_texts
+        whether arrays of texts are taken, as lists; they are refused otherwise.
 
     Raises
     ------
@@ -34,10 +41,26 @@ def read_npz(data: bytes, *, location: str, limits: Limits) -> dict[str, NDArray
         expected, step = f"{FORMAT_NAMES['npz']}, as .npz says", "Rename it to end in .pt."
         reject(location, "format", expected, FORMAT_NAMES["torch"], step)
     members = {name.removesuffix(".npy"): name for name in archive.infos}
-    return {
-        name: read_npy(archive.read(member), name=name, location=location, limits=limits)
-        for name, member in members.items()
-    }
+    found: dict[str, Any] = {}
+    for name, member in members.items():
+        content = archive.read(member)
+        texts = _read_texts(content) if with_texts else None
+        found[name] = read_npy(content, name=name, location=location, limits=limits) if texts is None else texts
+    return found
+
+
+def _read_texts(content: bytes | memoryview) -> list[str] | None:
+    """A short array of texts; None for any other array."""
+    stream = BytesIO(content)
+    try:
+        shape, _, dtype = _read_header(stream)
+    except Exception:  # as in read_npy, which names what is wrong
+        return None
+    if dtype.kind != "U" or len(shape) > 1 or prod(shape) > _MAX_TEXTS or not 0 < dtype.itemsize <= _MAX_TEXT_BYTES:
+        return None
+    if len(content) - stream.tell() != prod(shape) * dtype.itemsize:
+        return None
+    return [str(text) for text in np.atleast_1d(np.frombuffer(content, dtype, offset=stream.tell()))]
 
 
 def read_npy(content: bytes | memoryview, *, name: str, location: str, limits: Limits) -> NDArray[Any]:

@@ -57,7 +57,7 @@ class _Answer:
         before, nbytes = len(self.arrays), self.nbytes
         try:
             root = _load(job, data, self.limits)
-            found = find_state_dicts(root, location=job.location, limits=self.limits)
+            found = find_state_dicts(root, location=job.location, limits=self.limits, with_moments=not job.strict)
             _check_views(found, job.location, self.limits)
             indices: dict[tuple[Any, ...], int] = {}
             return self._without_masks([self._add_state(state, indices, job.location) for state in found], job.location)
@@ -86,7 +86,8 @@ class _Answer:
                 indices[key] = len(self.arrays)
                 self.arrays.append(self._array(tensor, name, location))
             at.append(indices[key])
-        return WorkerResult(state.key, tuple(state.tensors), tuple(at), state.facts, state.left_out)
+        buffers = tuple(place for place, name in enumerate(state.tensors) if name in state.buffers)
+        return WorkerResult(state.key, tuple(state.tensors), tuple(at), state.facts, state.left_out, buffers)
 
     def _without_masks(self, results: list[WorkerResult], location: str) -> list[WorkerResult]:
         """The state dicts that are no masks; the others name these as left out."""
@@ -133,7 +134,7 @@ def _load(job: Job, data: bytes, limits: Limits) -> Any:
     if file_format == "zip":
         file_format = check_archive(data, location=location, limits=limits).file_format
     if file_format == "npz":
-        return read_npz(data, location=location, limits=limits)
+        return read_npz(data, location=location, limits=limits, with_texts=not job.strict)
     if file_format == "npy":
         return {"array": read_npy(data, name="array", location=location, limits=limits)}
     if file_format == "pickle":

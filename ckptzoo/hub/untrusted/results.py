@@ -27,6 +27,8 @@ class StateDict:
     """Scalars beside it: ``epoch``, ``best_prec1``, ..."""
     left_out: tuple[str, ...]
     """What was recognised and not taken: ``optimizer: 62 entries``, ..."""
+    buffers: frozenset[str] = frozenset()
+    """Names of tensors that a module that was saved whole says are buffers."""
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,9 @@ _T = TypeVar("_T")
 
 
 def parameter_names(arch: Architecture) -> list[str]:
-    """Floating-point parameters; buffers, such as running statistics, are not among them."""
-    return [tensor.name for tensor in arch.tensors if tensor.kind == "parameter" and "float" in tensor.dtype]
+    """Floating-point parameters with elements; buffers, such as running statistics, are not among them."""
+    parameters = [tensor for tensor in arch.tensors if tensor.kind == "parameter" and tensor.size]
+    return [tensor.name for tensor in parameters if "float" in tensor.dtype]
 
 
 def parameters_by_layer(arch: Architecture) -> dict[str, list[str]]:

@@ -166,7 +166,7 @@ def test_means_and_deviations_become_a_gaussian(tmp_path: Path) -> None:
     assert zoo.arch.forward == "gaussian-mlp-4-5-3" and np.allclose(zoo["fc1.weight_std"][0], np.exp(state["0.weight"]))
     plain = {f"{n}.{end}": v for n, v in state.items() for end in ("loc", "scale")}
     save(tmp_path / "negative" / "a.pt", plain)
-    refused(tmp_path / "negative", "expected standard deviations from 0")
+    refused(tmp_path / "negative", "expected standard deviations above 0")
     import_zoo(tmp_path / "swag", tmp_path / "two", license="MIT")
     zoo = ckptzoo.open(tmp_path / "two")
     assert zoo.arch.name == "gaussian-two" and zoo.ids == ["a/0", "a/1"]

@@ -2,6 +2,7 @@
 
 import json
 import re
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ SUFFIXES = (*CHECKPOINT_SUFFIXES, ".pkl", ".pickle", ".npy")
 SETTINGS_OF_RAY = "params.pkl"
 """A pickle of settings that Ray Tune writes into every folder."""
 _UNSUITABLE = re.compile(r"[^A-Za-z0-9._=,@+-]+")
+_SUITABLE = "._=,@+-"
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,10 @@ class Options:
         for files: regular expressions that find in a path the run that a file belongs to, and the number of the step at
         which it was saved; their first group, or all that they match. Where the run's is empty, all are one run.
     stacked
-        for files: whether the first axis of every tensor counts samples; None: refused where it may.
+        for files: whether the first axis of every tensor counts samples; None: refused where it may. With ``layout``,
+        whether vectors are samples of one posterior, and no networks of their own.
+    networks
+        for files: words that the names of several networks in one state dict begin with, ``*`` for any word.
     """
 
     id_pattern: str | None = None
@@ -55,6 +60,7 @@ class Options:
     member_pattern: str | None = None
     step_pattern: str | None = None
     stacked: bool | None = None
+    networks: tuple[str, ...] | None = None
 
 
 _TAKEN_BY = {
@@ -63,6 +69,7 @@ _TAKEN_BY = {
     "member_pattern": ("--member", ("files",)),
     "step_pattern": ("--step", ("files",)),
     "stacked": ("--stacked", ("files",)),
+    "networks": ("--networks", ("files",)),
     "layout": ("--layout", ("files", "nws")),
     "checkpoint_offset": ("--checkpoint-offset", ("ray-tune",)),
     "percent": (
@@ -107,6 +114,10 @@ class Picked:
         whether they are means, with the standard deviation of ``T`` as ``T_std``.
     note
         what was done to its numbers, for the report.
+    ties
+        names to earlier names whose storage they share.
+    buffers
+        names of tensors that are known to be no parameters.
     """
 
     suffix: str
@@ -114,6 +125,8 @@ class Picked:
     row: Row = field(default_factory=dict[str, Any])
     gaussian: bool = False
     note: str = ""
+    ties: Mapping[str, str] = field(default_factory=dict[str, str])
+    buffers: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -217,6 +230,8 @@ def every_state(states: Sequence[StateDict]) -> Sequence[Picked]:
         Picked(
             state.source.partition("#")[2],
             {**state.tensors, **{name: state.tensors[first] for name, first in state.aliases.items()}},
+            ties=state.aliases,
+            buffers=state.buffers,
         )
         for state in states
     ]
@@ -225,9 +240,16 @@ def every_state(states: Sequence[StateDict]) -> Sequence[Picked]:
 def identifier(text: str) -> str:
     """A text as part of an id.
 
-    >>> identifier("run 3/net")
-    'run-3-net'
+    >>> identifier("run 3/net"), identifier("мережа №2")
+    ('run-3-net', 'мережа-2')
     """
+    if not text.isascii():
+        # letters of any script, and the signs of vowels in some, which are marks
+        kept = [
+            letter if letter.isalnum() or letter in _SUITABLE or unicodedata.category(letter)[0] == "M" else " "
+            for letter in unicodedata.normalize("NFC", text)
+        ]
+        return re.sub(" +", "-", "".join(kept)).strip("-.") or "checkpoint"
     return _UNSUITABLE.sub("-", text).strip("-.") or "checkpoint"
 
 

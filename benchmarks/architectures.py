@@ -1,9 +1,11 @@
 """Symmetries of published architectures: which of them ``symmetry.trace`` takes, their tables, counts, canonical forms.
 
 ``python -m benchmarks.architectures`` traces small random configurations of the modern ones, counts, brings two random
-disguises of each into the canonical gauge, and prints the table of docs/architectures.md. With ``--published`` it
-traces the networks of torchvision, timm and transformers at their own sizes on small inputs, and names those that do
-not trace with the reason. Nothing is fetched: weights are random. Needs the extra ``architectures``.
+disguises of each into the canonical gauge, and prints the first table of docs/architectures.md; with ``--families`` the
+second one, a row for each family of transformers and timm in a small random configuration, with the nullity of the
+Jacobian beside the dimensions. With ``--published`` it traces the networks of torchvision and timm at their own sizes
+on small inputs. What does not trace is named with the reason. Nothing is fetched: weights are random. Needs the extra
+``architectures``.
 """
 
 import argparse
@@ -17,9 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from ckptzoo.errors import ZooError
 from ckptzoo.symmetry import GroupElement, apply, canonicalize, count, fold, trace
+from ckptzoo.symmetry.tracing.graph import Float64Mode
 
 Made = tuple[nn.Module, Any]
 """A module and an example input."""
@@ -281,6 +285,152 @@ def canonical_form(stack: Mapping[str, np.ndarray], traced: Any, seed: int) -> d
     return canonicalize(disguised, traced).weights
 
 
+TEXT_FAMILIES = (
+    "albert bart bert bert-generation big_bird biogpt bloom camembert clip_text_model cohere cohere2 convbert deberta "
+    "distilbert electra ernie esm exaone4 falcon_mamba fnet gemma gemma2 gemma3_text glm gpt2 gpt_bigcode gpt_neox "
+    "gptj granite helium hunyuan_v1_dense ibert jamba led llama longformer m2m_100 mamba marian mbart megatron-bert "
+    "mistral mixtral modernbert mpnet mpt mra mt5 mvp nemotron nystromformer olmo olmo2 openai-gpt opt pegasus "
+    "pegasus_x persimmon phi phi3 plbart qwen2 qwen3 recurrent_gemma roberta roformer rwkv seed_oss smollm3 "
+    "squeezebert stablelm starcoder2 t5 umt5 vaultgemma xlm xlm-roberta-xl yoso"
+)
+IMAGE_FAMILIES = (
+    "vit deit beit data2vec-vision dinov2 dinov2_with_registers ijepa siglip_vision_model clip_vision_model vit_msn"
+)
+"""Families of transformers by the names of their configurations."""
+FAMILY_SIZES: Mapping[str, Any] = {
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "embed_dim", "dim", "embedding_size", "projection_dim"), 8),
+    **dict.fromkeys(("word_embed_proj_dim", "attention_hidden_size"), 8),
+    **dict.fromkeys(("intermediate_size", "n_inner", "d_ff", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim"), 12),
+    **dict.fromkeys(("hidden_dim", "ffn_hidden_size", "moe_intermediate_size"), 12),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers"), 2),
+    **dict.fromkeys(("encoder_layers", "decoder_layers", "num_attention_heads", "n_head", "n_heads", "num_heads"), 2),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads", "rotary_dim", "type_vocab_size"), 2),
+    **dict.fromkeys(("head_dim", "d_kv", "state_size", "patch_size"), 4),
+    "num_key_value_heads": 1,
+    "vocab_size": 30,
+    "n_positions": 16,
+    "max_position_embeddings": 16,
+    "image_size": 8,
+    "num_local_experts": 3,
+    "num_experts": 3,
+    "num_experts_per_tok": 2,
+    "conv_kernel": 3,
+    "time_step_rank": 2,
+    "use_cache": False,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}
+"""Sizes of small configurations; a family takes those that its configuration has."""
+TIMM_FAMILIES: Mapping[str, Mapping[str, Any]] = {
+    f"{name}_224": {"img_size": 28, "patch_size": 14, "embed_dim": 8, depth: 2, **heads}
+    for names, depth, heads in (
+        ("vit_tiny_patch16 deit_tiny_patch16 beit_base_patch16 cait_xxs24", "depth", {"num_heads": 2}),
+        ("mixer_s32 resmlp_12 gmlp_s16", "num_blocks", {}),
+    )
+    for name in names.split()
+}
+"""Families of timm by the name of one network, with small sizes."""
+_LARGEST_JACOBIAN = 2600
+"""Parameters of a network up to which the rank of its Jacobian is computed."""
+
+
+def _of_transformers(kind: str) -> Made:
+    """A family's base model, in a small configuration."""
+    transformers = library("transformers")
+    own = transformers.CONFIG_MAPPING[kind]
+    default = own()
+    sizes = {key: value for key, value in FAMILY_SIZES.items() if isinstance(getattr(default, key, None), (int, float))}
+    config = own(**sizes)
+    config._attn_implementation = "eager"
+    module = transformers.AutoModel.from_config(config)
+    if kind in IMAGE_FAMILIES.split():
+        return module, {"pixel_values": torch.randn(2, 3, 8, 8)}
+    tokens = torch.randint(3, 30, (2, 14))
+    return module, {"input_ids": tokens} | ({"decoder_input_ids": tokens} if config.is_encoder_decoder else {})
+
+
+def families() -> Iterator[tuple[str, Callable[[], Made]]]:
+    """Families of transformers and timm by name."""
+    for kind in (*TEXT_FAMILIES.split(), *IMAGE_FAMILIES.split()):
+        yield f"transformers {kind}", lambda kind=kind: _of_transformers(kind)
+    for name, sizes in TIMM_FAMILIES.items():
+        size = sizes["img_size"]
+        yield (
+            f"timm {name}",
+            lambda name=name, sizes=sizes, size=size: (
+                library("timm").create_model(name, num_classes=3, **sizes),
+                torch.randn(2, 3, size, size),
+            ),
+        )
+
+
+def nullity(module: nn.Module, example: Any) -> tuple[int, int]:
+    """The dimension of the directions in which no output changes, at random weights and on random inputs.
+
+    The second number is how many entries rows of embeddings have that none of the inputs takes, which are all free.
+    """
+    module = module.double().eval()
+    rng = np.random.default_rng(0)
+    names = [name for name, _ in module.named_parameters()]
+    values = [torch.from_numpy(rng.uniform(-1, 1, module.get_parameter(name).shape)) for name in names]
+    flat = torch.cat([value.ravel() for value in values]).requires_grad_()
+    pieces = flat.split([value.numel() for value in values])
+    state = {name: piece.view_as(value) for name, piece, value in zip(names, pieces, values, strict=True)}
+    rows: list[torch.Tensor] = []  # the token 0 is padding, whose gradient torch leaves out
+    while sum(map(len, rows)) < 2 * len(flat):
+        given = {
+            key: torch.from_numpy(
+                rng.standard_normal(item.shape) if item.is_floating_point() else rng.integers(1, 30, item.shape)
+            )
+            for key, item in (example if isinstance(example, Mapping) else {"": example}).items()
+        }
+        args, kwargs = ((given[""],), {}) if "" in given else ((), given)
+        with Float64Mode():
+            outputs = torch.func.functional_call(module, state, args, kwargs, tie_weights=True)
+        leaves = [item for item in pytree.tree_leaves(outputs) if isinstance(item, torch.Tensor) and item.requires_grad]
+        result = torch.cat([item.flatten() for item in leaves])
+        chosen = torch.from_numpy(rng.permutation(len(result))[: len(flat)])
+        rows += torch.autograd.grad(
+            result[chosen], flat, torch.eye(len(chosen), dtype=torch.float64), is_grads_batched=True
+        )
+    lines = torch.cat([row if row.ndim == 2 else row[None] for row in rows])
+    singular = torch.linalg.svdvals(lines)
+    used = lines.abs().amax(0).split([value.numel() for value in values])
+    tables = {f"{name}.weight" for name, item in module.named_modules() if isinstance(item, nn.Embedding)}
+    rows_used = {name: item.view_as(value) for name, item, value in zip(names, used, values, strict=True)}
+    unused = sum(int((rows_used[name] == 0).all(1).sum()) * rows_used[name].shape[1] for name in tables & set(names))
+    return len(flat) - int((singular > 1e-10 * singular[0]).sum()), unused
+
+
+def _print_families(only: str) -> None:
+    columns = ["family", "parameters", "groups", "permutations", "signs", "dimensions"]
+    print("| " + " | ".join([*columns, "nullity of the Jacobian", "of it unused embeddings"]) + " |")
+    print("|---|--:|--:|--:|--:|--:|--:|--:|")
+    for name, make in families():
+        if only not in name:
+            continue
+        torch.manual_seed(0)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                module, example = make()
+                traced = trace(module, example)
+        except ZooError as error:
+            (problem, *_) = error.problems
+            reason = f"{problem.what}: expected {problem.expected}, got {problem.got}".replace("|", r"\|")
+            print(f"| {name} | refused: {reason} | | | | | | |", flush=True)
+            continue
+        counts = count(traced.symmetry)
+        numbers = sum(value.numel() for value in module.parameters())
+        free = nullity(module, example) if numbers <= _LARGEST_JACOBIAN else ()
+        permutations = f"10^{counts.log10_permutations:.2f}"
+        cells = [name, f"{numbers:,}", str(len(traced.symmetry.groups)), permutations, f"{counts.signs:,}"]
+        cells += [f"{counts.dimensions:,}", *(f"{number:,}" for number in free or ()), *([] if free else ["", ""])]
+        print("| " + " | ".join(cells) + " |", flush=True)
+
+
 VISION = (
     "alexnet convnext_tiny densenet121 efficientnet_b0 efficientnet_v2_s googlenet inception_v3 maxvit_t mnasnet1_0 "
     "mobilenet_v2 mobilenet_v3_small regnet_x_400mf regnet_y_400mf resnet18 resnet50 resnext50_32x4d "
@@ -347,10 +497,14 @@ def main() -> None:
     """Print the table of the documentation, or which published networks trace."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--published", action="store_true", help="which networks of torchvision and timm trace")
+    parser.add_argument("--families", action="store_true", help="the table of families of transformers and timm")
     parser.add_argument("--only", default="", help="networks whose names have this in them")
     chosen = parser.parse_args()
     if chosen.published:
         _print_published(chosen.only)
+        return
+    if chosen.families:
+        _print_families(chosen.only)
         return
     print("| " + " | ".join(COLUMNS) + " |")
     print("|---|" + "--:|" * (len(COLUMNS) - 1))

@@ -42,12 +42,20 @@ def options(
         context.obj.debug = debug
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run a command line and return its exit code; those of ``ckptzoo --help``."""
+def run(arguments: Sequence[str], program: str = "python -m builders") -> int:
+    """Run a command line and return its exit code; those of ``ckptzoo --help``.
+
+    Parameters
+    ----------
+    arguments
+        the words behind the program's name.
+    program
+        what was called, for usage lines.
+    """
     settings = Settings(arguments, run)
     try:
         # not standalone: Typer then returns the code of an Exit, and raises errors instead of ending the process
-        code = app(list(arguments) or ["--help"], prog_name="python -m builders", standalone_mode=False, obj=settings)
+        code = app(list(arguments) or ["--help"], prog_name=program, standalone_mode=False, obj=settings)
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
         return _complain("interrupted", "what was saved is kept. Run the same command to carry on.", INTERRUPTED)
@@ -58,9 +66,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _failed(error: Exception) -> int:
-    from builders.checkpointing import Interrupted
-
-    if isinstance(error, Interrupted):
+    checkpointing = sys.modules.get("builders.checkpointing")  # imported, with torch, by all that stops at signals
+    if checkpointing is not None and isinstance(error, checkpointing.Interrupted):
         return _complain("interrupted", str(error), INTERRUPTED)
     if isinstance(error, _UsageError):
         shown: Any = error

@@ -49,7 +49,6 @@ def run(page: Path, folder: Path) -> list[Block]:
         A block failed; the message has what it printed.
     """
     shutil.copytree(ROOT / "cards", folder / "cards")
-    (folder / "zoos").mkdir()
     port = str(free_port())
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "CKPTZOO_"))}
     environment = {

@@ -342,7 +342,8 @@ class _Search:
             self.enclosing.discard(id(value))
             return
         fits = isinstance(value, bool | float) or (type(value) is int and abs(value) < 2**63)
-        fits = fits or ((is_array or len(path) > 1) and _is_list_of_scalars(value))
+        is_texts = isinstance(value, list) and all(isinstance(item, str) for item in value)
+        fits = fits or ((is_array or is_texts or len(path) > 1) and _is_list_of_scalars(value))
         fits = fits or (isinstance(value, str) and len(value) <= _MAX_TEXT and value.isprintable())
         if fits and len(self.facts) < _MAX_FACTS:
             self.facts.setdefault(path, cast(Fact, tuple(value) if isinstance(value, list) else value))

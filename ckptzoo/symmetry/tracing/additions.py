@@ -159,6 +159,8 @@ class Walker:
         handler = self._handlers.get(name)
         if schema is None or schema.is_mutable or (handler is None and not moves(name)):
             return self._seen(addition)
+        if is_cast(name) and given is not positional(node)[0]:  # the dtype alone is taken from it
+            return None
         if name in SAME or is_cast(name):
             return addition
         if handler is None:

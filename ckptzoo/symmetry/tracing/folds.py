@@ -37,6 +37,9 @@ def candidate_folds(found: Operations, names: Mapping[str, str]) -> tuple[Fold, 
     # Other networks have additive freedoms too (biases that are summed). Their tables stay those that zoos have.
     if not any(operation(node) in _WITH_FOLDS for node in module.nodes):
         return ()
+    # What is added is followed entry by entry, which needs sizes that do not depend on the input's numbers.
+    if not all(isinstance(size, int) for node in module.nodes for size in size_of(node)):
+        return ()
     readers = list(_readers(module))
     by_node = _moved_vectors(module, readers)
     for node, folds in _unseen_vectors(module):

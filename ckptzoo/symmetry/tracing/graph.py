@@ -18,6 +18,7 @@ from torch import fx, nn
 from torch.export import ExportedProgram, export
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import traceback as fx_traceback
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -79,7 +80,7 @@ def operations(module: nn.Module, example: Example, *, functional: bool = False)
         # torch.export warns of attributes that a module sets on itself, and of its own deprecated classes.
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            with fx_traceback.preserve_node_meta(), _LocatingMode():
+            with fx_traceback.preserve_node_meta(), _ExportMode():
                 program = export(module, example.args, dict(example.kwargs), strict=False)
             if functional:
                 program = program.run_decompositions({})
@@ -216,8 +217,8 @@ class Float64Mode(TorchFunctionMode):
         return args[0] if cast else result.double()
 
 
-class _LocatingMode(Float64Mode):
-    """The same, and nodes of a graph that is made meanwhile know the file and line of the code that made them."""
+class _ExportMode(Float64Mode):
+    """The same while a graph is made: its nodes know the file and line of their code, and no sequences are packed."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -233,4 +234,61 @@ class _LocatingMode(Float64Mode):
         else:
             place = (frame.f_code.co_filename, frame.f_lineno)
         with _annotate({_LOCATION: place}):
+            if (unpacked := _PACKING.get(getattr(func, "__name__", ""))) is not None:
+                return unpacked(*args, **(kwargs or {}))
+            if len(args) > 1 and isinstance(args[1], _Sizes):
+                return _recurrent(func, *args)
             return super().__torch_function__(func, types, args, kwargs)
+
+
+# Which steps of which sequences are packed depends on the lengths, which are numbers. What happens to channels does
+# not, so that sequences are traced as if all of them had all steps. The verification runs the module as it is.
+
+
+class _Sizes(torch.Tensor):
+    """How many sequences each step of packed ones has: all of them. It has no numbers, which a graph cannot have."""
+
+    sequences: int
+
+    @staticmethod
+    def of(steps: int, sequences: int) -> "_Sizes":
+        """As many steps, each of all sequences."""
+        made: Any = torch.Tensor._make_wrapper_subclass(_Sizes, (steps,), dtype=torch.int64)
+        made.sequences = sequences
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Refuse every operation."""
+        raise NotImplementedError("the sizes of packed sequences in a recurrent layer of torch alone")
+
+    def __getitem__(self, key: Any) -> Any:
+        """The number of sequences of a step, and of each of several."""
+        return self.sequences if isinstance(key, int) else _Sizes.of(len(range(len(self))[key]), self.sequences)
+
+
+def _packed(data: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """``torch._pack_padded_sequence``."""
+    steps = data.transpose(0, 1) if batch_first else data
+    return steps.flatten(0, 1), _Sizes.of(*steps.shape[:2])
+
+
+def _padded(
+    data: torch.Tensor, sizes: torch.Tensor, batch_first: bool, padding: float, total: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``torch._pad_packed_sequence``: no step is padding here, and the number for it is seen all the same."""
+    steps = data.unflatten(0, (len(sizes), -1))
+    steps = steps.masked_fill(torch.zeros(steps.shape, dtype=torch.bool), padding)
+    if total > len(sizes):
+        steps = F.pad(steps, (0, 0) * data.ndim + (0, total - len(sizes)), value=padding)
+    lengths = torch.tensor([len(sizes)] * steps.shape[1])
+    return steps.transpose(0, 1) if batch_first else steps, lengths
+
+
+def _recurrent(layer: Callable[..., Any], data: torch.Tensor, sizes: _Sizes, *others: Any) -> Any:
+    """A recurrent layer on packed sequences."""
+    result, *states = layer(data.unflatten(0, (len(sizes), -1)), *others, False)
+    return result.flatten(0, 1), *states
+
+
+_PACKING: dict[str, Callable[..., Any]] = {"_pack_padded_sequence": _packed, "_pad_packed_sequence": _padded}

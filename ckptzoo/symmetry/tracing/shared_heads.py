@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptzoo.errors import SpecError
 from ckptzoo.schema.groups import AxisAction, Fixed, Group, Like, Segment, Wreath
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import listings
@@ -97,7 +98,10 @@ def with_heads_exchanged(symmetry: Symmetry, names: tuple[str, ...]) -> Symmetry
     first = min(at for at, group in enumerate(groups) if group.id in names)
     groups.insert(first, Group(head, g * times, Wreath(outer, g, times), "none"))
     actions = tuple(changed.get(action, action) for action in symmetry.actions)
-    return replace(symmetry, groups=tuple(groups), actions=actions)
+    try:
+        return replace(symmetry, groups=tuple(groups), actions=actions)
+    except SpecError:  # such as queries whose heads move with those of another layer
+        return symmetry
 
 
 def _wreath(symmetry: Symmetry, name: str) -> Wreath:
@@ -114,7 +118,7 @@ def _perms(symmetry: Symmetry, names: tuple[str, ...]) -> dict[str, Wreath]:
     outer = unique_name(".".join(shared) or "heads", taken)
     perms: dict[str, Wreath] = {}
     for group in (symmetry[name] for name in names):
-        inner = "fixed" if isinstance(group.perm, Fixed) else "free"
+        inner = "fixed" if isinstance(group.perm, Fixed) or group.scale == "complex" else "free"
         if not isinstance(group.perm, Like):
             perms[group.id] = group.perm if isinstance(group.perm, Wreath) else Wreath(outer, 1, group.n, inner)
     return perms

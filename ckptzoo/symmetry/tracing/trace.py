@@ -14,6 +14,7 @@ from torch import fx, nn
 from ckptzoo.errors import Problem, SymmetryError, ZooError
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.symmetry.tracing.constraints import OUTPUT, SINGLE, Constraints, Labels, constant_labels
+from ckptzoo.symmetry.tracing.decompositions import PART_OF, decompose
 from ckptzoo.symmetry.tracing.example import Example
 from ckptzoo.symmetry.tracing.folds import candidate_folds
 from ckptzoo.symmetry.tracing.graph import (
@@ -41,7 +42,7 @@ from ckptzoo.symmetry.tracing.rules.call import (
     map_values,
     values_in,
 )
-from ckptzoo.symmetry.tracing.rules.registry import FILLS, RULES, is_check, is_linear
+from ckptzoo.symmetry.tracing.rules.registry import FILLS, RULES, is_check, is_known, is_linear
 from ckptzoo.symmetry.tracing.rules.weights import computed_weight
 from ckptzoo.symmetry.tracing.table import build_table
 from ckptzoo.symmetry.tracing.verify import verify_table
@@ -100,6 +101,7 @@ def _constraints_of(module: nn.Module, names: Mapping[str, str], example: Exampl
 
 
 def _interpreted(found: Operations, names: Mapping[str, str], example: Example) -> tuple[Constraints, Operations]:
+    decompose(found, is_known)
     with torch.no_grad():
         return Interpreter(found, names).run(example), found
 
@@ -215,10 +217,14 @@ class Interpreter:
         target: Any = node.target
         if target is operator.getitem:
             return target(*args)
+        if isinstance(target, type) and issubclass(target, tuple):  # such as torch.return_types.max
+            return tuple(args[0])
         if name_of(target).startswith("wrap_with"):
             return self._part(node, args)
         if (schema := schema_of(target)) is None:
-            raise self._unknown_operation(node)
+            if any(values_in((args, kwargs))):
+                raise self._unknown_operation(node)
+            return target(*args, **kwargs)  # on sizes alone
         if is_check(name := name_of(target)):
             return None
         arguments = dict(zip((item.name for item in schema.arguments), args, strict=False)) | kwargs
@@ -226,11 +232,13 @@ class Interpreter:
         if is_cast(name) and (kept := _kept_in_float64(arguments)) is not None:
             return kept
         plain = map_values(arguments, lambda value: value.tensor)
-        call = Call(self.constraints, name.removesuffix("_"), arguments, None, target, module_of(node))
-        if call.name not in RULES and call.name not in FILLS and any(value.origin != CONSTANT for value in values):
-            if schema.is_mutable:
-                raise self._changed_in_place(name)
-            raise self._unknown_operation(node)
+        if name in ("sym_size", "sym_numel"):
+            return target(**plain)
+        call = Call(
+            self.constraints, name.removesuffix("_"), arguments, None, target, module_of(node), _results_used(node)
+        )
+        if not is_known(name):
+            self._check_without_rule(node, values)
         before = {id(value.tensor): (value, _version(value)) for value in values}
         result = call.result = _repaired(target(**plain), before)
         changed = [value for value, version in before.values() if _version(value) != version]
@@ -252,9 +260,13 @@ class Interpreter:
             if id(result) in before:
                 before[id(result)][0].formula = weight.formula
             return weight
+        if isinstance(result, torch.Tensor) and torch.Tag.pointwise in target.tags and len(values) == 1:
+            (value,) = values
+            if value.function or (value.unlabelled and len(value.long_axes) > 1):
+                return replace(value, tensor=result, function=True)
         origin = DATA if any(value.origin == DATA for value in values) else PARAMETER
         with placed_or_fixed(call.constraints, values):
-            labels = RULES[call.name](call)
+            labels = RULES[call.name](call) if call.name in RULES else self._of_what_stays(call, node, values)
         self._mark_single(call, values, labels)
         if not isinstance(result, torch.Tensor):
             made = [
@@ -268,6 +280,30 @@ class Interpreter:
         value = before[id(result)][0] if id(result) in before else Value(result, labels, origin)
         value.labels, value.origin = _checked_labels(labels, result), origin
         return value
+
+    def _check_without_rule(self, node: fx.Node, values: list[Value]) -> None:
+        """Check that an operation without a rule is no random one, and has arguments that no symmetry changes."""
+        target: Any = node.target
+        if torch.Tag.nondeterministic_seeded in target.tags:
+            expected = "an operation whose result is the same each time, in evaluation mode"
+            raise self._refused(node, expected, "Draw the numbers once, as a buffer of the module.")
+        if any(value.origin != CONSTANT for value in values):
+            if target._schema.is_mutable:
+                raise self._changed_in_place(name_of(target))
+            if not all(value.stays for value in values):
+                raise self._unknown_operation(node)
+
+    def _of_what_stays(self, call: Call, node: fx.Node, values: list[Value]) -> Any:
+        """Labels of results of an operation without a rule, whose arguments no symmetry changes."""
+        several = call.result if isinstance(call.result, (tuple, list)) else [call.result]
+        if not all(isinstance(item, torch.Tensor) for item in several):
+            raise self._unknown_operation(node)
+        histories = [tuple(value.labels.path.ravel().tolist()) for value in values]
+        labels = [
+            constant_labels(item.ndim, self.constraints.paths.id_of(call.description, number, *histories))
+            for number, item in enumerate(several)
+        ]
+        return labels if isinstance(call.result, (tuple, list)) else labels[0]
 
     def _mark_single(self, call: Call, values: list[Value], labels: Any) -> None:
         """Mark the channels of the arguments and results of an operation that takes them one by one."""
@@ -321,9 +357,18 @@ class Interpreter:
         )
 
     def _unknown_operation(self, node: fx.Node) -> SymmetryError:
-        got = repr(name_of(node.target)) + (f" in `{code}`" if (code := code_of(node)) else "")
-        expected = "an operation that there is a rule for"
-        return SymmetryError(Problem("symmetry.trace", self.constraints.operation, expected, got, DECLARE_BY_HAND))
+        return self._refused(node, "an operation that there is a rule for", DECLARE_BY_HAND)
+
+    def _refused(self, node: fx.Node, expected: str, step: str) -> SymmetryError:
+        whole = node.meta.get(PART_OF)
+        of = "" if whole is None else f" of {whole!r}"
+        got = repr(name_of(node.target)) + of + (f" in `{code}`" if (code := code_of(node)) else "")
+        return SymmetryError(Problem("symmetry.trace", self.constraints.operation, expected, got, step))
+
+
+def _results_used(node: fx.Node) -> frozenset[int]:
+    """The numbers of an operation's results that are used, where it has several."""
+    return frozenset(user.args[1] for user in node.users if user.target is operator.getitem and user.users)  # pyright: ignore[reportReturnType]
 
 
 def _kept_in_float64(arguments: Mapping[str, Any]) -> Value | None:

@@ -25,6 +25,7 @@ from tests.support.published_zoos import network, save
 
 State = dict[str, np.ndarray[Any, Any]]
 weight_norm_: Any = weight_norm
+parametrized_: Any = parametrizations.weight_norm
 
 
 def arrays(module: nn.Module) -> State:
@@ -63,9 +64,7 @@ CHANGES: dict[str, Callable[[Any], nn.Module]] = {
     "spectral parametrised": each(parametrizations.spectral_norm),
     "normalised and pruned": each(lambda layer, _: prune.l1_unstructured(weight_norm_(layer), "weight_v", 0.5)),
     "parametrised and pruned": each(
-        lambda layer, _: prune.l1_unstructured(
-            parametrizations.weight_norm(layer).parametrizations.weight, "original1", 0.5
-        )
+        lambda layer, _: prune.l1_unstructured(parametrized_(layer).parametrizations.weight, "original1", 0.5)
     ),
 }
 

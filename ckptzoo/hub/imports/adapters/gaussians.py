@@ -7,6 +7,7 @@ diagonal of a Laplace approximation. What is no positive standard deviation is r
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import numpy as np
@@ -38,6 +39,7 @@ _PARAMETER = re.compile(rf"(.+?)([._])({'|'.join((*_MEAN_WORDS, *_FORMS))})")
 _BEFORE = re.compile(r"((?:.+\.)?)(mu|rho)_(\w+)")
 """The names of bayesian-torch."""
 _CANDIDATES = re.compile(rf"[._]({'|'.join(_MEAN_WORDS)})$|(^|\.)mu_|(^|\.)locs\.")
+"""Names of means, and of the moments that a SWAG module has: its ``T_sq_mean`` ends in one."""
 _UNCONSTRAINED = "_unconstrained"
 _CONSTRAINTS = "constraints."
 _LOWER_BOUND = re.compile(r"_GreaterThan(?:Eq)?\(lower_bound=([0-9.e-]+)\)")
@@ -49,6 +51,8 @@ _ROUNDING = 1e-4
 
 def pairs_of(states: Sequence[StateDict], path: str) -> list[Picked] | None:
     """State dicts ``0.loc``, ``0.scale``, ... as Gaussians; None where they are others."""
+    if len(states) < 2:
+        return None
     by_key = {state.source.partition("#")[2]: state for state in states}
     for mean in _MEAN_WORDS:
         for deviation in _FORMS:
@@ -80,6 +84,8 @@ def gaussian_of(tensors: Arrays, facts: Mapping[str, Any], path: str) -> Picked 
     ZooError
         There are deviations of some tensors alone, or such that are not positive.
     """
+    if not _may_be_parameters(tuple(tensors)):
+        return None
     if (made := _swag_of_tensors(tensors, path)) is not None:
         return made
     if other_content({name: array.dtype.name for name, array in tensors.items()}) == MOMENTS or _is_laplace(tensors):
@@ -99,6 +105,13 @@ def gaussian_of(tensors: Arrays, facts: Mapping[str, Any], path: str) -> Picked 
             if stems:
                 return _of_parameters(tensors, names, stems, (mean, deviation), facts, path)
     return None
+
+
+@lru_cache(maxsize=1024)
+def _may_be_parameters(names: tuple[str, ...]) -> bool:
+    """Whether names may be those of parameters of a Gaussian, or of moments; those of most networks are not."""
+    is_moments = other_content(dict.fromkeys(names, "float32")) == MOMENTS
+    return is_moments or {"mean", "H"} <= set(names) or any(_CANDIDATES.search(name) for name in names)
 
 
 def _key(name: str) -> tuple[str, str] | None:

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,8 @@ def copies_of(state: StateDict) -> list[StateDict]:
     So it is where all tensors, but counts of the program that keeps the average, are in networks of the same names and
     shapes under names of copies, such as ``online_model`` and ``ema_model``.
     """
+    if not _has_copies(tuple(state.tensors)):
+        return [state]
     groups: dict[str, dict[str, tuple[int, ...]]] = {}
     numbers: list[str] = []
     for name, array in state.tensors.items():
@@ -96,6 +99,11 @@ def copies_of(state: StateDict) -> list[StateDict]:
     return list(networks_of(replace(state, facts=facts, tensors={
         name: array for name, array in state.tensors.items() if name not in numbers
     }), list(groups), ""))  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def _has_copies(names: tuple[str, ...]) -> bool:
+    return any(is_copy_name(name) for name in {name.partition(".")[0] for name in names if "." in name})
 
 
 def side_by_side(tensors: Mapping[str, NDArray[Any]]) -> str:

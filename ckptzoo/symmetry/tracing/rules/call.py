@@ -81,6 +81,8 @@ class Value:
         of a weight that was computed from parameters: how.
     stored
         of a constant that depends on buffers in the state dict: how. Its numbers are those of the module at hand alone.
+    function
+        whether it is no tensor of the state dict, but a function of the parameter in ``source``, entry by entry.
     """
 
     tensor: torch.Tensor
@@ -91,11 +93,18 @@ class Value:
     entries: NDArray[np.int64] | None = None
     formula: Formula | None = None
     stored: Stored | None = None
+    function: bool = False
 
     @property
     def unlabelled(self) -> bool:
         """Whether it is a parameter whose axes the operation that uses it has still to label."""
-        return self.origin == PARAMETER and self.source is not None
+        return self.origin == PARAMETER and self.source is not None and not self.function
+
+    @property
+    def stays(self) -> bool:
+        """Whether no symmetry changes it, and it is no parameter whose axes are still to be labelled."""
+        known = self.formula is None and not self.function and not (self.unlabelled and self.long_axes)
+        return known and self.labels.invariant
 
     @property
     def name(self) -> str:
@@ -143,6 +152,8 @@ class Call:
         the operator itself.
     module_name
         of the module that calls it.
+    used
+        the numbers of its results that are used, where it has several.
     """
 
     constraints: Constraints
@@ -151,6 +162,7 @@ class Call:
     result: Any
     operator: Any
     module_name: str
+    used: frozenset[int] = frozenset()
 
     def argument(self, name: str) -> Any:
         """An argument, or its default; None where the operator has no such argument."""
@@ -180,7 +192,7 @@ class Call:
             It is a tensor that was computed from others.
         """
         value = self.argument(key)
-        if value is None or (isinstance(value, Value) and value.source is not None):
+        if value is None or (isinstance(value, Value) and value.source is not None and not value.function):
             return value
         raise self.unsupported(f"a tensor of the state dict as {key}", "one that was computed from others")
 
@@ -208,6 +220,8 @@ class Call:
             # Only a sum with a number makes use of it that a modulus has no sign; see elementwise.add.
             self.constraints.restrict_scale(value.labels.scale, POSITIVE, "takes absolute values")
             value.labels = replace(value.labels, modulus=False)
+        if value.function:
+            raise self.unsupported("parameters of several axes in layers, or beside values with channels", value.name)
         if not value.unlabelled or not (long := value.long_axes):
             return value.labels
         if len(long) > 1:

@@ -63,6 +63,25 @@ def even(call: Call) -> Labels:
     return with_new_paths(call, replace(_without_scale(labels), power=1.0))
 
 
+def sign(call: Call) -> Labels:
+    """Positive scales end here: ``f(s x) = f(x)``, such as the sign."""
+    labels = positively_homogeneous(call)
+    return replace(_without_scale(labels), power=1.0)
+
+
+def finite(call: Call) -> Labels:
+    """Whether numbers are finite, which no scale changes."""
+    labels = with_new_paths(call, call.labels_of(call.input))
+    return replace(_without_scale(labels), power=1.0)
+
+
+def nan_to_num(call: Call) -> Labels:
+    """``nan_to_num``: signs pass where NaN becomes 0 and both infinities become opposite numbers."""
+    high, low = call.argument("posinf"), call.argument("neginf")
+    alike = not call.argument("nan") and (high is low is None or (None not in (high, low) and high == -low))
+    return odd(call) if alike else not_homogeneous(call)
+
+
 def not_homogeneous(call: Call) -> Labels:
     """No scale passes: GELU, SiLU, sigmoid, softplus. Signs end in an even power or an absolute value before."""
     value, why = call.input, "is neither homogeneous nor odd"
@@ -73,12 +92,18 @@ def not_homogeneous(call: Call) -> Labels:
     return with_new_paths(call, labels)
 
 
+def quantized(call: Call) -> Labels:
+    """Numbers that are rounded to some of a table or a grid, which no symmetry changes: no scale passes."""
+    _, *others = values_in(call.arguments)
+    if not all(value.stays for value in others):
+        raise call.unsupported("a grid of numbers that no symmetry changes", "one that depends on channels")
+    return not_homogeneous(call)
+
+
 def pow_(call: Call) -> Labels:
-    """``x ** n`` for a number n: scales to the power n."""
+    """``x ** n`` for a number n: scales to the power n; no scale passes where n is a tensor."""
     exponent = call.argument("exponent")
-    if not isinstance(exponent, (int, float)):
-        raise call.unsupported("a number as the exponent", type(exponent).__name__)
-    return _labels_of_power(call, exponent)
+    return _without_any_scale(call, "exponent") if isinstance(exponent, Value) else _labels_of_power(call, exponent)
 
 
 def _labels_of_power(call: Call, exponent: float) -> Labels:
@@ -179,11 +204,17 @@ def masked_fill(call: Call) -> Labels:
     return labels
 
 
-def where(call: Call) -> Labels:
-    """``where``: both values are scaled alike, and the condition is of their channels."""
+def where(call: Call) -> Any:
+    """``where``: both values are scaled alike, and the condition is of their channels; or the places where it holds."""
+    condition = call.argument("condition")
+    if call.argument("self") is None:
+        if not condition.stays:
+            raise call.unsupported("a condition that no symmetry changes", "one computed from channels")
+        path = call.constraints.paths.id_of("where", *condition.labels.path.ravel().tolist())
+        return [constant_labels(1, path) for _ in call.result]
     first, second = (_as_value(call, call.argument(name)) for name in ("self", "other"))
     joined = Value(call.result, combined(call, first, second, ADD), DATA)
-    return combined(call, joined, call.argument("condition"), MUL)
+    return combined(call, joined, condition, MUL)
 
 
 def addcmul(call: Call) -> Labels:
@@ -237,9 +268,47 @@ def mul(call: Call) -> Labels:
 
 def div(call: Call) -> Labels:
     """``a / b``: one side is scaled, or both are alike."""
-    if call.argument("rounding_mode") is not None:
-        raise call.unsupported("a quotient that is not rounded", f"rounding_mode={call.argument('rounding_mode')!r}")
-    return _combine(call, DIV)
+    return _combine(call, DIV) if call.argument("rounding_mode") is None else floor_divide(call)
+
+
+def floor_divide(call: Call) -> Labels:
+    """Quotients that are rounded: factors of both sides cancel, and no other scale passes."""
+    labels = _combine(call, DIV)
+    call.constraints.forbid_scale(labels.scale, "rounds a quotient")
+    return labels
+
+
+def remainder(call: Call) -> Labels:
+    """What a division leaves: both sides are scaled alike, by positive numbers."""
+    return _combine(call, MAX)
+
+
+def sum_without_scale(call: Call) -> Labels:
+    """``log(exp(a) + exp(b))`` and the like: no scale passes."""
+    return _without_any_scale(call, "other")
+
+
+def _without_any_scale(call: Call, second: str) -> Labels:
+    """Labels of an operation on two tensors, or a tensor and a number, through which no scale passes."""
+    first, other = (_as_value(call, call.argument(name)) for name in ("self", second))
+    labels = combined(call, first, other, ADD)
+    call.constraints.forbid_scale(labels.scale, "is neither homogeneous nor odd")
+    return labels
+
+
+def lerp(call: Call) -> Labels:
+    """``a + w (b - a)``: a and b are scaled alike, and w is a factor of their channels."""
+    start, weight = call.argument("self"), _as_value(call, call.argument("weight"))
+    difference = Value(call.result, combined(call, start, call.argument("end"), ADD), DATA)
+    product = Value(call.result, combined(call, difference, weight, MUL), DATA)
+    return combined(call, start, product, ADD)
+
+
+def addcdiv(call: Call) -> Labels:
+    """``a + c b1 / b2`` for a number c."""
+    first, second = call.argument("tensor1"), call.argument("tensor2")
+    quotient = Value(call.result, combined(call, first, second, DIV), DATA)
+    return combined(call, call.argument("self"), quotient, ADD)
 
 
 def maximum_or_minimum(call: Call) -> Labels:
@@ -262,6 +331,8 @@ def _as_value(call: Call, item: Any) -> Value:
 
 def _combined_labels(call: Call, left: Value, right: Value, operation: str) -> Labels:
     """Channels and scales of the result."""
+    if left.function or right.function:
+        return _with_function(call, *((right, left) if left.function else (left, right)), operation, left.function)
     if CONSTANT in (left.origin, right.origin):
         swapped = left.origin == CONSTANT
         return _with_constant(call, *((right, left) if swapped else (left, right)), operation, swapped=swapped)
@@ -270,6 +341,30 @@ def _combined_labels(call: Call, left: Value, right: Value, operation: str) -> L
             call, *((right, left) if left.unlabelled else (left, right)), operation, swapped=left.unlabelled
         )
     return _with_value(call, left, right, operation)
+
+
+def _with_function(call: Call, value: Value, parameter: Value, operation: str, swapped: bool) -> Labels:
+    """Labels of a value and a function of a parameter, entry by entry, whose axis along channels moves with these.
+
+    Its other axes stay in place, and it has no scale.
+    """
+    constraints, ndim, name = call.constraints, call.result.ndim, parameter.name
+    if value.unlabelled or value.function or parameter.entries is not None or parameter.source is None:
+        raise call.unsupported("functions of a parameter beside values with channels", repr(name))
+    labels, offset = call.labels_of(value).with_ndim(ndim), ndim - parameter.tensor.ndim
+    if len(labels.varying_axes) > 1:
+        raise call.unsupported("functions of a parameter beside channels on one axis", f"those of {name!r} on two")
+    met = False
+    for axis, (size, source) in enumerate(zip(parameter.tensor.shape, parameter.source[1], strict=True)):
+        if source is not None and size > 1 and offset + axis in labels.varying_axes:
+            met = True
+            constraints.place(name, source, labels.along_axis(offset + axis, size), 0, "gain")
+        elif source is not None and size > 1:
+            constraints.fix_axis(name, source, size, "gain")
+    if operation in (ADD, MAX):
+        constraints.forbid_scale(labels.scale, "puts a function of a parameter beside values")
+    path = labels.path if met else constraints.paths.extend(("of", name), labels.path)
+    return replace(labels, path=path, power=-labels.power if operation == DIV and swapped else labels.power)
 
 
 def _with_constant(call: Call, value: Value, constant: Value, operation: str, *, swapped: bool) -> Labels:
@@ -379,8 +474,10 @@ def _with_value(call: Call, left: Value, right: Value, operation: str) -> Labels
             return values
     if first.experts is not None and second.experts is not None:
         call.constraints.tie_channels(first.experts, second.experts, "joins experts with others that stay in place")
-    for several, single, size in ((first, second, sizes[1]), (second, first, sizes[0])):
+    for several, single, own, size in ((first, second, *sizes), (second, first, *reversed(sizes))):
         if any(size[axis] == 1 for axis in several.varying_axes) and not single.invariant:
+            if not set(single.varying_axes) < set(several.varying_axes):
+                return _beside_other_axis(call, (several, single), (own, size))
             return _with_single_channel(call, several, single, operation)
     channel = tied_channels(call, (first, second), sizes)
     return replace(combined_scales(call, first, second, operation, (left.origin, right.origin)), channel=channel)
@@ -394,8 +491,6 @@ def _varying_sizes(tensor: torch.Tensor) -> tuple[int, ...]:
 def _with_single_channel(call: Call, several: Labels, single: Labels, operation: str) -> Labels:
     """Several channels, each with the same single channel."""
     inner = tuple(axis for axis in several.varying_axes if axis not in single.varying_axes)
-    if not set(single.varying_axes) < set(several.varying_axes):
-        raise call.unsupported("channels on one axis at most", "channels on two axes")
     if single.varying_axes:
         call.constraints.join_heads(single.channel, several.channel, inner, call.module_name or call.name)
     else:
@@ -404,6 +499,16 @@ def _with_single_channel(call: Call, several: Labels, single: Labels, operation:
     if operation in (ADD, MAX):
         call.constraints.forbid_scale(several.scale, "puts one channel beside several others")
     return several
+
+
+def _beside_other_axis(call: Call, sides: tuple[Labels, Labels], sizes: tuple[tuple[int, ...], ...]) -> Labels:
+    """Labels of every channel with every other one, on another axis: those that are fewer stay in place."""
+    kept, held = (0, 1) if math.prod(sides[0].shape) > math.prod(sides[1].shape) else (1, 0)
+    met = any(sizes[held][axis] > 1 for axis in sides[kept].varying_axes) or sides[0].power != sides[1].power
+    for number in (held, kept) if met else (held,):
+        call.constraints.fix(sides[number].channel, "puts channels beside others on another axis")
+        call.constraints.forbid_scale(sides[number].scale, "puts channels beside others on another axis")
+    return sides[kept]
 
 
 def tied_channels(call: Call, sides: tuple[Labels, Labels], sizes: list[tuple[int, ...]]) -> NodeIds:

@@ -1,15 +1,21 @@
 """Rules for linear layers, products with a parameter and convolutions: they read channels and write others."""
 
 import math
+import string
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import torch
 
-from ckptzoo.symmetry.tracing.constraints import NONZERO, ChannelBlocks, Labels, constant_labels
+from ckptzoo.symmetry.tracing.constraints import NONZERO, POSITIVE, ChannelBlocks, Labels, constant_labels
 from ckptzoo.symmetry.tracing.rules import products
 from ckptzoo.symmetry.tracing.rules.buffers import place_buffers
-from ckptzoo.symmetry.tracing.rules.call import CONSTANT, Call, Value
+from ckptzoo.symmetry.tracing.rules.call import CONSTANT, DATA, Call, Value, values_in
 from ckptzoo.symmetry.tracing.rules.elementwise import with_new_paths, without_modulus, without_signs
+from ckptzoo.symmetry.tracing.rules.reduction import sum_or_mean
+from ckptzoo.symmetry.tracing.rules.shape import rearrange
 
 
 def linear(call: Call) -> Labels:
@@ -20,12 +26,61 @@ def linear(call: Call) -> Labels:
 
 
 def matmul(call: Call) -> Labels:
-    """``x @ W`` for a parameter W."""
-    weight = call.argument("mat2" if call.name == "mm" else "other")
-    known = isinstance(weight, Value) and (weight.unlabelled or weight.formula is not None)
-    if not known or weight.tensor.ndim != 2:
-        return products.matmul(call)
-    return _product(call, call.input, weight, (0, 1), None)
+    """``a @ b``, ``bmm``, ``mv``, ``dot``: of values, or of a value and a parameter on either side."""
+    left, right = values_in(call.arguments)
+    return contraction(call, left, right, *products.axes_of_matmul(left.tensor, right.tensor, call.result.ndim))
+
+
+def einsum(call: Call) -> Any:
+    """``einsum``, two tensors after the other."""
+    values = list(values_in(call.argument("tensors")))
+    letters, output = _letters(call, values)
+    for number, value in enumerate(values):
+        others = set(output).union(*(item for at, item in enumerate(letters) if at != number))
+        values[number], letters[number] = _summed_alone(call, value, letters[number], others)
+    value, axes = values[0], letters[0]
+    for number in range(1, len(values)):
+        later = set(output).union(*letters[number + 1 :])
+        both = "".join(item for item in dict.fromkeys(axes + letters[number]) if item in later)
+        made = output if number == len(values) - 1 else both
+        tensor = torch.einsum(f"{axes},{letters[number]}->{made}", value.tensor, values[number].tensor)
+        order = [*made, *(item for item in dict.fromkeys(axes + letters[number]) if item not in made)]
+        first, second = ([order.index(item) for item in several] for several in (axes, letters[number]))
+        labels = contraction(replace(call, result=tensor), value, values[number], first, second)
+        value, axes = Value(tensor, labels, DATA), made
+    if axes == output:
+        return value if len(values) == 1 else value.labels
+    order = [axes.index(item) for item in output]
+    arguments = {"self": value, "dims": order}
+    return rearrange(replace(call, name="permute", arguments=arguments, operator=torch.ops.aten.permute.default))
+
+
+def _letters(call: Call, values: Sequence[Value]) -> tuple[list[str], str]:
+    """A letter for each axis of the tensors of an einsum, and those of its result; an ellipsis gets capitals."""
+    inputs, arrow, output = str(call.argument("equation")).replace(" ", "").partition("->")
+    letters = inputs.split(",")
+    if not arrow:
+        output = "..." * ("." in inputs) + "".join(
+            sorted(item for item in inputs if inputs.count(item) == 1 and item.isalpha())
+        )
+    if any(len(set(item) - {"."}) < len(item.replace(".", "")) for item in letters):
+        raise call.unsupported("an einsum with each letter once a tensor", repr(call.argument("equation")))
+    free = [item for item in string.ascii_letters if item not in inputs]
+    spans = [value.tensor.ndim - len(item.replace(".", "")) for value, item in zip(values, letters, strict=True)]
+    widest = max(span for span, item in zip(spans, letters, strict=True) if "." in item) if "." in inputs else 0
+    filled = "".join(free[:widest])
+    letters = [item.replace("...", filled[widest - span :]) for span, item in zip(spans, letters, strict=True)]
+    return letters, output.replace("...", filled)
+
+
+def _summed_alone(call: Call, value: Value, letters: str, others: set[str]) -> tuple[Value, str]:
+    """A tensor of an einsum without the axes that it alone has and that the result does not."""
+    axes = [axis for axis, item in enumerate(letters) if item not in others]
+    if not axes:
+        return value, letters
+    arguments, tensor = {"self": value, "dim": axes, "keepdim": False}, value.tensor.sum(axes)
+    over = replace(call, name="sum", arguments=arguments, result=tensor, operator=torch.ops.aten.sum.dim_IntList)
+    return Value(tensor, sum_or_mean(over), value.origin), "".join(item for item in letters if item in others)
 
 
 def convolution(call: Call) -> Labels:
@@ -65,6 +120,35 @@ def addmm(call: Call) -> Labels:
     return _product(call, value, weight, (0, 1), bias)
 
 
+def bilinear(call: Call) -> Labels:
+    """``x1^T W x2 + b``: a weight that reads two values."""
+    constraints, weight = call.constraints, call.stored_tensor("weight")
+    assert weight is not None
+    if weight.origin == CONSTANT:
+        raise call.unsupported("a parameter as the weight", "constants")
+    name, axes = _source(call, weight)
+    for axis, key in ((1, "input1"), (2, "input2")):
+        read = read_labels(call, call.argument(key), -1)
+        if read.power not in (1, -1):
+            constraints.forbid_scale(read.scale, "reads powers of values")
+        constraints.place(name, axes[axis], read, 1 if read.power == -1 else -1, "in", in_mass=True)
+    written = constraints.write(name, axes[0], weight.tensor.shape[0], "out", in_mass=True)
+    _bias(call, call.argument("bias"), written)
+    return written.on_axis(call.result.ndim - 1, call.result.ndim)
+
+
+def embedding_bag(call: Call) -> list[Labels]:
+    """Sums, means and maxima of rows of a table; further results are numbers of rows."""
+    others = [constant_labels(item.ndim) for item in call.result[1:]]
+    weights = call.argument("per_sample_weights")
+    if weights is not None and not weights.stays:
+        raise call.unsupported("weights of rows that no symmetry changes", "some computed from channels")
+    written = embedding(replace(call, result=call.result[0]))
+    if call.argument("mode") == 2:  # the maximum, as torch numbers them
+        call.constraints.restrict_scale(written.scale, POSITIVE, "takes the larger of two")
+    return [written, *others]
+
+
 def embedding(call: Call) -> Labels:
     """Rows of a table, each of which writes all channels."""
     weight, indices = call.stored_tensor("weight"), call.argument("indices")
@@ -83,11 +167,80 @@ def embedding(call: Call) -> Labels:
     return written.on_axis(call.result.ndim - 1, call.result.ndim)
 
 
-def _product(call: Call, value: Value, weight: Value, sides: tuple[int, int], bias: Value | None) -> Labels:
-    ndim = value.tensor.ndim
-    if (axes := value.labels.varying_axes) and ndim - 1 not in axes:
-        return _mixed_axis(call, call.labels_along(value, ndim - 1), weight, bias)
-    read = read_labels(call, value, -1, modulus=True)
+def contraction(call: Call, left: Value, right: Value, first: list[int], second: list[int]) -> Labels:
+    """Labels of sums of products of two tensors, values or parameters; axes are as ``contract`` takes them."""
+    ndim = call.result.ndim
+    for weight, axes, value, places in ((right, second, left, first), (left, first, right, second)):
+        matrix = weight.tensor.ndim == 2 and (weight.unlabelled or weight.formula is not None)
+        vector = weight.tensor.ndim == len(weight.long_axes) == 1 and weight.unlabelled and weight.entries is None
+        if not (matrix or vector) or value.formula is not None or (value.unlabelled and len(value.long_axes) > 1):
+            continue
+        reads = [axis for axis, number in enumerate(axes) if number >= ndim]
+        writes = [axis for axis, number in enumerate(axes) if number < ndim]
+        if len(reads) != 1 or len(writes) > 1 or axes[reads[0]] not in places:
+            continue
+        along = places.index(axes[reads[0]])
+        if not writes:
+            return _weighed(call, value, along, weight, places)
+        if axes[writes[0]] not in places:
+            sides = reads[0], writes[0]
+            return _product(call, value, weight, sides, None, along, axes[writes[0]], places)
+    return products.contract(call, left, right, first, second)
+
+
+def _weighed(call: Call, value: Value, along: int, vector: Value, places: list[int]) -> Labels:
+    """A sum over an axis, weighed by the entries of a parameter."""
+    labels, ndim = call.labels_along(value, along), call.result.ndim
+    name, (axis,) = _source(call, vector)
+    if labels.varying_axes and along not in labels.varying_axes:
+        call.constraints.fix_axis(name, axis, vector.tensor.shape[0])
+        return with_new_paths(call, _moved(call, value, places, ndim))
+    read = read_labels(call, value, along)
+    if read.power not in (1, -1):
+        call.constraints.forbid_scale(read.scale, "reads powers of values")
+    call.constraints.place(name, axis, read, 1 if read.power == -1 else -1, "in", in_mass=True)
+    return constant_labels(ndim, call.constraints.paths.id_of("weighed", name, *np.unique(read.path).tolist()))
+
+
+def _moved(call: Call, value: Value, places: list[int], ndim: int) -> Labels:
+    """The labels of a value whose channels are not along the axis that is summed over, on the axes of the result."""
+    labels = products.aligned(call, value, places, max(*places, ndim) + 1)
+    return labels.map(lambda item: item[(*[slice(None)] * ndim, *[0] * (item.ndim - ndim))])
+
+
+def _product(
+    call: Call,
+    value: Value,
+    weight: Value,
+    sides: tuple[int, int],
+    bias: Value | None,
+    axis: int = -1,
+    place: int = -1,
+    places: list[int] | None = None,
+) -> Labels:
+    """Labels of a product with a matrix.
+
+    Parameters
+    ----------
+    sides
+        the axis of the weight that is summed over, and that of the result.
+    axis
+        of the value, which is summed over.
+    place
+        the axis of the result that the weight makes.
+    places
+        for each axis of the value the number of an axis of the result; those of the value where it is None.
+    """
+    ndim = call.result.ndim
+    axis, place = axis % value.tensor.ndim, place % ndim
+    axes = value.labels.varying_axes
+    # labels_along takes the sign off absolute values, which a layer can read as they are
+    if not value.labels.modulus or (axes and axis not in axes):
+        labels = call.labels_along(value, axis)
+        if labels.varying_axes and axis not in labels.varying_axes:
+            moved = labels if places is None else _moved(call, value, places, ndim)
+            return _mixed_axis(call, moved, weight, bias)
+    read = read_labels(call, value, axis, modulus=True)
     constraints, (path, *others) = call.constraints, np.unique(read.path).tolist()
     if path in constraints.products and not others:
         constraints.restrict_scale(read.scale, NONZERO, "multiplies matrices")
@@ -96,7 +249,7 @@ def _product(call: Call, value: Value, weight: Value, sides: tuple[int, int], bi
     # With a bias they are a layer, whose scales are positive in tables that zoos hold.
     if bias is None:
         constraints.products.update(written.path.tolist())
-    return written.on_axis(ndim - 1, ndim)
+    return written.on_axis(place, ndim)
 
 
 def _mixed_axis(call: Call, labels: Labels, weight: Value, bias: Value | None) -> Labels:
@@ -251,7 +404,9 @@ def _source(call: Call, value: Value) -> tuple[str, tuple[int, ...]]:
     if value.entries is not None:
         raise call.unsupported("a parameter as it is in the state dict", f"entries of {value.name!r} in other places")
     name, axes = value.source
-    known = tuple(axis for axis in axes if axis is not None)
+    shape = call.constraints.shapes[name]
+    single = iter([axis for axis, size in enumerate(shape) if axis not in axes and size == 1])
+    known = tuple(axis for item in axes if (axis := next(single, None) if item is None else item) is not None)
     if len(known) < len(axes):
         raise call.unsupported(f"{name!r} with its own axes", "axes that were added")
     return name, known

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from ckptzoo.symmetry.tracing.constraints import NONZERO, POSITIVE, SIGN, ChannelBlocks, Labels
-from ckptzoo.symmetry.tracing.rules.call import CONSTANT, Call, Value
-from ckptzoo.symmetry.tracing.rules.elementwise import with_new_paths
+from ckptzoo.symmetry.tracing.rules.call import CONSTANT, DATA, Call, Value
+from ckptzoo.symmetry.tracing.rules.elementwise import ADD, MUL, combined, with_new_paths
 from ckptzoo.symmetry.tracing.rules.linear import read_labels
 
 
@@ -31,6 +31,8 @@ def batch_norm(call: Call) -> Labels:
 
 def layer_norm(call: Call) -> Labels:
     """LayerNorm and RMSNorm over the last axes."""
+    if any(isinstance(item := call.argument(key), Value) and item.source is None for key in ("weight", "bias")):
+        return _norm_and_values(call)
     shape = call.argument("normalized_shape")
     weight, bias = call.stored_tensor("weight"), call.stored_tensor("bias")
     ndim = call.result.ndim
@@ -67,6 +69,16 @@ def layer_norm(call: Call) -> Labels:
     if call.name == "layer_norm" and weight is not None and bias is None:
         call.constraints.without_shift.update(np.unique(written.path).tolist())
     return written
+
+
+def _norm_and_values(call: Call) -> Labels:
+    """A norm whose gain or shift was computed, such as 1 + w: they are a factor and a term of what it normalises."""
+    plain = {key: item for key, item in call.arguments.items() if key not in ("weight", "bias")}
+    value = Value(call.result, layer_norm(replace(call, arguments=plain)), DATA)
+    for key, operation in (("weight", MUL), ("bias", ADD)):
+        if (other := call.argument(key)) is not None:
+            value = Value(call.result, combined(call, value, other, operation), DATA)
+    return value.labels
 
 
 def _norm_in_heads(call: Call, labels: Labels, first: int, affine: tuple[Value | None, Value | None]) -> Labels:

@@ -13,41 +13,24 @@ import torch
 
 from ckptzoo.symmetry.tracing.constraints import NONZERO, Labels, constant_labels
 from ckptzoo.symmetry.tracing.rules import experts
-from ckptzoo.symmetry.tracing.rules.call import DATA, Call, Value, values_in
+from ckptzoo.symmetry.tracing.rules.call import DATA, Call, Value
 from ckptzoo.symmetry.tracing.rules.elementwise import ADD, MUL, combined, combined_scales, tied_channels
 
 
-def matmul(call: Call) -> Labels:
-    """``a @ b`` of two values."""
-    left, right = call.argument("self"), call.argument("mat2" if call.name in ("mm", "bmm") else "other")
-    ndim = call.result.ndim
-    if min(left.tensor.ndim, right.tensor.ndim) < 2:
-        raise call.unsupported("a product of matrices, or with a parameter of two axes on the right", "another product")
+def axes_of_matmul(left: torch.Tensor, right: torch.Tensor, ndim: int) -> tuple[list[int], list[int]]:
+    """The axes of both factors of ``a @ b``, as ``contract`` takes them.
+
+    Parameters
+    ----------
+    ndim
+        axes of the result.
+    """
     # Numbers stand for axes: those of the result, and one more for the axis that is summed over.
-    first = [*range(ndim - left.tensor.ndim, ndim - 2), ndim - 2, ndim]
-    second = [*range(ndim - right.tensor.ndim, ndim - 2), ndim, ndim - 1]
-    return _contract(call, left, right, first, second)
-
-
-def bmm(call: Call) -> Labels:
-    """``a @ b`` of two batches of matrices."""
-    return matmul(call)
-
-
-def einsum(call: Call) -> Labels:
-    """``einsum`` of two values, each axis of one letter, without an ellipsis."""
-    values = list(values_in(call.argument("tensors")))
-    inputs, arrow, output = str(call.argument("equation")).replace(" ", "").partition("->")
-    letters = inputs.split(",")
-    plain = arrow and "." not in inputs and all(len(set(item)) == len(item) for item in (*letters, output))
-    if len(values) != 2 or len(letters) != 2 or not plain:
-        raise call.unsupported("an einsum of two tensors with an output", repr(call.argument("equation")))
-    summed = sorted((set(letters[0]) | set(letters[1])) - set(output))
-    if any(letter not in letters[0] or letter not in letters[1] for letter in summed):
-        raise call.unsupported("sums over axes that both tensors have", repr(call.argument("equation")))
-    order = [*output, *summed]
-    first, second = ([order.index(letter) for letter in item] for item in letters)
-    return _contract(call, values[0], values[1], first, second)
+    rows, columns = int(left.ndim > 1), int(right.ndim > 1)
+    batches = ndim - rows - columns
+    first = [*range(batches - (left.ndim - 2), batches), batches, ndim] if rows else [ndim]
+    second = [*range(batches - (right.ndim - 2), batches), ndim, ndim - 1] if columns else [ndim]
+    return first, second
 
 
 def scaled_dot_product_attention(call: Call) -> Labels:
@@ -64,12 +47,12 @@ def scaled_dot_product_attention(call: Call) -> Labels:
     shape = (*call.result.shape[:-1], key.tensor.shape[-2])
     weights = Value(torch.empty(shape, device="meta"), constant_labels(ndim), DATA)
     inner = replace(call, result=weights.tensor)
-    weights.labels = _contract(inner, query, key, [*axes, ndim - 2, ndim], [*axes, ndim - 1, ndim])
+    weights.labels = contract(inner, query, key, [*axes, ndim - 2, ndim], [*axes, ndim - 1, ndim])
     if isinstance(mask := call.argument("attn_mask"), Value):
         boolean = mask.tensor.dtype == torch.bool
         weights.labels = combined(inner, weights, mask, MUL if boolean else ADD)
     call.constraints.forbid_scale(weights.labels.scale, "takes a softmax")
-    return _contract(call, weights, value, [*axes, ndim - 2, ndim], [*axes, ndim, ndim - 1])
+    return contract(call, weights, value, [*axes, ndim - 2, ndim], [*axes, ndim, ndim - 1])
 
 
 def _repeated(value: Value, heads: int) -> Value:
@@ -82,7 +65,7 @@ def _repeated(value: Value, heads: int) -> Value:
     return Value(value.tensor.repeat_interleave(times, -3), value.labels.map(change), value.origin)
 
 
-def _contract(call: Call, left: Value, right: Value, first: list[int], second: list[int]) -> Labels:
+def contract(call: Call, left: Value, right: Value, first: list[int], second: list[int]) -> Labels:
     """Labels of sums of products over the axes that the result does not have.
 
     Parameters
@@ -95,11 +78,11 @@ def _contract(call: Call, left: Value, right: Value, first: list[int], second: l
     total = max(*first, *second, ndim - 1) + 1
     for weight, axes, value, places in ((left, first, right, second), (right, second, left, first)):
         if weight.unlabelled and weight.tensor.ndim == 3 and len(weight.long_axes) > 1 and value.origin == DATA:
-            made = experts.product(call, _aligned(call, value, places, total), weight, axes, ndim)
+            made = experts.product(call, aligned(call, value, places, total), weight, axes, ndim)
             return made.map(lambda item: item[(..., *[0] * (total - ndim))])
     if any(value.unlabelled and len(value.long_axes) > 1 for value in (left, right)):
         raise call.unsupported("a product of two values", "one with a parameter of several axes")
-    sides = [_aligned(call, value, axes, total) for value, axes in ((left, first), (right, second))]
+    sides = [aligned(call, value, axes, total) for value, axes in ((left, first), (right, second))]
     sizes = [_sizes(value, axes, total) for value, axes in ((left, first), (right, second))]
     summed = set(range(ndim, total))
     for number, other in ((0, 1), (1, 0)):
@@ -194,7 +177,7 @@ def _pinned(call: Call, one: Labels, two: Labels) -> Labels:
     return constant_labels(one.channel.ndim)
 
 
-def _aligned(call: Call, value: Value, axes: list[int], total: int) -> Labels:
+def aligned(call: Call, value: Value, axes: list[int], total: int) -> Labels:
     """A value's labels with its axes at these places among ``total`` ones."""
     order = np.argsort(axes)
 

@@ -7,6 +7,7 @@ the columns that read it. A projection (proj_size) writes the channels that are 
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,7 @@ _SIGNED_GATES = {
 
 def recurrent(call: Call) -> list[Labels]:
     """The outputs of all steps, and the last states of all layers."""
-    value, states = call.argument("input"), call.argument("hx")
+    value, states = call.input, call.argument("hx")
     layers, directions = int(call.argument("num_layers")), 2 if call.argument("bidirectional") else 1
     if call.argument("train") and call.argument("dropout"):
         raise call.unsupported("no dropout in evaluation mode", f"dropout={call.argument('dropout')}")
@@ -54,16 +55,27 @@ def recurrent(call: Call) -> list[Labels]:
     return [*made, _stacked(cells, call.result[2].ndim)] if call.name == "lstm" else made
 
 
+def cell(call: Call) -> Any:
+    """One step of a recurrent layer: its new state, and for an LSTM that of its cells."""
+    given = call.argument("hx")
+    params = [item for key in ("w_ih", "w_hh", "b_ih", "b_hh") if (item := call.argument(key)) is not None]
+    read = read_labels(call, call.input, -1)
+    states = [_states(call, state, 1)[0] for state in (given if isinstance(given, (tuple, list)) else [given])]
+    unit, out = _layer(call, read, params, states)
+    made = [item.on_axis(call.input.tensor.ndim - 1, call.input.tensor.ndim) for item in (out, unit)]
+    return made if isinstance(call.result, tuple) else made[0]
+
+
 def _layer(call: Call, read: Labels, params: Sequence[Value], states: Sequence[Labels]) -> tuple[Labels, Labels]:
     """The labels of a layer's units, and of what it gives out, which a projection makes of them."""
-    constraints, gates = call.constraints, _SIGNED_GATES[call.name]
+    constraints, gates = call.constraints, _SIGNED_GATES[call.name.removesuffix("_cell")]
     input_weight, hidden_weight = _stored(call, params[0]), _stored(call, params[1])
     n = params[0].tensor.shape[0] // len(gates)
-    biases = params[2 : 4 if call.argument("has_biases") else 2]
+    biases = params[2:4] if len(params) > 3 else ()
     projection = params[-1] if len(params) in (3, 5) else None
     path = np.array([constraints.paths.id_of(call.name, "unit")])
     unit = Labels(constraints.channels.new(n), constraints.scales.new(n), path)
-    constraints.restrict_scale(unit.scale, POSITIVE if call.name == "rnn_relu" else SIGN, _why(call))
+    constraints.restrict_scale(unit.scale, POSITIVE if call.name.startswith("rnn_relu") else SIGN, _why(call))
     out = unit
     if projection is not None:
         name = _stored(call, projection)
@@ -90,7 +102,7 @@ def _layer(call: Call, read: Labels, params: Sequence[Value], states: Sequence[L
 
 
 def _why(call: Call) -> str:
-    return "keeps positive factors alone" if call.name == "rnn_relu" else "keeps signs alone"
+    return "keeps positive factors alone" if call.name.startswith("rnn_relu") else "keeps signs alone"
 
 
 def _stored(call: Call, value: Value) -> str:
@@ -105,11 +117,12 @@ def _states(call: Call, state: Value, count: int) -> list[Labels]:
     if state.origin == CONSTANT and state.stored is None and not bool(state.tensor.any()):
         return [constraints.unconstrained(np.ones(size, bool)) for _ in range(count)]
     labels = call.labels_of(state)
-    if any(axis not in (0, state.tensor.ndim - 1) for axis in labels.varying_axes):
+    last, layered = state.tensor.ndim - 1, not call.name.endswith("_cell")
+    if any(axis not in ((0, last) if layered else (last,)) for axis in labels.varying_axes):
         raise call.unsupported("channels of a state on its last axis", "others")
 
     def of(item: NodeIds, number: int) -> NodeIds:
-        layer = item[min(number, item.shape[0] - 1)]
+        layer = item[min(number, item.shape[0] - 1)] if layered else item
         return np.broadcast_to(layer.reshape(-1), size)
 
     return [labels.map(lambda item, number=number: of(item, number)) for number in range(count)]

@@ -27,14 +27,15 @@ def rearrange(call: Call) -> Any:
     value = call.input
     if (held := _held_by_indices(call)) is not None:
         return held
+    parameter = value.unlabelled or value.function
     if (
-        value.unlabelled
+        parameter
         and value.entries is None
         and isinstance(call.result, torch.Tensor)
         and (reordered := _reordered_parameter(call, value)) is not None
     ):
         return reordered
-    if value.unlabelled and (len(value.long_axes) > 1 or value.entries is not None):
+    if parameter and (value.function or len(value.long_axes) > 1 or value.entries is not None):
         return _moved_parameter(call, value)
     return _labels_from_entries(call, [value])
 
@@ -51,7 +52,7 @@ def _held_by_indices(call: Call) -> Labels | None:
     axes = list(range(value.tensor.ndim))
     if call.name == "index":
         axes = [axis for axis, item in enumerate(call.argument("indices")) if item is not None]
-    elif call.name in ("index_select", "repeat_interleave") and call.argument("dim") is not None:
+    elif call.name in ("index_select", "repeat_interleave", "gather") and call.argument("dim") is not None:
         axes = [int(call.argument("dim")) % value.tensor.ndim]
     if value.unlabelled and (value.entries is not None or len(value.long_axes) > 1):
         assert value.source is not None
@@ -75,14 +76,6 @@ def copy_or_cast(call: Call) -> Any:
     if call.input.unlabelled or call.input.index_of:
         return replace(call.input, tensor=call.result)
     return homogeneous(call)
-
-
-def index(call: Call) -> Any:
-    """``x[...]`` with lists or tensors of indices."""
-    if any(item.origin != CONSTANT for item in values_in(call.argument("indices"))):
-        # refused and not followed: which entries are taken depends on the input
-        raise call.unsupported("an index of numbers and slices", "an index that depends on the input")
-    return rearrange(call)
 
 
 def concatenate(call: Call) -> Any:

@@ -1,7 +1,8 @@
 """Numbers and untrusted text as people read them, and how long work reports its progress."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ckptzoo.errors import Problem, ZooError
 
@@ -79,6 +80,18 @@ def parse_share(text: str) -> tuple[int, int]:
 def counted(number: int, noun: str) -> str:
     """``1 network``, ``1,024 networks``."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def shown_arrays(arrays: Mapping[str, Any], limit: int = 6) -> str:
+    """The first few arrays by name, shape and dtype, and how many more there are; lists by their length."""
+    texts = [
+        f"{name} {tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+        if hasattr(value, "dtype")
+        else f"{name} ({len(value)},)"
+        for name, value in list(arrays.items())[:limit]
+    ]
+    more = f" and {len(arrays) - limit} more" if len(arrays) > limit else ""
+    return f"{', '.join(texts)}{more}"
 
 
 def shortened(text: str, limit: int) -> str:

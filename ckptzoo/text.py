@@ -94,6 +94,23 @@ def shown_arrays(arrays: Mapping[str, Any], limit: int = 6) -> str:
     return f"{', '.join(texts)}{more}"
 
 
+def brief_repr(self: Any) -> str:
+    """The ``__repr__`` of a class with fields that hold arrays: their shapes and dtypes, not their elements."""
+    names = getattr(self, "_fields", None) or getattr(self, "__dataclass_fields__", ())
+    fields = (f"{name}={_brief(getattr(self, name))}" for name in names if not name.startswith("_"))
+    return f"{type(self).__name__}({', '.join(fields)})"
+
+
+def _brief(value: Any) -> str:
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"<{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}>" if value.shape else repr(value)
+    if isinstance(value, Mapping) and any(hasattr(item, "dtype") for item in value.values()):
+        return f"{{{shown_arrays(value, 3)}}}"
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields") and any(hasattr(i, "dtype") for i in value):
+        return f"[{', '.join(map(_brief, value[:3]))}{', ...' if len(value) > 3 else ''}]"
+    return shortened(repr(value), 200)
+
+
 def shortened(text: str, limit: int) -> str:
     """At most ``limit`` characters, with dots where some are left out."""
     return text if len(text) <= limit else text[: max(0, limit - 3)] + "..."

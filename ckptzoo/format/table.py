@@ -114,7 +114,9 @@ def table_of(rows: list[dict[str, Any]], schema: pa.Schema, *, location: str) ->
         except (pa.ArrowException, TypeError, OverflowError, ValueError):
             odd = next((value for value in values if not _is_of(value, spec.type)), values[0])
             got = f"{shortened(repr(odd), 100)} of type {type(odd).__name__}"
-            problems.append(Problem(location, f"column {spec.name!r}", _TYPES_SHOWN[spec.type], got, "Correct the rows."))
+            problems.append(
+                Problem(location, f"column {spec.name!r}", _TYPES_SHOWN[spec.type], got, "Correct the rows.")
+            )
             continue
         if not spec.nullable and columns[-1].null_count:
             step = "Give every row one."

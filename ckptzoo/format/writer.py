@@ -21,7 +21,7 @@ from ckptzoo.format.checks import row_limits
 from ckptzoo.format.durable import TEMPORARY, Staging, locked, naming
 from ckptzoo.format.files import Folder
 from ckptzoo.format.header import numpy_dtype
-from ckptzoo.format.part import SHARD_BYTES, Arrays, PartWriter
+from ckptzoo.format.part import SHARD_BYTES, PartWriter
 from ckptzoo.format.reader import list_trees, read_documents, read_tree
 from ckptzoo.format.snapshot import newest
 from ckptzoo.schema import layout

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import IntegrityError, Problem, SpecError, ZooError
-from ckptzoo.text import excerpt
+from ckptzoo.text import brief_repr, excerpt
 
 FOLDER_VARIABLE = "CKPTZOO_DATA"
 """The environment variable with the folder of data sets."""
@@ -43,6 +43,8 @@ class ImageSet:
     images: Images
     labels: Labels
     class_names: tuple[str, ...] | None = None
+
+    __repr__ = brief_repr
 
     def __len__(self) -> int:
         return len(self.labels)

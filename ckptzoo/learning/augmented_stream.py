@@ -21,6 +21,7 @@ from ckptzoo.loader.stream import ReaderShard, Remainder, Shuffle, Source, State
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.symmetry.matrix_action import unit_gains
+from ckptzoo.text import brief_repr
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +51,8 @@ class Batch:
     ids: tuple[str, ...]
     state: State
     stream: int = 0
+
+    __repr__ = brief_repr
 
     def __len__(self) -> int:
         """Checkpoints in the batch."""

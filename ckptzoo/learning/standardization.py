@@ -20,6 +20,7 @@ from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.documents import digest_of
 from ckptzoo.symmetry.arrays import is_float
 from ckptzoo.symmetry.counts import orbits
+from ckptzoo.text import brief_repr
 
 Per = Literal["tensor", "orbit", "position", "sane"]
 PER = ("tensor", "orbit", "position", "sane")
@@ -59,6 +60,8 @@ class Statistics:
     constant: Mapping[str, int]
     count: int
     digest: str
+
+    __repr__ = brief_repr
 
     def __str__(self) -> str:
         constant = ", ".join(f"{name} ({count:,})" for name, count in self.constant.items())

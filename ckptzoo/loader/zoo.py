@@ -632,7 +632,7 @@ class Zoo:
         names, variant, dtype
             as in ``stream``. bfloat16 comes as float32, because ``datasets`` does not have it.
         columns
-            of the metadata; missing values are None.
+            of the metadata; missing values are None, and times are texts such as ``2024-01-31T12:00:00+00:00``.
         shards
             pieces that ``datasets`` may hand to workers or nodes.
 

@@ -11,6 +11,7 @@ from ckptzoo.errors import SymmetryError
 from ckptzoo.schema.groups import MATRICES, Fixed, Group, Like, Sym, Wreath
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import as_array, beside, to_numpy
+from ckptzoo.text import brief_repr
 
 MOST_CONDITION = 1e12
 """Of an invertible matrix; beyond it float64 leaves fewer than four digits of what it acts on."""
@@ -42,6 +43,8 @@ class GroupElement:
     perms: Mapping[str, Any]
     scales: Mapping[str, Any]
     matrices: Mapping[str, Any] = field(default_factory=dict)
+
+    __repr__ = brief_repr
 
     def __len__(self) -> int:
         return len(next(iter(self.perms.values())))

@@ -163,7 +163,7 @@ def test_values_of_other_types_are_shown(tmp_path: Path, row: dict, expected: st
 def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
     (tmp_path / "shut").mkdir(mode=0o500)
     for path in (tmp_path / "shut" / "zoo", tmp_path / "shut" / "zoos" / "zoo"):
-        with pytest.raises(PermissionError, match="Permission denied. Choose a folder that you may write to"):
+        with pytest.raises(PermissionError, match=r"Permission denied\. Choose a folder that you may write to"):
             ckptzoo.create(path, arch=MIXED)
 
 

@@ -34,7 +34,7 @@ FITS = [
 
 @pytest.mark.parametrize(("kind", "good", "bad"), FITS)
 def test_what_fits_an_annotation(kind: Any, good: list[Any], bad: list[Any]) -> None:
-    def function(argument, *others, key=None):  # noqa: ANN001, ANN002, ANN202
+    def function(argument, *others, key=None):
         return argument
 
     function.__annotations__ = {"argument": kind, "others": kind}

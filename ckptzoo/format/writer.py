@@ -43,7 +43,7 @@ def create(
     *,
     arch: Architecture | str | Path | Any,
     card: Card | str | Path | None = None,
-    symmetry: Symmetry | None = None,
+    symmetry: Symmetry | Any | None = None,
     exist_ok: bool = False,
 ) -> "Writer":
     """Make a new zoo in ``path`` and return a writer onto it.
@@ -54,11 +54,12 @@ def create(
         a folder that does not exist or is empty.
     arch
         a declaration, a name that ``ckptzoo.archs`` knows (which brings its symmetries), the path of an
-        ``architecture.json``, an example state dict, or a torch module.
+        ``architecture.json``, an example state dict, a torch module, or what ``ckptzoo.symmetry.trace`` found (which
+        brings symmetries and the shape of an input).
     card
         what a person says about the zoo, or the path of a ``card.toml``; by default only the folder's name.
     symmetry
-        the table of groups and axis actions, where it is known.
+        the table of groups and axis actions, or what ``ckptzoo.symmetry.trace`` found, where that is known.
     exist_ok
         whether a zoo may be there that has the same architecture and table; the writer then adds to it, as that of
         ``append``, and its card stays.
@@ -115,8 +116,15 @@ def create(
     return writer
 
 
-def _declared(arch: Any, name: str, symmetry: Symmetry | None) -> tuple[Architecture, Symmetry | None]:
+def _declared(arch: Any, name: str, symmetry: Any) -> tuple[Architecture, Symmetry | None]:
     """The architecture in any of the forms that ``create`` takes, and its table where that is known."""
+    # what trace found holds both; the package symmetry is none that this one imports
+    symmetry = getattr(symmetry, "symmetry", symmetry)
+    if isinstance(getattr(arch, "architecture", None), Architecture):
+        arch, symmetry = arch.architecture, symmetry or arch.symmetry
+    if not isinstance(symmetry, Symmetry | None):
+        step = "Pass ckptzoo.symmetry.trace(module, inputs), or leave it out."
+        raise SpecError(Problem("create", "symmetry", "a table of symmetries", type(symmetry).__name__, step))
     if isinstance(arch, Architecture):
         return arch, symmetry
     if isinstance(arch, str) and archs.known(arch):

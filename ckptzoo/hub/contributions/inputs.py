@@ -135,8 +135,12 @@ def _evaluations(zoo: Zoo) -> tuple[Evaluation, Mapping[Evaluation, frozenset[st
         if evaluation is not None:
             by_recipe.setdefault(row["recipe"], set()).add(evaluation)
     kinds = list(dict.fromkeys(evaluation for evaluation in stated if evaluation is not None))
-    where = "Choose others with --where, or scale the images yourself and call ckptzoo.derive.predict."
+    where = "Choose others with --where, or pass inputs as the networks take them: --inputs FILE.npz."
     if not kinds:
+        where = (
+            "Pass inputs as the networks take them, --inputs FILE.npz; rows that are written say it so that inputs are "
+            '(pixel / 255 - mean) / std: "extra": {"mean": 0, "std": 1}.'
+        )
         raise ZooError(Problem(zoo.name, "scaling of the pixels", "one in the rows", "no row that says it", where))
     chosen, ids_of = set(zoo.ids), dict[Evaluation, set[str]]()
     silent: list[str] = []

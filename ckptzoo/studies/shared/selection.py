@@ -145,7 +145,7 @@ def table_of(zoo: Zoo, variant: str) -> Symmetry:
     command = f"{'Run' if folder else 'Pull the zoo, then run'} ckptzoo derive {folder or 'FOLDER'} --gauge {variant}."
     if zoo.symmetry is None:
         # derive takes the table of a registered architecture by itself; others have to be declared first
-        step = command if archs.known(zoo.arch.forward) else _declare(zoo)
+        step = command if archs.known(zoo.arch.forward) else declare_step(zoo.contents)
         raise SymmetryError(Problem(zoo.name, "symmetry table", "one", "none", step))
     if variant not in derived:
         raise ZooError(Problem(zoo.name, "variants", f"{variant!r} among them", ", ".join(zoo.variants), command))
@@ -164,7 +164,7 @@ def own_table(zoo: Zoo) -> Symmetry:
         return zoo.symmetry
     if archs.known(zoo.arch.forward):
         return archs.symmetry(zoo.arch.forward)
-    raise SymmetryError(Problem(zoo.name, "symmetry table", "one", "none", _declare(zoo)))
+    raise SymmetryError(Problem(zoo.name, "symmetry table", "one", "none", declare_step(zoo.contents)))
 
 
 def has_labels(zoo: Zoo, name: str) -> bool:
@@ -179,8 +179,3 @@ def predict_command(zoo: Zoo, *others: str) -> str:
     sets = " ".join(quote(item) for item in (name, *others))
     command = f"ckptzoo predict {quote(str(folder)) if folder else 'FOLDER'} {sets}"
     return f"{'Run' if folder else 'Pull the zoo, then run'} {command}, which writes into that folder"
-
-
-def _declare(zoo: Zoo) -> str:
-    folder = zoo.contents.files.here or "FOLDER"
-    return declare_step(zoo.contents, f"Run ckptzoo derive {folder} --module FILE.py:NAME, which traces your network")

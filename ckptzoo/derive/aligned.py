@@ -14,7 +14,7 @@ from ckptzoo.archs.gaussian_spec import STD
 from ckptzoo.archs.gaussian_spec import declare as declare_gaussian
 from ckptzoo.derive.checks import RANDOM_INPUTS, import_with_torch
 from ckptzoo.derive.predictions import checked_inputs, digest_of_inputs
-from ckptzoo.derive.tables import symmetry_of, unless_layers
+from ckptzoo.derive.tables import symmetry_of, traced_shape, unless_layers
 from ckptzoo.derive.variant_rule import ActivationMatching, AlignmentRule, Weights
 from ckptzoo.derive.variants import Derived, derive_by
 from ckptzoo.errors import Problem, SymmetryError, UnknownNameError, ZooError
@@ -124,9 +124,7 @@ def align_zoo(
         step = "Leave the scales as they are, or align by weights."
         raise ZooError(Problem("align", "method for scales 'fit'", "weights", method, step))
     contents = read_contents(Folder(path))
-    if input_shape is None and inputs is not None and contents.architecture.input_shape is None:
-        input_shape = inputs.shape[1:]
-    table = symmetry_of(contents, module, input_shape)
+    table = symmetry_of(contents, module, traced_shape(contents.architecture, input_shape, inputs))
     label = _label(to, label)
     examples = None if method == "weights" else _examples(contents, inputs, module)
     zoo = ckptzoo.open(path)

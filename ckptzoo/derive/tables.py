@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
+
 from ckptzoo import archs
 from ckptzoo.errors import Problem, SymmetryError, ZooError, require
 from ckptzoo.format import durable
@@ -67,6 +69,14 @@ def with_input_shape(arch: Architecture, input_shape: Sequence[int] | None) -> A
         step = "Leave it out: the zoo says it."
         raise ZooError(Problem(arch.name, "shape of one input", str(arch.input_shape), str(shape), step))
     return replace(arch, input_shape=shape)
+
+
+def traced_shape(
+    arch: Architecture, input_shape: Sequence[int] | None, inputs: NDArray[Any] | None
+) -> Sequence[int] | None:
+    """The shape of one input with which a module is traced: as it is given, or that of real inputs."""
+    inferred = input_shape is None and inputs is not None and arch.input_shape is None
+    return inputs.shape[1:] if inferred and inputs is not None else input_shape
 
 
 def _options(contents: Contents) -> str:

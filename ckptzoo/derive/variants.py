@@ -22,7 +22,7 @@ from ckptzoo.derive.checks import (
 )
 from ckptzoo.derive.concurrency import BackgroundWriter, in_order
 from ckptzoo.derive.derived_writer import DerivedTreeWriter, Row, RowRun
-from ckptzoo.derive.tables import declare, symmetry_of, with_input_shape
+from ckptzoo.derive.tables import declare, symmetry_of, traced_shape, with_input_shape
 from ckptzoo.derive.variant_rule import GaugeRule, VariantRule
 from ckptzoo.errors import Problem, SymmetryError, UnknownNameError, ZooError
 from ckptzoo.format.checks import variant_dtype
@@ -467,8 +467,8 @@ def derive(
         the network as a torch module, for the check of one that is not in ``ckptzoo.archs``; where the zoo has no
         symmetry table the module is traced for one.
     input_shape
-        of one input, such as ``(3, 32, 32)``, where the zoo's architecture does not say it and the module needs it; by
-        default that of ``inputs``.
+        of one input, such as ``(3, 32, 32)``, where the zoo's architecture does not say it: for random inputs, and to
+        trace the module, where that of ``inputs`` is enough.
     share
         ``(i, n)`` for every n-th of the raw parts that are not derived, from the i-th, so that n processes or machines
         that share the folder derive a zoo together; the parts have the same digests.
@@ -526,9 +526,8 @@ def derive_by(
         raise UnknownNameError("derive", "store", store, STORE)
     began = time.perf_counter()
     contents = read_contents(Folder(path))
-    if input_shape is None and inputs is not None and contents.architecture.input_shape is None:
-        input_shape = inputs.shape[1:]
-    symmetry, policy = symmetry_of(contents, module, input_shape), CheckPolicy.of(certify, contents.architecture)
+    symmetry = symmetry_of(contents, module, traced_shape(contents.architecture, input_shape, inputs))
+    policy = CheckPolicy.of(certify, contents.architecture)
     if store == "element" and symmetry.has_matrices:
         expected = "'weights', as the table has matrices, whose products have the same bits on one machine alone"
         step = "Store the weights: --store weights."

@@ -44,6 +44,7 @@ docs: $(READY)  ## the documentation, in site/: any warning is an error; no netw
 tutorials: $(READY)  ## what pages show of programs, written again: outputs of tutorials, commands, diagrams
 	@$(PY) -m tests.support.tutorials
 	@$(PY) docs/commands.py
+	@$(PY) docs/recipes.py
 	@$(PY) docs/diagrams.py
 
 links: $(READY)  ## addresses outside that pages name; needs a network

@@ -21,6 +21,7 @@ from ckptzoo.format import durable, table
 from ckptzoo.format.files import Files, Folder
 from ckptzoo.format.maintenance import LISTING
 from ckptzoo.format.maintenance import encode as encode_listing
+from ckptzoo.format.reader import zoo_folders
 from ckptzoo.format.verify import verify
 from ckptzoo.loader.filters import Filters, kept, matching
 from ckptzoo.loader.remote_files import RemoteFiles
@@ -89,7 +90,7 @@ def write_collection(folder: str | os.PathLike[str]) -> tuple[ZooEntry, ...]:
     [('draws', 8), ('few', 16), ('planted', 12), ('toy', 64)]
     """
     root = Path(folder).absolute()
-    names = sorted(path.parent.name for path in root.glob(f"*/{layout.ZOO}"))
+    names = zoo_folders(root)
     if not names:
         step = "Name a folder whose folders are zoos, such as ckptzoo import makes of several architectures."
         raise ZooError(Problem(str(folder), "zoos", "folders with a zoo.json", "none", step))
@@ -177,6 +178,8 @@ def verify_collection(
 ) -> list[Problem]:
     """The problems of a collection and of its zoos, up to about 100 of each; an empty list is a sound collection.
 
+    Of a folder of zoos of which no collection was written, those of the zoos.
+
     Parameters
     ----------
     folder
@@ -192,10 +195,13 @@ def verify_collection(
     """
     root = Path(folder).absolute()
     problems: list[Problem] = []
-    zoos = sorted(path.parent.name for path in root.glob(f"*/{layout.ZOO}"))
+    zoos = zoo_folders(root)
     for name in zoos:
         found = verify(root / name, deep=deep, progress=progress)
         problems += [replace(problem, location=f"{root.name}/{problem.location}") for problem in found]
+    # a folder of zoos that nobody made a collection of
+    if zoos and not (root / layout.COLLECTION).exists() and not (root / layout.COLLECTION_ROWS).exists():
+        return problems
     try:
         collection = open_collection(root)
     except IntegrityError as error:

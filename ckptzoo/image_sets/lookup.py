@@ -124,21 +124,24 @@ TRAINING_SETS = tuple(known.name for known in KNOWN.values() if known.table is n
 
 
 def find(
-    name: str, folder: str | Path | None = None, *, split: str = "test", count: int | None = None
+    name: str, folder: str | Path | None = None, *, split: str | None = None, count: int | None = None
 ) -> ImageSet | None:
-    """A data set, where it is on this machine; None where it is not. Nothing is fetched.
+    """A data set or a set of inputs, where it is on this machine; None where it is not. Nothing is fetched.
 
     Parameters
     ----------
     name
         such as ``mnist`` or ``ylecun/mnist``; case does not matter, and what is no plain name is not looked for.
         ``mnist-14x14`` are its images with a side of 14 pixels, see ``ImageSet.reduced``; so for every known set.
+        Or a set of inputs: ``mnist/test``; ``svhn/test-10000`` for its first 10,000 images, ``svhn/train-500`` for the
+        first 500 training images; ``cifar10-c/gaussian-noise-3`` for the test images of CIFAR-10 under a corruption,
+        with its severity from 1 to 5.
     folder
         holds the files of the data set, or a folder of its name, or of the name that its archive has, that does. By
         default the one that the environment variable ``CKPTZOO_DATA`` names. ``digits`` needs no folder where
         scikit-learn is installed.
     split
-        ``test`` or ``train``.
+        ``test``, the default, or ``train``, where the name does not say it.
     count
         how many images there have to be; by default as many as the data set is known to have, any number where that is
         not known.
@@ -148,7 +151,8 @@ def find(
     IntegrityError
         Files are there, and are not what they should be.
     ZooError
-        They are pickles, or the cache for decoded pictures cannot be written.
+        They are pickles, or the cache for decoded pictures cannot be written; the name says another split, or more
+        images than there are, or a corruption that the data set does not have.
 
     Notes
     -----
@@ -163,8 +167,20 @@ def find(
     >>> find("no-such-set") is None
     True
     """
+    name = name.lower()
+    if (named := set_of(name)) is not None:
+        dataset, own_split, limit, corruption, severity = named
+        if corruption is not None:
+            return find_corrupted(dataset, corruption, severity, folder)
+        if split not in (None, own_split):
+            raise ZooError(Problem("data", "split", f"{own_split}, as {name!r} says", str(split), "Name one of both."))
+        found = find(dataset, folder, split=own_split, count=count)
+        return None if found is None else found.first(limit)
+    if "/" in name and _sized(name.partition("/")[0])[0] in ("digits", *KNOWN):
+        raise not_a_set(name)
+    split = split or "test"
     check_split(name, split)
-    name, root = name.lower().rpartition("/")[2], folder_of(folder)
+    name, root = name.rpartition("/")[2], folder_of(folder)
     if not _NAME.fullmatch(name):
         return None
     full_size, side = _sized(name)
@@ -274,33 +290,20 @@ def halves_from(
     }
 
 
-def find_named(name: str, folder: str | Path | None = None) -> ImageSet | None:
-    """The images of a set of inputs by its name, where they are on this machine; None where they are not.
+def not_a_set(name: str) -> ZooError:
+    """The error to raise for what is not the name of a set of inputs."""
+    expected = "a data set and /test or /train, as mnist/test or mnist/train-100"
+    step = "Choose such a one, or pass inputs of your own: --inputs FILE.npz, or ckptzoo.derive.predict."
+    return ZooError(Problem("data", "set of inputs", expected, repr(name)[:100], step))
 
-    Parameters
-    ----------
-    name
-        ``<data set>/test``; ``svhn/test-10000`` for its first 10,000 images, ``svhn/train-500`` for the first 500
-        training images; ``cifar10-c/gaussian-noise-3`` for the test images of CIFAR-10 under a corruption, with its
-        severity from 1 to 5.
-    folder
-        as in ``find``.
 
-    Raises
-    ------
-    ZooError
-        It is no such name, or there are fewer images; and as in ``find``.
-    """
+def set_of(name: str) -> tuple[str, str, int | None, str | None, int] | None:
+    """Data set, split, number of examples, corruption and severity of a set of inputs; None of another name."""
     matched = _SET.fullmatch(name)
     if matched is None or not SET_NAME.fullmatch(name) or _is_other_split(matched[1], matched[4]):
-        expected = "a data set and /test or /train, as mnist/test or mnist/train-100"
-        step = "Choose such a one, or pass inputs of your own in Python: ckptzoo.derive.predict."
-        raise ZooError(Problem("data", "set of inputs", expected, repr(name), step))
+        return None
     dataset, split, limit, corruption, severity = matched.groups()
-    if corruption is not None:
-        return find_corrupted(dataset, corruption, int(severity), folder)
-    found = find(dataset, folder, split=split)
-    return None if found is None else found.first(int(limit) if limit else None)
+    return dataset, split or "test", int(limit) if limit else None, corruption, int(severity or 0)
 
 
 def _is_other_split(dataset: str, corruption: str | None) -> bool:

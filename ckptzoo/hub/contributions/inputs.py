@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from ckptzoo import image_sets
 from ckptzoo.derive.labelled import Labelled
-from ckptzoo.errors import Problem, ZooError
+from ckptzoo.errors import MissingExtraError, Problem, ZooError
 from ckptzoo.hub.contributions.evaluation import Evaluation, evaluation_of
 from ckptzoo.image_sets import ImageSet
+from ckptzoo.image_sets.lookup import not_a_set, set_of
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.text import counted
@@ -78,7 +79,8 @@ def inputs_of(zoo: Zoo, name: str, *, data: str | Path | None = None) -> ZooInpu
     zoo
         its rows say how pixels are scaled; a selection of those that matter.
     name
-        the set, ``<data set>/test``, such as ``mnist/test``, ``cifar100/test`` or ``digits/test``; ``svhn/test-10000``
+        the set, ``<data set>/test``, such as ``mnist/test``, ``cifar100/test`` or ``digits/test``, which a name alone
+        stands for, too; ``svhn/test-10000``
         for its first 10,000 examples; ``cifar100-c/fog-3`` for images under a corruption, with its severity.
     data
         where test sets are, as ``ckptzoo.image_sets.find`` takes it.
@@ -88,11 +90,18 @@ def inputs_of(zoo: Zoo, name: str, *, data: str | Path | None = None) -> ZooInpu
     ZooError
         There is no such set on this machine, no row says how pixels are scaled, rows differ in it and some do not say
         it, or rows were trained on different data sets.
+    MissingExtraError
+        It is that of the digits, and scikit-learn, which has them, is not installed.
     """
+    name = name if "/" in name else f"{name}/test"
     first, ids_of_others = _evaluations(zoo)
-    test_set = image_sets.find_named(name, data)
+    if set_of(name) is None:
+        raise not_a_set(name)
+    test_set = image_sets.find(name, data)
     what, dataset = f"set of inputs {name!r}", name.partition("/")[0]
     if test_set is None:
+        if dataset == "digits":
+            raise MissingExtraError("scikit-learn", "stats")  # which has them; nothing else is needed
         folder = image_sets.folder_of(data)
         got = "no folder to look in" if folder is None else f"none in {folder} nor in {folder / dataset}"
         step = f"Name the folder that holds it with --data or {image_sets.FOLDER_VARIABLE}."

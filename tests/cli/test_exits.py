@@ -141,7 +141,11 @@ def test_an_interrupt_while_packages_are_imported_ends_with_a_line(tmp_path: Pat
     done = subprocess.run(
         [sys.executable, "-c", _INTERRUPTED_IMPORT, tmp_path], capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "caught\n", "builders: interrupted: nothing was done.\n")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        130,
+        "caught\n",
+        "builders: interrupted: nothing was done.\n",
+    )
     before = signal.getsignal(signal.SIGINT)
     with stopping_imports("builders", "nothing was done."):
         pass

@@ -1,12 +1,13 @@
 """``FilePattern``: columns of checkpoints in the names of their files, such as ``{member}-checkpoint-{epoch}.pt``."""
 
+import math
 import re
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptzoo.schema.metadata import COLUMNS
+from ckptzoo.schema.metadata import COLUMNS, parse_extra
 
 FIELDS = {"id": "string", "member": "string"} | {
     column.name: column.type
@@ -18,6 +19,12 @@ _FORMS = {"string": "[A-Za-z0-9._-]+?", "int64": "[0-9]{1,18}", "float64": "[0-9
 _VALUES = {"string": str, "int64": int, "float64": float}
 _OWN_ENTRIES = {"epoch": ("epoch", "epochs"), "step": ("step", "global_step", "steps", "iteration", "iter")}
 """Scalars beside a state dict that say how long it was trained, as common training programs call them."""
+_CLAIMS = {
+    "claimed_test_accuracy": ("test_accuracy", "test_acc", "accuracy_test", "acc_test", "test_acc1", "test_top1"),
+    "claimed_test_loss": ("test_loss", "loss_test"),
+}
+"""The figures beside a state dict that are claims, with other signs than letters and digits as ``_``; also within
+others, as ``metrics.test_acc``. The best of a training may be that of other weights."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +75,60 @@ class FilePattern:
 
 
 def own_columns(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """``epoch`` and ``step`` from the scalars that a file holds beside its tensors, where they are numbers from 0."""
-    columns: dict[str, Any] = {}
+    """``epoch``, ``step`` and figures that are claims, from what a file holds beside its tensors."""
+    columns: dict[str, Any] = dict(claims(facts))
     for column, names in _OWN_ENTRIES.items():
         value = _first_number(facts, names)
         if value is not None:
             columns[column] = float(value) if FIELDS[column] == "float64" else value
     return columns
+
+
+def claims(facts: Mapping[str, Any]) -> dict[str, float]:
+    """The figures of a test set among what a file holds beside its tensors, as columns; accuracies as fractions.
+
+    >>> claims({"test_acc": 0.5, "metrics.test_loss": 1.5, "best_test_acc": 0.9}), claims({"test/acc": "63.2"})
+    ({'claimed_test_accuracy': 0.5, 'claimed_test_loss': 1.5}, {'claimed_test_accuracy': 0.632})
+    """
+    found: dict[str, float] = {}
+    named = {re.sub(r"[^a-z0-9]+", "_", str(name).lower()).strip("_"): value for name, value in facts.items()}
+    for column, names in _CLAIMS.items():
+        for name in names:
+            within = (value for key, value in named.items() if key.endswith(f"_{name}") and "best" not in key)
+            number = next((n for value in (named.get(name), *within) if (n := _figure(value)) is not None), None)
+            if number is None or (column.endswith("accuracy") and number > 100):
+                continue
+            # fractions are at most 1; what is above is percent
+            is_percent = column.endswith("accuracy") and number > 1
+            found[column] = round(number / 100, 12) if is_percent else number
+            break
+    return found
+
+
+def claimed_accuracy(row: Mapping[str, Any]) -> float | None:
+    """The test accuracy that a contributor claims of a row: in its column, or among what its file held.
+
+    Parameters
+    ----------
+    row
+        with ``claimed_test_accuracy`` and ``extra``.
+    """
+    if (claimed := row["claimed_test_accuracy"]) is not None:
+        return claimed
+    facts = (parse_extra(row["extra"]) or {}).get("facts")
+    return claims(facts).get("claimed_test_accuracy") if isinstance(facts, Mapping) else None
+
+
+def _figure(value: Any) -> float | None:
+    """A finite number from 0, also as a text: files of safetensors hold texts alone."""
+    if isinstance(value, str) and len(value) <= 40:
+        try:
+            value = float(value.strip())
+        except ValueError:
+            return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value) if value >= 0 else None
 
 
 def _first_number(facts: Mapping[str, Any], names: Sequence[str]) -> int | None:

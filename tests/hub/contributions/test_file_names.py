@@ -1,5 +1,6 @@
 """Columns in the names of files, and in what files hold beside their tensors."""
 
+import json
 import re
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptzoo.errors import SpecError
-from ckptzoo.hub.contributions.file_names import FIELDS, FilePattern, own_columns
+from ckptzoo.hub.contributions.file_names import FIELDS, FilePattern, claimed_accuracy, own_columns
 from ckptzoo.hub.contributions.ingest import Ingestor
 from ckptzoo.hub.contributions.submission import Submission
 from tests.support.hub_zoos import ARCH
@@ -49,6 +50,34 @@ def test_own_entries_that_are_no_numbers_from_0_do_not_count() -> None:
     assert own_columns({"epoch": 3, "global_step": 900, "loss": 0.5}) == {"epoch": 3.0, "step": 900}
     assert own_columns({"epoch": True, "step": -1, "iter": 2**60, "steps": "7", "iteration": 1.5}) == {}
     assert set(FIELDS) <= {"id", "member", "seed", "step", "epoch", "recipe", "method", "mode", "draw"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "claimed"),
+    [
+        ({"test_acc": 0.6323}, 0.6323),
+        ({"test_acc": "0.6323"}, 0.6323),  # as the metadata of safetensors has it
+        ({"test/acc": 63.23}, 0.6323),
+        ({"metrics.test_accuracy": 1}, 1.0),
+        ({"best_test_acc": 0.9, "test_acc": 0.5}, 0.5),
+        ({"best_test_acc": 0.9}, None),
+        ({"Test-Accuracy": 0.25}, 0.25),
+        ({"test_acc": 101}, None),
+        ({"test_acc": -0.5}, None),
+        ({"test_acc": True}, None),
+        ({"test_acc": float("nan")}, None),
+        ({"test_acc": "high"}, None),
+        ({"test_acc": [0.5]}, None),
+        ({"train_acc": 0.9, "acc": 0.8, "val_acc": 0.7}, None),
+        ({}, None),
+    ],
+)
+def test_figures_in_files_are_claims(facts: dict[str, object], claimed: float | None) -> None:
+    assert own_columns(facts).get("claimed_test_accuracy") == claimed
+    kept = {"claimed_test_accuracy": None, "extra": json.dumps({"facts": facts})}
+    assert claimed_accuracy(kept) == claimed
+    # what the contributor says counts more
+    assert claimed_accuracy({**kept, "claimed_test_accuracy": 0.125}) == 0.125
 
 
 def rows(tmp_path: Path, files: dict[str, dict[str, object]], **card: object) -> list[dict[str, object]]:

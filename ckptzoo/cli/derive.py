@@ -56,11 +56,11 @@ Certify = Annotated[
     ),
 ]
 Inputs = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
-        metavar="FILE",
+        metavar="FILE|SET",
         help="Real inputs for the check of outputs (align: and for activations): a .npy file, or a .npz file with one "
-        "array, (B, *input_shape).",
+        "array or inputs among several, (B, *input_shape); or a data set, scaled as the rows say: mnist/train-5000.",
     ),
 ]
 
@@ -74,6 +74,7 @@ def derive(
     store: Store = "weights",
     certify: Certify = "auto",
     inputs: Inputs = None,
+    data: Data = None,
     module: Module = None,
     input_shape: InputShape = None,
     share: Share = "0/1",
@@ -93,7 +94,7 @@ def derive(
     root = folder(zoo)
     if on is not None:
         work_on_ray(context, on)
-    given = None if inputs is None else _inputs(inputs)
+    given = None if inputs is None else _inputs(root, inputs, data)
     network, shape = _network(root, module), parse_input_shape(input_shape)
     with bar(f"deriving {gauge}") as progress:
         derived = derive_variant(
@@ -151,6 +152,7 @@ def align(
     store: Store = "weights",
     certify: Certify = "auto",
     inputs: Inputs = None,
+    data: Data = None,
     module: Module = None,
     input_shape: InputShape = None,
     share: Share = "0/1",
@@ -168,7 +170,7 @@ def align(
     from ckptzoo.text import parse_share
 
     root = folder(zoo)
-    given = None if inputs is None else _inputs(inputs)
+    given = None if inputs is None else _inputs(root, inputs, data, for_activations=method == "activations")
     network, shape = _network(root, module), parse_input_shape(input_shape)
     scaled = None if gauge is None else gauge_named(gauge, "align")
     if on is not None:
@@ -189,7 +191,7 @@ def align(
             store=store,
             certify=certify,
             inputs=given,
-            inputs_name="" if inputs is None else inputs.name,
+            inputs_name="" if inputs is None else Path(inputs).name if Path(inputs).is_file() else inputs,
             module=network,
             input_shape=shape,
             share=parse_share(share),
@@ -426,7 +428,20 @@ def _dedupe_share(zoo: "Zoo", network: Any, shape: tuple[int, ...] | None, saved
     print(f"{saved_in}: {found:,} of {count:,} blocks. {then}")
 
 
-def _inputs(path: Path) -> "np.ndarray":
+def _inputs(root: Path, named: str, data: Path | None, *, for_activations: bool = False) -> "np.ndarray":
+    """Real inputs: those of a file, or of a data set as the networks of a zoo take them, for a check the first few."""
+    import ckptzoo
+    from ckptzoo.derive.checks import RANDOM_INPUTS
+    from ckptzoo.hub.contributions.inputs import inputs_of
+
+    path = Path(named)
+    if path.exists() or path.suffix in (".npy", ".npz"):
+        return _inputs_in(path)
+    inputs = inputs_of(ckptzoo.open(root), named, data=data).inputs
+    return inputs if for_activations else inputs[:RANDOM_INPUTS]
+
+
+def _inputs_in(path: Path) -> "np.ndarray":
     from zipfile import BadZipFile
 
     import numpy as np
@@ -436,13 +451,13 @@ def _inputs(path: Path) -> "np.ndarray":
             loaded = np.load(file, allow_pickle=False)  # a pickle in a .npy file would run code
             if isinstance(loaded, np.ndarray):
                 return loaded
-            if len(loaded.files) == 1:
-                return loaded[loaded.files[0]]
+            if len(loaded.files) == 1 or "inputs" in loaded.files:
+                return loaded["inputs" if "inputs" in loaded.files else loaded.files[0]]
             got = f"{len(loaded.files)} arrays"
     except FileNotFoundError:
         got = "nothing"
     # numpy raises ValueError for pickles and unknown formats, EOFError for empty files, BadZipFile for broken archives
-    except (ValueError, EOFError, BadZipFile):
+    except (ValueError, EOFError, BadZipFile, IsADirectoryError):
         got = "another file"
     raise typer.BadParameter(f"{path}: expected a .npy file, or a .npz file with one array, got {got}.")
 

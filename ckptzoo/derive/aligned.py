@@ -12,6 +12,7 @@ import ckptzoo
 from ckptzoo import archs
 from ckptzoo.archs.gaussian_spec import STD
 from ckptzoo.archs.gaussian_spec import declare as declare_gaussian
+from ckptzoo.arguments import checked
 from ckptzoo.derive.checks import RANDOM_INPUTS, import_with_torch
 from ckptzoo.derive.predictions import checked_inputs, digest_of_inputs
 from ckptzoo.derive.tables import symmetry_of, traced_shape, unless_layers
@@ -38,6 +39,7 @@ BATCH_BYTES = 32 * 2**20
 """Weights that are averaged at a time, or one checkpoint."""
 
 
+@checked
 def align_zoo(
     path: str | Path,
     to: str,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 import ckptzoo
 from ckptzoo import archs
 from ckptzoo.archs.gaussian_spec import STD
+from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.architecture import Architecture
@@ -27,6 +28,7 @@ _BATCH_BYTES = 32 * 2**20
 """Draws that are in memory at a time, or one."""
 
 
+@checked
 def draws(
     zoo: Zoo,
     n: int,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptzoo.arguments import checked
 from ckptzoo.derive.concurrency import in_order
 from ckptzoo.derive.described_rows import DescribedRows, Rows
 from ckptzoo.derive.tables import symmetry_of
@@ -103,6 +104,7 @@ class Duplicates:
         }
 
 
+@checked
 def dedupe(
     zoo: Zoo,
     *,

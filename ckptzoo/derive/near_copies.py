@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo import archs
+from ckptzoo.arguments import checked
 from ckptzoo.derive.checks import import_with_torch
 from ckptzoo.derive.concurrency import in_order
 from ckptzoo.derive.described_rows import DescribedRows, Rows
@@ -132,6 +133,7 @@ class Points:
         return sorted(pairs, key=lambda pair: (pair.distance, pair.ids))
 
 
+@checked
 def near_copies(
     zoo: Zoo,
     *,

@@ -8,6 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ckptzoo import archs
+from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, SymmetryError, ZooError, require
 from ckptzoo.format import durable
 from ckptzoo.format.files import Folder
@@ -115,6 +116,7 @@ def unless_layers(contents: Contents, step: str) -> str:
     return f"If README.md says that layers were pulled alone, pull the zoo that it names without --layers; else: {step}"
 
 
+@checked
 def declare(path: str | Path, symmetry: Symmetry | Traced) -> None:
     """Write a symmetry table into a zoo that has none; one that is there already stays as it is.
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptzoo.arguments import checked
 from ckptzoo.derive.checks import (
     PRECISIONS,
     SMALL_BYTES,
@@ -424,6 +425,7 @@ def _starts(parts: Sequence[Part]) -> Iterator[tuple[Part, int]]:
         start += part.rows
 
 
+@checked
 def derive(
     path: str | Path,
     *,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import IntegrityError, Problem, SpecError, ZooError
 from ckptzoo.text import brief_repr, excerpt
 
@@ -123,6 +124,7 @@ class ImageSet:
         return network_inputs(self.images[:limit], mean, std)
 
 
+@checked
 def network_inputs(images: Images, mean: float | Sequence[float], std: float | Sequence[float]) -> NDArray[np.float32]:
     """(N, C, H, W) float32: ``(pixel / 255 - mean) / std``, computed in float64 and rounded once.
 

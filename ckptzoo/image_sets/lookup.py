@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import MissingExtraError, Problem, UnknownNameError, ZooError
 from ckptzoo.image_sets import class_names, tables
 from ckptzoo.image_sets.cifar import CORRUPTIONS, read_binary, read_corrupted, refuse_pickles
@@ -123,6 +124,7 @@ TRAINING_SETS = tuple(known.name for known in KNOWN.values() if known.table is n
 """Those that have a training set."""
 
 
+@checked
 def find(
     name: str, folder: str | Path | None = None, *, split: str | None = None, count: int | None = None
 ) -> ImageSet | None:
@@ -196,6 +198,7 @@ def find(
     return known.image_set(split, digits[0][rows], digits[1][rows], name)
 
 
+@checked
 def load(name: str, split: str, folder: str | Path | None = None, *, count: int | None = None) -> ImageSet:
     """A data set from a folder, or fetched through ``datasets`` where no folder is named.
 
@@ -222,6 +225,7 @@ def load(name: str, split: str, folder: str | Path | None = None, *, count: int 
     return load_halves(name, folder, {split: count})[split]
 
 
+@checked
 def load_halves(
     name: str, folder: str | Path | None = None, counts: Mapping[str, int | None] | None = None
 ) -> dict[str, ImageSet]:
@@ -259,6 +263,7 @@ def load_halves(
     return found
 
 
+@checked
 def halves_from(
     name: str, splits: Mapping[str, Any], counts: Mapping[str, int | None] | None = None
 ) -> dict[str, ImageSet]:
@@ -311,6 +316,7 @@ def _is_other_split(dataset: str, corruption: str | None) -> bool:
     return corruption is not None and not dataset.endswith("-c") and corruption.replace("-", "_") not in CORRUPTIONS
 
 
+@checked
 def find_corrupted(
     name: str, corruption: str, severity: int, folder: str | Path | None = None, *, count: int = 10_000
 ) -> ImageSet | None:
@@ -359,6 +365,7 @@ def read(known: KnownSet, split: str, folder: Path) -> ImageSet | None:
     return None
 
 
+@checked
 def has_training_set(name: str) -> bool:
     """Whether a data set of this name can be loaded with a training set.
 
@@ -376,6 +383,7 @@ def _sized(name: str) -> tuple[str, int | None]:
     return (matched[1], int(matched[2])) if matched and matched[1] in KNOWN else (name, None)
 
 
+@checked
 def folder_of(folder: str | Path | None) -> Path | None:
     """The folder, else the one that the environment names, else none.
 

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.learning.augment import Augment, Draw, bounded, element_keys, id_hashes
 from ckptzoo.learning.forms import Form, form_of
@@ -223,6 +224,7 @@ def _same(array: Any) -> Any:
     return array
 
 
+@checked
 def stream(
     zoo: Zoo,
     *,
@@ -306,6 +308,7 @@ def stream(
     return Stream(found if device is None else import_torch().TorchStream(found, device))
 
 
+@checked
 def to_torch(
     zoo: Zoo,
     *,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, UnknownNameError, ZooError
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
@@ -181,6 +182,7 @@ class Statistics:
             raise ZooError(Problem(str(path), "file", "statistics of weights", got, step)) from error
 
 
+@checked
 def statistics(zoo: Zoo, *, per: Per = "tensor", variant: str = layout.RAW) -> Statistics:
     r"""Means and standard deviations of a zoo's weights: of the checkpoints that a network is trained on.
 

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import AbsentError, IntegrityError, Problem, RemoteError, UnknownNameError, ZooError
 from ckptzoo.format import durable, table
 from ckptzoo.format.files import Files, Folder
@@ -64,6 +65,7 @@ class ZooEntry:
         return dict(vars(self))
 
 
+@checked
 def write_collection(folder: str | os.PathLike[str]) -> tuple[ZooEntry, ...]:
     """Write ``collection.json`` and ``collection.parquet`` of the zoos in a folder; equal zoos give equal bytes.
 
@@ -125,6 +127,7 @@ def write_collection(folder: str | os.PathLike[str]) -> tuple[ZooEntry, ...]:
     return tuple(entries)
 
 
+@checked
 def open_collection(
     address: str | os.PathLike[str], *, endpoint: str | None = None, token: str | None = None
 ) -> "Collection":
@@ -173,6 +176,7 @@ def open_collection(
     return Collection(files.name, zoos, rows, np.arange(len(rows)))
 
 
+@checked
 def verify_collection(
     folder: str | os.PathLike[str], *, deep: bool = True, progress: Progress | None = None
 ) -> list[Problem]:

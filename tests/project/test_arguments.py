@@ -1,8 +1,10 @@
 """Arguments of other types are named in one sentence."""
 
 import ast
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,3 +59,32 @@ def test_what_does_not_fit_the_signature_is_said_by_python() -> None:
         function()  # pyright: ignore[reportCallIssue]
     with pytest.raises(TypeError, match="unexpected keyword argument 'other'"):
         function(1, other=2)  # pyright: ignore[reportCallIssue]
+
+
+FUNCTIONS = [
+    (package, name)
+    for package in ("ckptzoo", "ckptzoo.derive", "ckptzoo.image_sets", "ckptzoo.learning")
+    for name in import_module(package).__all__
+    if inspect.isfunction(getattr(import_module(package), name))
+]
+
+
+@pytest.mark.parametrize(("package", "name"), FUNCTIONS)
+def test_public_functions_name_arguments_of_other_types(package: str, name: str) -> None:
+    """Each parameter whose type can be told is given something else, all others what their functions never reach."""
+    function = getattr(import_module(package), name)
+    parameters = inspect.signature(function).parameters
+    told = [key for key, item in parameters.items() if item.annotation in TOLD and item.kind is not item.VAR_POSITIONAL]
+    for key in told:
+        required = {n for n, item in parameters.items() if item.default is item.empty} - {key}
+        if any(parameters[n].annotation in TOLD or parameters[n].annotation is Any for n in required):
+            arguments = {n: SAMPLES.get(parameters[n].annotation) for n in required}
+        else:
+            arguments = dict.fromkeys(required)
+        with pytest.raises(ZooError) as caught:
+            function(**arguments, **{key: object()})
+        assert "\n" not in str(caught.value), str(caught.value)
+
+
+TOLD = (str, str | Path, str | os.PathLike[str], int, float, bool)
+SAMPLES: dict[Any, Any] = {str: "a", str | Path: "a", str | os.PathLike[str]: "a", int: 1, float: 1.0, bool: True}

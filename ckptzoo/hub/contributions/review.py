@@ -15,6 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
+from ckptzoo.arguments import checked
 from ckptzoo.console import PrintedResult, say
 from ckptzoo.errors import HubError, Problem, ZooError
 from ckptzoo.format.durable import naming
@@ -327,6 +328,7 @@ def fetch(
         done += stored.size
 
 
+@checked
 def review(
     address: str,
     number: int,

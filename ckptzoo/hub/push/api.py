@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from ckptzoo.arguments import checked
 from ckptzoo.console import PrintedResult, say
 from ckptzoo.errors import HubError, IntegrityError, Problem, ZooError
 from ckptzoo.format.files import Folder
@@ -154,6 +155,7 @@ class Planned(PrintedResult):
         say(console or Console(), *lines, *(f"note: {note}" for note in self.notes))
 
 
+@checked
 def push(
     zoo: str | Path,
     address: str,

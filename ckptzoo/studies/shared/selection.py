@@ -1,6 +1,7 @@
 """What a study takes of a zoo: which tensors, checkpoints and predictions, and the symmetry table it needs."""
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from shlex import quote
 from typing import TypeVar
@@ -170,6 +171,21 @@ def own_table(zoo: Zoo) -> Symmetry:
 def has_labels(zoo: Zoo, name: str) -> bool:
     """Whether a set of inputs that was predicted has labels."""
     return zoo.predictions(name).targets is not None
+
+
+def is_sample(name: str) -> bool:
+    """Whether a set of inputs is the first examples of one, as zoos ship them to be compared: ``digits/test-16``."""
+    return re.fullmatch(r"(test|train)-\d+", name.rpartition("/")[2]) is not None
+
+
+def default_sets(zoo: Zoo) -> tuple[str | None, tuple[str, ...]]:
+    """The predicted set with labels that a study takes where none is named, and the sets of other data.
+
+    A sample stands for no data set: it is taken where it has labels and no whole set has, and never as other data.
+    """
+    labelled = [name for name in zoo.predicted if has_labels(zoo, name)]
+    own = next((name for name in labelled if not is_sample(name)), labelled[0] if labelled else None)
+    return own, tuple(name for name in zoo.predicted if name not in labelled and not is_sample(name))
 
 
 def predict_command(zoo: Zoo, *others: str) -> str:

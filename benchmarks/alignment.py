@@ -25,6 +25,7 @@ from rich.table import Table
 from scipy.optimize import linear_sum_assignment
 
 import ckptzoo
+from benchmarks.checkouts import Task, compare, show
 from benchmarks.layers_report import machine
 from ckptzoo import archs
 from ckptzoo.schema.groups import Like
@@ -253,6 +254,26 @@ def mean_of_many(count: int) -> list[dict[str, Any]]:
     ]
 
 
+def _aligned(name: str, count: int) -> Callable[[], object]:
+    weights, reference = random_weights(name, count, 0), {k: v[0] for k, v in random_weights(name, 1, 1).items()}
+    return lambda: align(weights, reference, name)
+
+
+def _averaged(name: str, count: int) -> Callable[[], object]:
+    weights = random_weights(name, count, 0)
+    return lambda: barycentre(lambda: [weights], name)
+
+
+TASKS: dict[str, Task] = {
+    "align 2,048 optunet": lambda: _aligned("optunet", 2048),
+    "align mlp-784-512-10": lambda: _aligned("mlp-784-512-10", 1),
+    "align resnet20-pad-10": lambda: _aligned("resnet20-pad-10", 1),
+    "align resnet18-100": lambda: _aligned("resnet18-100", 1),
+    "barycentre of 16 mlp-784-64-10": lambda: _averaged("mlp-784-64-10", 16),
+}
+"""Timed with ``--beside``."""
+
+
 def main() -> None:
     """Measure, print the table, and write JSON where asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -261,7 +282,11 @@ def main() -> None:
     parser.add_argument("--members", type=int, default=16, help="of the barycentre")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path, default=ROOT / "bench-results" / "alignment.json")
+    parser.add_argument("--beside", type=Path, metavar="CHECKOUT", help="time the tasks here and in another checkout")
     chosen = parser.parse_args()
+    if chosen.beside is not None:
+        show(compare(Path(__file__), list(TASKS), chosen.beside, chosen.repeats), chosen.beside, chosen.repeats)
+        return
     console, rows = Console(), race("optunet", chosen.optunets, chosen.repeats)
     for name in chosen.networks:
         rows += race(name, 1, chosen.repeats)

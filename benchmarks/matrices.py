@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.architectures import SMALL, library, torchvision_models
+from benchmarks.checkouts import Task, compare, show
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import canonicalize, trace
@@ -133,13 +134,40 @@ def many(symmetry: Symmetry, arch: Architecture, threads: int) -> tuple[float, f
     return batched, (time.perf_counter() - started) * MEMBERS / SINGLE
 
 
+def _canonicalized(module: torch.nn.Module, example: Any, count: int) -> Callable[[], object]:
+    found = trace(module.eval(), example)
+    weights = random_weights(found.architecture, count)
+    return lambda: canonicalize(weights, found.symmetry, threads=1)
+
+
+def _encoder(width: int, layers: int) -> torch.nn.Module:
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(width, 4, 2 * width, batch_first=True, norm_first=True)
+    return torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+
+
+TASKS: dict[str, Task] = {
+    "canonicalize 500 encoders of width 16": lambda: _canonicalized(_encoder(16, 2), torch.randn(2, 5, 16), 500),
+    "canonicalize 1 encoder of width 256": lambda: _canonicalized(_encoder(256, 4), torch.randn(2, 5, 256), 1),
+    "canonicalize 500 linear 12-8-12": lambda: _canonicalized(
+        torch.nn.Sequential(torch.nn.Linear(12, 8), torch.nn.Linear(8, 12)), torch.randn(2, 12), 500
+    ),
+}
+"""Timed with ``--beside``; they need torch alone."""
+
+
 def main() -> None:
     """Print what was measured beside the aims."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tables", type=Path, help="folder that keeps the tables; by default they are traced again")
     parser.add_argument("--only", default="", help="networks whose names have this in them")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--beside", type=Path, metavar="CHECKOUT", help="time tasks here and in another checkout")
+    parser.add_argument("--repeats", type=int, default=9, help="of each task with --beside (9)")
     chosen = parser.parse_args()
+    if chosen.beside is not None:
+        show(compare(Path(__file__), list(TASKS), chosen.beside, chosen.repeats), chosen.beside, chosen.repeats)
+        return
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         folder: Path = chosen.tables or scratch

@@ -6,6 +6,7 @@ bytes of the zoo on disk.
 """
 
 import argparse
+import atexit
 import json
 import os
 import shutil
@@ -25,6 +26,8 @@ from rich.table import Table
 from safetensors.numpy import save_file
 
 import ckptzoo
+from benchmarks.checkouts import Task, compare
+from benchmarks.checkouts import show as show_checkouts
 from benchmarks.layers_pages import evict
 from benchmarks.layers_report import machine
 from ckptzoo import archs
@@ -183,6 +186,34 @@ def show(console: Console, path: Path, members: int, found: list[Contender], nby
     console.print(table)
 
 
+def _canonicalized(name: str, count: int) -> Callable[[], object]:
+    arch, rng = archs.architecture(name), np.random.default_rng(0)
+    weights = {tensor.name: _drawn(rng, tensor, count) for tensor in arch.tensors}
+    return lambda: canonicalize(weights, arch, gauge=GAUGE)
+
+
+def _derived(name: str, count: int) -> Callable[[], object]:
+    folder = Path(tempfile.mkdtemp(prefix="bench-symmetry-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = made(folder, name, count)
+
+    def run() -> None:
+        shutil.rmtree(path / layout.DERIVED, ignore_errors=True)
+        derive(path, gauge=GAUGE, certify="none")
+
+    return run
+
+
+TASKS: dict[str, Task] = {
+    "canonicalize 1,024 optunet": lambda: _canonicalized("optunet", 1024),
+    "canonicalize 4 resnet18-100": lambda: _canonicalized("resnet18-100", 4),
+    "derive 1,024 optunet": lambda: _derived("optunet", 1024),
+    "trace optunet": lambda: lambda: traced("optunet", 1),
+    "trace resnet18-100": lambda: lambda: traced("resnet18-100", 1),
+}
+"""Timed with ``--beside``."""
+
+
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -191,6 +222,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="of each contender (3)")
     parser.add_argument("--folder", type=Path, help="where zoos are made (default: a temporary folder)")
     parser.add_argument("--json", type=Path, default=ROOT / "bench-results" / "symmetry.json", help="where figures go")
+    parser.add_argument("--beside", type=Path, metavar="CHECKOUT", help="time the tasks here and in another checkout")
     chosen = parser.parse_args()
     if min(chosen.resnets, chosen.optunets, chosen.repeats) < 1:
         parser.error("--resnets, --optunets and --repeats: expected more than 0.")
@@ -200,6 +232,10 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Measure, print the tables, write the figures."""
     chosen = arguments()
+    if chosen.beside is not None:
+        timed = compare(Path(__file__), list(TASKS), chosen.beside, chosen.repeats)
+        show_checkouts(timed, chosen.beside, chosen.repeats)
+        return
     console = Console()
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(dir=chosen.folder) as held, Progress(console=console, transient=True) as progress:

@@ -60,17 +60,6 @@ def run(
     oidc: Annotated[
         Path | None, typer.Option("--oidc", metavar="FILE", help="Let users sign in with an OpenID provider; TOML.")
     ] = None,
-    faults: Annotated[
-        str | None,
-        typer.Option(
-            "--faults",
-            metavar="PLAN",
-            help="For tests: go wrong on purpose, such as seed=1,rate=0.1,kinds=reset+broken,operations=blob.",
-        ),
-    ] = None,
-    ledger: Annotated[
-        bool, typer.Option("--ledger", help="For tests: answer GET /_ledger on this machine with what was asked.")
-    ] = False,
 ) -> None:
     """Host zoos: the hub's protocol from a folder.
 
@@ -88,10 +77,8 @@ def run(
     from ckptzoo.server.oidc import provider_in
     from ckptzoo.server.run import serve as run_server
     from ckptzoo.server.service import Service
-    from ckptzoo.server.testing import FaultPlan, layered
     from ckptzoo.text import parse_size
 
-    plan = None if faults is None else FaultPlan.parse(faults)
     limits = ServerLimits()
     if connections is not None:
         limits = replace(limits, connections=connections)
@@ -108,10 +95,9 @@ def run(
         oidc=None if oidc is None else provider_in(oidc),
     )
     try:
-        app = layered(Application(service), plan=plan, readable=ledger).app if plan or ledger else Application(service)
         # Ctrl-C and SIGTERM are how a server ends: once it has answered what it was asked, with exit code 0
         with suppress(KeyboardInterrupt):
-            run_server(app, host, port, partial(_ready, service), limits=limits, proxies=proxy or ())
+            run_server(Application(service), host, port, partial(_ready, service), limits=limits, proxies=proxy or ())
     finally:
         service.close()
 

@@ -8,7 +8,7 @@ from ckptzoo.server.errors import Refusal
 KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
 """The kinds of repositories, as addresses and as bodies name them."""
 
-RESERVED = frozenset({*KINDS, "api", "_blobs", "_uploads", "_ledger"})
+RESERVED = frozenset({*KINDS, "api", "_blobs", "_uploads"})
 """First segments of the server's own addresses, which no repository may have."""
 _SEGMENT = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?")
 _BRANCH = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._/+-]{0,198}[A-Za-z0-9_+-])?")

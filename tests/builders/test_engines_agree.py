@@ -13,7 +13,7 @@ MEMBERS = {"single": 2, "general": 4, "optunet": examples(16, 8), "compiled": ex
 """As many as each can train in a few seconds."""
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_accuracies_at_the_end_have_one_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     stats = pytest.importorskip("scipy.stats")
     monkeypatch.delenv("CKPTZOO_DATA", raising=False)

@@ -60,6 +60,7 @@ def test_its_steps_are_right_in_tritons_interpreter() -> None:
     assert ("8 passed" if ALL else "4 passed, 4 skipped") in found.stdout
 
 
+@pytest.mark.exhaustive
 def test_it_compiles_to_128_registers_without_atomics_or_tensor_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -175,7 +175,7 @@ def test_stopped_it_goes_on_to_the_same_bits(whole: Path, tmp_path: Path, monkey
     assert not (path / WORK_FOLDER).exists()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_killed_it_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "builders", "planted", "toy", "--architecture", "mlp-2-6-1", "--epochs", "100"]
     command += ["--transpositions", "0,1,5", "--runs", "2", "--save-every", "0.01"]

@@ -124,6 +124,7 @@ def driver(nodes: TwoNodes, path: Path) -> "subprocess.Popen[bytes]":
     return subprocess.Popen([sys.executable, "-c", COMMAND, *arguments], stdout=subprocess.DEVNULL)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(20 if ALL else 1))
 def test_kills_of_workers_nodes_and_the_driver_lose_nothing(nodes: TwoNodes, tmp_path: Path, seed: int) -> None:
     """Five kills in the middle of units; every unit is done once, with the bits of a build."""
@@ -155,6 +156,7 @@ def test_kills_of_workers_nodes_and_the_driver_lose_nothing(nodes: TwoNodes, tmp
     assert_same(path, ckptzoo.open(tmp_path / "whole"))
 
 
+@pytest.mark.exhaustive
 def test_what_others_hold_is_left_to_them(nodes: TwoNodes, tmp_path: Path) -> None:
     path = tmp_path / "zoo"
     plan(TOY, path, members=6, unit_size=2)
@@ -180,6 +182,7 @@ def test_a_unit_that_fails_is_noted(nodes: TwoNodes, tmp_path: Path) -> None:
     assert "in device_kind" in log  # the traceback of the worker
 
 
+@pytest.mark.exhaustive
 def test_workers_with_other_code_are_refused(nodes: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "zoo"
     plan(TOY, path, members=4, unit_size=2)
@@ -191,6 +194,7 @@ def test_workers_with_other_code_are_refused(nodes: TwoNodes, tmp_path: Path, mo
     assert {unit.state for unit in the_status(path).units} == {"waiting"}
 
 
+@pytest.mark.exhaustive
 def test_a_worker_that_is_silent_is_given_up(nodes: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     toy, path, stopped = Recipe.load("toy").shortened(EPOCHS), tmp_path / "zoo", list[int]()
     plan(toy, path, members=4, unit_size=2)

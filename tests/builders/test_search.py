@@ -190,6 +190,7 @@ def wait_for_results(folder: Path, count: int, child: "subprocess.Popen[str]") -
         time.sleep(0.005)
 
 
+@pytest.mark.exhaustive
 def test_interrupted_it_says_how_to_carry_on(tmp_path: Path) -> None:
     with command(tmp_path) as child:
         wait_for_results(tmp_path, 1, child)
@@ -202,6 +203,7 @@ def test_interrupted_it_says_how_to_carry_on(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.claim-*"))
 
 
+@pytest.mark.exhaustive
 def test_several_processes_share_the_trials(tmp_path: Path) -> None:
     with ExitStack() as stack:
         children = [stack.enter_context(command(tmp_path)) for _ in range(3)]
@@ -215,6 +217,7 @@ def test_several_processes_share_the_trials(tmp_path: Path) -> None:
     assert found.networks[0].architecture == "optunet"
 
 
+@pytest.mark.exhaustive
 def test_a_last_line_that_a_killed_process_left_unfinished_is_removed(found: Found, tmp_path: Path) -> None:
     quick(tmp_path, trials=3)
     journal = tmp_path / JOURNAL

@@ -124,7 +124,7 @@ def worker(path: Path, *more: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen([sys.executable, "-c", COMMAND, *arguments], stdout=subprocess.DEVNULL)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(20 if ALL else 1))
 def test_workers_that_are_killed_lose_nothing(tmp_path: Path, seed: int) -> None:
     """Five kills of two workers in the middle of their units; every unit is done once, with the bits of a build."""

@@ -297,7 +297,9 @@ def test_a_network_is_made_once_and_used_again() -> None:
         assert again in (first, second)
 
 
-@pytest.mark.parametrize("name", ["cifar10-resnet18", "tinyimagenet-resnet18"])
+@pytest.mark.parametrize(
+    "name", ["cifar10-resnet18", pytest.param("tinyimagenet-resnet18", marks=pytest.mark.exhaustive)]
+)
 def test_published_recipes_take_steps_on_images_in_files(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,9 +16,9 @@ from huggingface_hub import snapshot_download
 
 import ckptzoo
 from ckptzoo.errors import IntegrityError, RemoteError
-from ckptzoo.server.testing import FaultPlan, InjectedFault
 from tests.support.hosted import Hosted, ask, commit_body
 from tests.support.hub_zoos import files_of
+from tests.support.server_layers import FaultPlan, InjectedFault
 
 _APART = (".safetensors", ".parquet")
 _NUMBERS = itertools.count(1)

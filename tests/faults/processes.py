@@ -19,7 +19,10 @@ from ckptzoo.server.app import Application
 from ckptzoo.server.run import serve
 from ckptzoo.server.service import Service, database_of
 from ckptzoo.server.store.tokens import make_token
-from ckptzoo.server.testing import (
+from tests.faults.operations import Call
+from tests.support.hosted import SMALL
+from tests.support.hub_clients import fast_clock
+from tests.support.server_layers import (
     AbortableConnections,
     AcknowledgedCommit,
     FaultPlan,
@@ -27,9 +30,6 @@ from ckptzoo.server.testing import (
     LoggedRequest,
     RequestLog,
 )
-from tests.faults.operations import Call
-from tests.support.hosted import SMALL
-from tests.support.hub_clients import fast_clock
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.faults.processes"])

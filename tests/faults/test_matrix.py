@@ -16,12 +16,12 @@ import pytest
 from ckptzoo.errors import ZooError
 from ckptzoo.hub.client.retry import HubRetryPolicy
 from ckptzoo.remote.retry import RetryPolicy
-from ckptzoo.server.testing import FAULT_KINDS, FaultPlan, InjectedFault
 from tests.faults.bench import Bench, says_what_to_do, settled
 from tests.faults.conftest import defaults
 from tests.faults.counts import COUNTS
 from tests.faults.operations import OPERATIONS, Case
 from tests.support.effort import ALL
+from tests.support.server_layers import FAULT_KINDS, FaultPlan, InjectedFault
 
 NEVER = {
     "whole": {"push", "grow"},

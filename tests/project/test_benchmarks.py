@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.checkouts import compare
 from benchmarks.layers_measure import consume, measure, operations
 from benchmarks.layers_pages import evict, files_of, resident
 from benchmarks.layers_weights import Weights, resnet18
@@ -85,3 +86,13 @@ def test_resident_pages_are_counted(tmp_path: Path) -> None:
     (tmp_path / "a").read_bytes()
     assert resident(files_of(tmp_path)) == 1.0
     assert resident([tmp_path / "empty"]) == 0.0
+
+
+@pytest.mark.exhaustive
+def test_two_checkouts_take_turns() -> None:
+    tasks = ["canonicalize 500 linear 12-8-12"]
+    (timed,) = compare(ROOT / "benchmarks/matrices.py", tasks, ROOT, repeats=2)
+    assert [len(values) for values in (*timed.wall, *timed.processor)] == [2, 2, 2, 2]
+    assert min(timed.ratios) > 0
+    with pytest.raises(RuntimeError, match="unknown task"):
+        compare(ROOT / "benchmarks/matrices.py", ["unknown task"], ROOT, repeats=1)

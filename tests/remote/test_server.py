@@ -19,10 +19,10 @@ from ckptzoo.remote.retry import RetryPolicy
 from ckptzoo.schema import layout
 from ckptzoo.schema.layout import Span
 from ckptzoo.server.errors import ServerLimits
-from ckptzoo.server.testing import FAULT_KINDS, FaultPlan
 from tests.conftest import rows_of, weights_of
 from tests.support.effort import ALL
 from tests.support.hosted import Hosted, hosted
+from tests.support.server_layers import FAULT_KINDS, FaultPlan
 
 ARCH = ckptzoo.Architecture(
     "two-layers",

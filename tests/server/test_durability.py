@@ -14,11 +14,12 @@ import pytest
 from ckptzoo.errors import ZooError
 from ckptzoo.server.service import Service
 from ckptzoo.server.store.blobs import Blobs
+from tests.support.effort import examples
 from tests.support.hosted import ZOO
 from tests.support.server_process import PlainClient, server_process, token_for
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(examples(2, 1)))
 def test_killed_at_any_moment(tmp_path: Path, seed: int) -> None:
     """Three clients commit while the server is killed, twice; the third server has all that was acknowledged to any of them."""
     root, known, commits = tmp_path / "served", dict[str, bytes](), list[str]()

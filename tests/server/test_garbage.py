@@ -26,6 +26,7 @@ from ckptzoo.server.store.garbage import Collected, collect
 from ckptzoo.server.store.git_objects import Trees
 from ckptzoo.server.store.repositories import listed
 from tests.server.test_command import run_serve
+from tests.support.effort import examples
 from tests.support.hosted import ZOO, Hosted, ask, hosted, push
 from tests.support.server_process import PlainClient, server_process, token_for
 
@@ -154,7 +155,7 @@ def test_it_waits_for_a_backup(zoo: Hosted, tmp_path: Path, monkeypatch: pytest.
         pass
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(examples(4, 1)))
 def test_beside_everything_that_clients_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Nothing is kept for longer than nothing, so that garbage is taken as early as it can be."""
     monkeypatch.setattr(garbage, "_WRITE_SECONDS", 0.001)
@@ -231,6 +232,7 @@ print(garbage.collect(root, database_of(root), grace=timedelta(0)), flush=True)
 """
 
 
+@pytest.mark.exhaustive
 def test_killed_at_any_moment(zoo: Hosted) -> None:
     push(zoo, {"a.txt": b"a", "b.safetensors": b"b" * 1000})
     zoo.api().create_repo("lab/gone", repo_type="dataset")
@@ -283,7 +285,7 @@ class PersistentClient(PlainClient):
                 return
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(examples(2, 1)))
 def test_server_and_collection_killed_at_any_moment(tmp_path: Path, seed: int) -> None:
     """What was acknowledged is read back from the next server, whatever both were doing."""
     root, known, rng = tmp_path / "served", dict[str, bytes](), random.Random(seed)

@@ -151,7 +151,7 @@ PATHS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.exhaustive)])
 def test_every_page_is_accessible_and_narrow(laboratory: Hosted, browser: Chromium, scheme: str) -> None:
     viewport = {"width": 320 if scheme == "light" else 1200, "height": 800}
     context = browser.new_context(color_scheme=scheme, viewport=viewport, bypass_csp=True)  # pyright: ignore

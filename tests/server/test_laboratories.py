@@ -99,6 +99,7 @@ def browser() -> Iterator[Browser]:
         yield running
 
 
+@pytest.mark.exhaustive
 def test_from_an_invitation_to_a_restored_backup(tmp_path: Path, browser: Browser) -> None:
     root, data = tmp_path / "served", heldout_in(tmp_path / "data")
     people: dict[str, Person] = {}

@@ -2,8 +2,8 @@
 
 import urllib.request
 
-from ckptzoo.server.testing import LoggedRequest
 from tests.support.hosted import ZOO, Hosted, ask, push
+from tests.support.server_layers import LoggedRequest
 
 
 def test_bytes_and_commits_are_counted(zoo: Hosted) -> None:

@@ -17,7 +17,7 @@ from ckptzoo.server.errors import ServerLimits
 from ckptzoo.server.run import Serving
 from ckptzoo.server.service import Service
 from ckptzoo.server.store.tokens import make_token
-from ckptzoo.server.testing import FaultPlan, Faults, RequestLog, layered
+from tests.support.server_layers import FaultPlan, Faults, RequestLog, layered
 
 SMALL = ServerLimits(part_bytes=2**16, page=50)
 ZOO = "lab/zoo"

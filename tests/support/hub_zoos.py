@@ -15,8 +15,8 @@ from ckptzoo import archs
 from ckptzoo.hub.card import card_of, readme
 from ckptzoo.hub.push import Pushed, push
 from ckptzoo.schema.card import Card
-from ckptzoo.server.testing import FaultPlan
 from tests.support.hosted import ZOO, Hosted
+from tests.support.server_layers import FaultPlan
 
 ARCH = archs.architecture("optunet")
 TABLE = archs.symmetry("optunet")

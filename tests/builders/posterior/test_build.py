@@ -305,6 +305,7 @@ def test_shares_make_the_draws_of_one_process(method: str, members: Path, tmp_pa
     assert draws_of(method, path, members, share=(0, 3), **shared).left is None  # the zoo holds them
 
 
+@pytest.mark.exhaustive
 def test_processes_share_draws_at_the_same_time(tmp_path: Path) -> None:
     path = tmp_path / "zoo"
     command = [sys.executable, "-m", "builders", "posterior", "sghmc", "toy", "--epochs", "2", "--to", str(path)]

@@ -154,7 +154,15 @@ def test_stops_change_no_bit(tmp_path: Path) -> None:
     assert positions(whole).tobytes() == positions(state).tobytes()
 
 
-@pytest.mark.parametrize("recipe", [TOY, dataclasses.replace(TOY, architecture="mlp-2-30-20-1", precision="float64")])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        TOY,
+        pytest.param(
+            dataclasses.replace(TOY, architecture="mlp-2-30-20-1", precision="float64"), marks=pytest.mark.exhaustive
+        ),
+    ],
+)
 def test_a_chain_does_not_depend_on_those_beside_it(recipe: Recipe) -> None:
     method = method_of(recipe, burn_in=25, transitions=5)
     surroundings, together = started(method, 5)

@@ -52,8 +52,7 @@ def by_torch(recipe: Recipe, position: np.ndarray) -> tuple[float, np.ndarray]:
     ("name", "precision", "tolerance"),
     [
         *((name, "float64", 1e-12) for name in RECIPES),
-        ("optunet", "float32", 1e-6),
-        *(pytest.param(name, "float32", 1e-6, marks=pytest.mark.exhaustive) for name in RECIPES if name != "optunet"),
+        *(pytest.param(name, "float32", 1e-6, marks=pytest.mark.exhaustive) for name in RECIPES),
     ],
 )
 def test_the_density_is_torch_s(name: str, precision: str, tolerance: float) -> None:

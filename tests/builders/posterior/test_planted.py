@@ -69,7 +69,7 @@ def test_swag_draws_scale_with_the_root_of_the_scale(scale: float) -> None:
     assert not state.extra["deviations"][:, 0].any()  # the first snapshot is its own running mean
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_sghmc_has_the_gaussian_as_its_stationary_distribution() -> None:
     base = Sghmc.load(TOY)
     noise, count = 10.0, TOY.train

@@ -11,10 +11,10 @@ from ckptzoo.hub.client.retry import HubRetryPolicy
 from ckptzoo.hub.contributions.contribute import contribute
 from ckptzoo.hub.contributions.result import Contribution
 from ckptzoo.hub.contributions.review import Review, review
-from ckptzoo.server.testing import FAULT_KINDS
 from tests.support.effort import ALL
 from tests.support.hosted import ZOO, Hosted
 from tests.support.hub_zoos import downloaded, inject_faults, pushed
+from tests.support.server_layers import FAULT_KINDS
 from tests.support.untrusted_files import card_of, heldout_in, saved, state_of
 
 QUICK = HubRetryPolicy(first_pause=0.01, read_timeout=5.0)

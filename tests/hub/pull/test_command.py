@@ -15,9 +15,9 @@ import typer
 import ckptzoo
 from ckptzoo.cli.app import run as run_here
 from ckptzoo.cli.hub import pull
-from ckptzoo.server.testing import FaultPlan
 from tests.hub.pull.conftest import REPO, Publish, verified
 from tests.support.hub_zoos import files_of
+from tests.support.server_layers import FaultPlan
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = f"""

@@ -6,10 +6,10 @@ import pytest
 
 from ckptzoo.errors import IntegrityError
 from ckptzoo.hub.pull import pull
-from ckptzoo.server.testing import FaultPlan
 from tests.hub.pull.conftest import REPO, Publish, verified
 from tests.support.effort import ALL
 from tests.support.hub_zoos import files_of
+from tests.support.server_layers import FaultPlan
 
 KINDS = ("short", "whole", "wrong", "stale", "expired", "limited", "broken", "reset", "trickle")
 

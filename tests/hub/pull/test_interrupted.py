@@ -15,10 +15,10 @@ import pytest
 import ckptzoo
 from ckptzoo.hub.pull import pull
 from ckptzoo.remote import RemoteError
-from ckptzoo.server.testing import FaultPlan
 from tests.hub.pull.conftest import REPO, Publish, verified
 from tests.support.hosted import Hosted
 from tests.support.hub_zoos import files_of
+from tests.support.server_layers import FaultPlan
 
 ROOT = Path(__file__).parents[3]
 SLOW = FaultPlan(at=(0, 1), kinds=("trickle",), operations=("blob",), wait=2.5)

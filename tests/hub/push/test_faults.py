@@ -11,7 +11,6 @@ import ckptzoo
 from ckptzoo.errors import HubError, ZooError
 from ckptzoo.hub.client.retry import HubRetryPolicy
 from ckptzoo.hub.push import push
-from ckptzoo.server.testing import FAULT_KINDS
 from tests.support.effort import ALL
 from tests.support.hosted import ZOO, Hosted
 from tests.support.hub_zoos import (
@@ -23,6 +22,7 @@ from tests.support.hub_zoos import (
     pushed,
     repeated_uploads,
 )
+from tests.support.server_layers import FAULT_KINDS
 
 Make = Callable[..., Path]
 QUICK = HubRetryPolicy(first_pause=0.01, read_timeout=5.0)

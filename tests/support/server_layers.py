@@ -16,7 +16,7 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -134,30 +134,6 @@ class FaultPlan:
                     raise UnknownNameError("faults", what, name, known)
         if not 0 <= self.rate <= 1:
             raise ZooError(Problem("faults", "rate", "0 to 1", repr(self.rate), "Choose another."))
-
-    @classmethod
-    def parse(cls, text: str) -> "FaultPlan":
-        """Read ``seed=1,rate=0.1,kinds=reset+broken,operations=blob+commit,at=0+3,limit=10,wait=0.5``."""
-        readers: dict[str, Callable[[str], object]] = {
-            "seed": int,
-            "rate": float,
-            "at": lambda value: tuple(int(item) for item in value.split("+")),
-            "kinds": lambda value: tuple(value.split("+")),
-            "operations": lambda value: tuple(value.split("+")),
-            "limit": int,
-            "wait": float,
-        }
-        settings: dict[str, object] = {}
-        for item in text.split(","):
-            name, _, value = item.partition("=")
-            if name not in readers:
-                raise UnknownNameError("faults", "setting", name, tuple(readers))
-            try:
-                settings[name] = readers[name](value)
-            except ValueError:
-                step = "Write it as in seed=1,rate=0.1."
-                raise ZooError(Problem("faults", name, "a number", repr(value), step)) from None
-        return cls(**settings)  # pyright: ignore[reportArgumentType]
 
     def choose(self, number: int, kinds: tuple[str, ...]) -> str | None:
         """The fault that request ``number`` gets, None for none."""

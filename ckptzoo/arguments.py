@@ -8,16 +8,16 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 from ckptzoo.errors import Problem, ZooError
 
-_P, _R = ParamSpec("_P"), TypeVar("_R")
+_F = TypeVar("_F", bound=Callable[..., Any])
 _ITEMS = 100
 """Items of a sequence that are looked at."""
 
 
-def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
+def checked(function: _F) -> _F:
     """A function that names an argument whose type is not the one of its annotation, in a ``ZooError``.
 
     What annotations say of texts, numbers, paths, sequences, mappings, functions and classes is checked; the rest is
@@ -37,7 +37,7 @@ def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
     signature = inspect.signature(function)
 
     @functools.wraps(function)
-    def checking(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def checking(*args: Any, **kwargs: Any) -> Any:
         try:
             bound = signature.bind(*args, **kwargs).arguments
         except TypeError:
@@ -52,7 +52,7 @@ def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
                     raise ZooError(_problem(function.__qualname__, name, parameter.annotation, item))
         return function(*args, **kwargs)
 
-    return checking
+    return cast(_F, checking)
 
 
 def _problem(function: str, name: str, kind: Any, value: Any) -> Problem:

@@ -356,7 +356,8 @@ class Zoo:
         columns = [self.column(name).combine_chunks() for name in names]
         table = pa.table(columns, names=[str(number) for number in range(len(names))])
         # pyarrow sorts stably
-        order = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in table.column_names])
+        keys = [(name, "ascending") for name in table.column_names]
+        order = pc.call_function("sort_indices", [table], pc.SortOptions(sort_keys=keys))
         return self.take(order.to_numpy())
 
     @property

@@ -264,7 +264,7 @@ def tensor_difference(expected: Mapping[str, str], got: Mapping[str, str]) -> st
     ]
     lacking = [repr(name) for name in expected if name not in got]
     unknown = [repr(name) for name in got if name not in expected]
-    texts = [_first(wrong), lacking and f"no {_first(lacking)}", unknown and f"and {_first(unknown)}"]
+    texts = [_first(wrong), f"no {_first(lacking)}" if lacking else "", f"and {_first(unknown)}" if unknown else ""]
     if not any(texts) and list(expected) != list(got):
         return "the same in another order"
     return "; ".join(text for text in texts if text)

@@ -188,7 +188,8 @@ class Batch:
     columns: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def __repr__(self) -> str:
-        return f"<batch of {counted(len(self), 'checkpoint')}: {shown_arrays(self.tensors | self.columns)}>"
+        columns = f"; columns {shown_arrays(self.columns)}" if self.columns else ""
+        return f"<batch of {counted(len(self), 'checkpoint')}: {shown_arrays(self.tensors)}{columns}>"
 
     def __getitem__(self, name: str) -> Any:
         """A tensor, or a column."""

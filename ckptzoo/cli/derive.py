@@ -437,7 +437,8 @@ def _inputs(root: Path, named: str, data: Path | None, *, for_activations: bool 
     path = Path(named)
     if path.exists() or path.suffix in (".npy", ".npz"):
         return _inputs_in(path)
-    inputs = inputs_of(ckptzoo.open(root), named, data=data).inputs
+    name = named if "/" in named else f"{named}/test"
+    inputs = inputs_of(ckptzoo.open(root), name, data=data).inputs
     return inputs if for_activations else inputs[:RANDOM_INPUTS]
 
 

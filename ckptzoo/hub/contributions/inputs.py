@@ -79,8 +79,7 @@ def inputs_of(zoo: Zoo, name: str, *, data: str | Path | None = None) -> ZooInpu
     zoo
         its rows say how pixels are scaled; a selection of those that matter.
     name
-        the set, ``<data set>/test``, such as ``mnist/test``, ``cifar100/test`` or ``digits/test``, which a name alone
-        stands for, too; ``svhn/test-10000``
+        the set, ``<data set>/test``, such as ``mnist/test``, ``cifar100/test`` or ``digits/test``; ``svhn/test-10000``
         for its first 10,000 examples; ``cifar100-c/fog-3`` for images under a corruption, with its severity.
     data
         where test sets are, as ``ckptzoo.image_sets.find`` takes it.
@@ -93,7 +92,6 @@ def inputs_of(zoo: Zoo, name: str, *, data: str | Path | None = None) -> ZooInpu
     MissingExtraError
         It is that of the digits, and scikit-learn, which has them, is not installed.
     """
-    name = name if "/" in name else f"{name}/test"
     first, ids_of_others = _evaluations(zoo)
     if set_of(name) is None:
         raise not_a_set(name)

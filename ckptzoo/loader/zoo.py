@@ -348,7 +348,7 @@ class Zoo:
         --------
         >>> draws = ckptzoo.open("cards/mnist-optunet-posteriors").sorted("mode", "draw")
         >>> draws.metadata["draw"][:4].to_pylist()
-        [0, 0, 0, 0]
+        [0, 0, 1, 1]
         """
         if not names:
             step = 'Write, for example, zoo.sorted("mode", "draw").'

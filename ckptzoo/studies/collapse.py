@@ -204,7 +204,7 @@ def collapse(
     Of a zoo with stored predictions on two sets, which ``ckptzoo.derive.predict`` adds:
 
     >>> from ckptzoo.studies.collapse import collapse
-    >>> found = collapse(ckptzoo.open("zoos/few"), permutations=99, resamples=99)
+    >>> found = collapse(ckptzoo.open("zoos/few"), "digits/test-100", "noise/test-100", permutations=99, resamples=99)
     >>> found.set, found.ood, found.information.shape
     ('digits/test-100', 'noise/test-100', (120,))
     >>> round(found.correlations["spearman"].value, 1)

@@ -341,9 +341,9 @@ def take_stock(address: str, where: Filters = None) -> Inventory | ZooListing:
 
     Examples
     --------
-    >>> listing = take_stock("zoos")
-    >>> [(folder, item.checkpoints) for folder, item in listing.zoos.items()]
-    [('draws', 8), ('few', 16), ('planted', 12), ('toy', 64)]
+    >>> from ckptzoo.studies.inventory import take_stock
+    >>> take_stock("zoos").zoos["toy"].checkpoints
+    64
     """
     path = Path(address)
     here = address and path.is_dir() and not (path / layout.ZOO).exists()

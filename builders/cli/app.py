@@ -10,10 +10,11 @@ import typer
 from builders.cli.build import build, cost, estimate, merge, plan, planted, status, submit, work
 from builders.cli.draws import posterior, posteriors
 from builders.cli.recipes import inputs, predict, quickstart, recipes, round_weights, search
-from ckptzoo.cli.exits import INTERRUPTED, USAGE, code_of
+from ckptzoo.cli.exits import INTERRUPTED, USAGE, code_of, stopping_imports
 from ckptzoo.cli.options import Settings
 from ckptzoo.errors import MissingExtraError
 
+_LOADING = "packages were being loaded, and no step was taken. Run the same command to start, or to carry on."
 _UsageError = typer.BadParameter.__mro__[1]
 """The class of everything that is wrong with a command line; Typer exports only this child of it."""
 
@@ -54,8 +55,9 @@ def run(arguments: Sequence[str], program: str = "python -m builders") -> int:
     """
     settings = Settings(arguments, run)
     try:
-        # not standalone: Typer then returns the code of an Exit, and raises errors instead of ending the process
-        code = app(list(arguments) or ["--help"], prog_name=program, standalone_mode=False, obj=settings)
+        with stopping_imports("builders", _LOADING):
+            # not standalone: Typer then returns the code of an Exit, and raises errors instead of ending the process
+            code = app(list(arguments) or ["--help"], prog_name=program, standalone_mode=False, obj=settings)
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
         return _complain("interrupted", "what was saved is kept. Run the same command to carry on.", INTERRUPTED)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ckptzoo.cli.exits import PROBLEMS
-from ckptzoo.cli.options import AsJson, bar, print_result
+from ckptzoo.cli.options import AsJson, bar, parse_input_shape, print_result
 
 
 def import_(
@@ -156,7 +156,7 @@ def import_(
             names=names if names == "order" else (table or {}).get("names", table),
             arch=arch,
             module=modules or None,
-            input_shape=None if input_shape is None else [int(side) for side in input_shape.split("x")],
+            input_shape=parse_input_shape(input_shape),
             split_by=split_by,
             skip_bad=skip_bad,
             include=include or (),

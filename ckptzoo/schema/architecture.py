@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -272,6 +272,34 @@ def kind_of(name: str, dtype: str, names: Container[str] = ()) -> str:
     is_singular_vector = last.endswith(("_u", "_v")) and f"{name[:-2]}_orig" in names
     is_buffer = not is_float or last in _BUFFERS or last.endswith("_mask") or is_singular_vector
     return "buffer" if is_buffer else "parameter"
+
+
+def architecture_difference(expected: Architecture, got: Architecture) -> str:
+    """How the tensors of one architecture differ from those of another, in a few words; empty where they do not.
+
+    >>> first = Architecture("a", (Tensor("fc.weight", (2, 3)), Tensor("fc.bias", (2,))))
+    >>> architecture_difference(first, Architecture("b", (Tensor("fc.weight", (2, 4)), Tensor("out.bias", (2,)))))
+    "'fc.weight' is (2, 4) float32 and not (2, 3) float32; no 'fc.bias'; and 'out.bias'"
+    """
+    specs = {tensor.name: f"{tensor.shape} {tensor.dtype}" for tensor in got.tensors}
+    return tensor_difference({tensor.name: f"{tensor.shape} {tensor.dtype}" for tensor in expected.tensors}, specs)
+
+
+def tensor_difference(expected: Mapping[str, str], got: Mapping[str, str]) -> str:
+    """How tensors, each as its shape and dtype, differ from those that are expected; the first three of each kind."""
+    wrong = [
+        f"{name!r} is {got[name]} and not {spec}" for name, spec in expected.items() if got.get(name, spec) != spec
+    ]
+    lacking = [repr(name) for name in expected if name not in got]
+    unknown = [repr(name) for name in got if name not in expected]
+    texts = [_first(wrong), f"no {_first(lacking)}" if lacking else "", f"and {_first(unknown)}" if unknown else ""]
+    if not any(texts) and list(expected) != list(got):
+        return "the same in another order"
+    return "; ".join(text for text in texts if text)
+
+
+def _first(items: Sequence[str], limit: int = 3) -> str:
+    return ", ".join(items[:limit]) + (f" and {len(items) - limit} more" if len(items) > limit else "")
 
 
 def _storage(value: Any) -> Any:

@@ -115,6 +115,7 @@ def _outputs(programs: list[list[str]]) -> Iterator[str]:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--run"]:
+        sys.path.insert(0, "")  # as in an interactive session, modules are found in the folder
         json.dump(list(_outputs(json.load(sys.stdin))), sys.stdout)
         sys.exit()
     for page in PAGES:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ckptzoo
+from ckptzoo.arguments import checked
 from ckptzoo.errors import HubError, Problem, SpecError
 from ckptzoo.format.part import Part
 from ckptzoo.hub.client import Client, Listing
@@ -153,6 +154,7 @@ def _evaluation(row: Row, submission: Submission, target: TargetZoo | None) -> E
     return evaluation
 
 
+@checked
 def contribute(
     files: Sequence[str | Path],
     *,

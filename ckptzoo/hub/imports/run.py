@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ckptzoo
+from ckptzoo.arguments import checked
 from ckptzoo.errors import IntegrityError, Problem, SpecError, ZooError
 from ckptzoo.format import durable
 from ckptzoo.hub.contributions.evaluation import Factory, network_factory, trace_symmetry
@@ -58,6 +59,7 @@ _MAX_LISTED = 20
 _MAX_NOTES, _MAX_FOLDERS = 200, 10_000
 
 
+@checked
 def import_zoo(
     source: str | Path,
     to: str | Path,

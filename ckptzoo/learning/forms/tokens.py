@@ -17,6 +17,7 @@ from ckptzoo.learning.forms.stacked_tensors import (
     restored,
 )
 from ckptzoo.schema.architecture import Architecture, Tensor
+from ckptzoo.text import brief_repr
 
 
 class Tokens(NamedTuple):
@@ -36,6 +37,8 @@ class Tokens(NamedTuple):
     tokens: Any
     mask: Any
     positions: Any
+
+    __repr__ = brief_repr
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Columns in the names of files, and in what files hold beside their tensors."""
 
+import json
 import re
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptzoo.errors import SpecError
-from ckptzoo.hub.contributions.file_names import FIELDS, FilePattern, distinct_names, own_columns
+from ckptzoo.hub.contributions.file_names import FIELDS, FilePattern, claimed_accuracy, distinct_names, own_columns
 from ckptzoo.hub.contributions.ingest import Ingestor
 from ckptzoo.hub.contributions.submission import Submission
 from tests.support.hub_zoos import ARCH
@@ -60,6 +61,34 @@ def test_files_of_equal_names_are_told_apart_by_their_folders() -> None:
     assert list(distinct_names(paths).values()) == ["a/x/net.pt", "b/x/net.pt", "other.pt"]
     assert list(distinct_names(paths[:1]).values()) == ["net.pt"]
     assert set(FIELDS) <= {"id", "member", "seed", "step", "epoch", "recipe", "method", "mode", "draw"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "claimed"),
+    [
+        ({"test_acc": 0.6323}, 0.6323),
+        ({"test_acc": "0.6323"}, 0.6323),  # as the metadata of safetensors has it
+        ({"test/acc": 63.23}, 0.6323),
+        ({"metrics.test_accuracy": 1}, 1.0),
+        ({"best_test_acc": 0.9, "test_acc": 0.5}, 0.5),
+        ({"best_test_acc": 0.9}, None),
+        ({"Test-Accuracy": 0.25}, 0.25),
+        ({"test_acc": 101}, None),
+        ({"test_acc": -0.5}, None),
+        ({"test_acc": True}, None),
+        ({"test_acc": float("nan")}, None),
+        ({"test_acc": "high"}, None),
+        ({"test_acc": [0.5]}, None),
+        ({"train_acc": 0.9, "acc": 0.8, "val_acc": 0.7}, None),
+        ({}, None),
+    ],
+)
+def test_figures_in_files_are_claims(facts: dict[str, object], claimed: float | None) -> None:
+    assert own_columns("a.pt", facts).get("claimed_test_accuracy") == claimed
+    kept = {"claimed_test_accuracy": None, "extra": json.dumps({"facts": facts})}
+    assert claimed_accuracy(kept) == claimed
+    # what the contributor says counts more
+    assert claimed_accuracy({**kept, "claimed_test_accuracy": 0.125}) == 0.125
 
 
 def rows(tmp_path: Path, files: dict[str, dict[str, object]], **card: object) -> list[dict[str, object]]:

@@ -78,7 +78,7 @@ class FilePattern:
 
 
 def own_columns(path: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns that a file's path and the scalars beside its tensors tell: member, epoch, step, and figures that are claims.
+    """Read member, epoch, step and claimed figures from a file's path and the scalars beside its tensors.
 
     Parameters
     ----------

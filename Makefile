@@ -1,12 +1,14 @@
-# Every target sets up .venv by itself; a second call installs nothing.
+# Every target sets up its environment by itself; a second call installs nothing.
 PYTHON ?= python3
-MEMBERS ?= 128
+MEMBERS ?= 64
 ZOO ?= zoos/digits-optunet
 VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
+# The environment of quickstart, a fraction of the other's size.
+SMALL ?= .venv-quickstart
 
-.PHONY: quickstart posterior-mnist test test-fast test-all docs tutorials links lint format explorer explorer-check bench gpu clean
+.PHONY: quickstart posterior-mnist dist-check test test-fast test-all docs tutorials links lint format explorer explorer-check bench gpu clean
 .DEFAULT_GOAL := quickstart
 
 $(READY): pyproject.toml constraints.txt
@@ -15,8 +17,17 @@ $(READY): pyproject.toml constraints.txt
 	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(READY)
 
-quickstart: $(READY)  ## train a zoo of OptuNets on handwritten digits, derive, verify, stream and draw it
-	@$(PY) -m builders quickstart --members $(MEMBERS) --to $(ZOO)
+ifneq ($(SMALL),$(VENV))
+$(SMALL)/.ready: pyproject.toml constraints.txt .ci/small_environment.py
+	@$(PYTHON) .ci/small_environment.py $(SMALL)
+	@touch $@
+endif
+
+quickstart: $(SMALL)/.ready  ## train a zoo of OptuNets on handwritten digits, derive, verify, stream and draw it
+	@$(SMALL)/bin/python -m builders quickstart --members $(MEMBERS) --to $(ZOO)
+
+dist-check: $(READY)  ## build the wheel and the sdist, and try both in empty environments
+	@$(PY) .ci/dist_check.py
 
 posterior-mnist: $(READY)  ## draws of six approximate posteriors of OptuNet on MNIST, and the paper's tables beside ours
 	@$(PY) -m builders posteriors mnist-optunet --members cards/mnist-optunet --to zoos/mnist-optunet-posteriors
@@ -44,6 +55,8 @@ docs: $(READY)  ## the documentation, in site/: any warning is an error; no netw
 tutorials: $(READY)  ## what pages show of programs, written again: outputs of tutorials, commands, diagrams
 	@$(PY) -m tests.support.tutorials
 	@$(PY) docs/commands.py
+	@$(PY) docs/forms.py
+	@$(PY) docs/recipes.py
 	@$(PY) docs/diagrams.py
 
 links: $(READY)  ## addresses outside that pages name; needs a network
@@ -96,4 +109,4 @@ gpu:  ## on a machine with a GPU, with the Python it has: measure, test and trai
 		$(if $(STAGES),--stages $(STAGES)) $(if $(WORK),--work $(WORK)) $(if $(FROM),--from $(FROM)) $(GPU_OPTIONS)
 
 clean:
-	@rm -rf $(VENV) zoos bench-results site
+	@rm -rf $(VENV) $(SMALL) zoos bench-results site dist

@@ -412,16 +412,21 @@ def _print_families(only: str) -> None:
         if only not in name:
             continue
         torch.manual_seed(0)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
                 module, example = make()
+                module(**example) if isinstance(example, dict) else module(example)
+            # these sizes are no sizes of every family: what its constructor or its first call then raises is its own
+            except Exception as error:
+                _print_reason(name, f"not made in these sizes: {type(error).__name__}: {error}")
+                continue
+            try:
                 traced = trace(module, example)
-        except ZooError as error:
-            (problem, *_) = error.problems
-            reason = f"{problem.what}: expected {problem.expected}, got {problem.got}".replace("|", r"\|")
-            print(f"| {name} | refused: {reason} | | | | | | |", flush=True)
-            continue
+            except ZooError as error:
+                (problem, *_) = error.problems
+                _print_reason(name, f"refused: {problem.what}: expected {problem.expected}, got {problem.got}")
+                continue
         counts = count(traced.symmetry)
         numbers = sum(value.numel() for value in module.parameters())
         free = nullity(module, example) if numbers <= _LARGEST_JACOBIAN else ()
@@ -429,6 +434,11 @@ def _print_families(only: str) -> None:
         cells = [name, f"{numbers:,}", str(len(traced.symmetry.groups)), permutations, f"{counts.signs:,}"]
         cells += [f"{counts.dimensions:,}", *(f"{number:,}" for number in free or ()), *([] if free else ["", ""])]
         print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def _print_reason(name: str, reason: str) -> None:
+    line = " ".join(reason.replace("|", r"\|").split())
+    print(f"| {name} | {line[:160]} | | | | | | |", flush=True)
 
 
 VISION = (

@@ -1,1 +1,1 @@
-"""Programs that train zoos and write them; run from the checkout with ``python -m builders``."""
+"""Programs that train zoos and write them; run with ``ckptzoo-build``, or ``python -m builders``."""

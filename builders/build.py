@@ -47,8 +47,9 @@ _WAIT_SECONDS = 2.0
 UNIT_SECONDS = 300.0
 """About how long a unit takes of an engine that trains one member at a time; one member may take longer."""
 AnyUnit = TypeVar("AnyUnit", bound=Unit)
-CARDS = Path(__file__).parents[1] / "cards"
-"""The cards of published zoos, by the name of their recipe."""
+_INSTALLED_CARDS, _CHECKOUT_CARDS = (Path(__file__).parents[above] / "cards" for above in (0, 1))
+CARDS = _INSTALLED_CARDS if _INSTALLED_CARDS.is_dir() else _CHECKOUT_CARDS
+"""The cards of published zoos, by the name of their recipe; a wheel has them beside the recipes."""
 
 
 @dataclass(frozen=True)

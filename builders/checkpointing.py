@@ -212,6 +212,14 @@ class BuildFolder:
         path = self._state(unit)
         return None if work_files.read_facts(path, self._of_state(unit)) is None else path
 
+    def saved_step(self, unit: Unit) -> int:
+        """The optimiser step up to which a unit in progress is saved; 0 where nothing is, or nothing readable."""
+        try:
+            facts = work_files.read_facts(self._state(unit), self._of_state(unit))
+            return 0 if facts is None else max(0, int(facts.get("step", "0")))
+        except (IntegrityError, ValueError):  # which the one who carries the unit on says
+            return 0
+
     def save(self, unit: Unit, state: TrainingState, spent: Spent) -> None:
         """Replace the unit's saved state."""
         arrays = {f"weights/{name}": _array(tensor) for name, tensor in state.weights.items()}

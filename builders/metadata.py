@@ -79,9 +79,14 @@ def device_name(device: str) -> str:
 
 @cache
 def commit() -> str | None:
-    """The commit of this checkout, if it is one, with ``+`` where files differ from it."""
+    """The commit of this checkout, if it is one, with ``+`` where files differ from it.
+
+    An installation within somebody else's checkout has none: these files are not among those that it tracks.
+    """
     here = ["git", "-C", str(Path(__file__).parent)]
     try:
+        own = [*here, "ls-files", "--error-unmatch", Path(__file__).name]
+        subprocess.run(own, capture_output=True, check=True, timeout=10)
         head = subprocess.run([*here, "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10)
         # untracked files count too: status lists them
         changed = subprocess.run([*here, "status", "--porcelain", "."], capture_output=True, check=True, timeout=10)

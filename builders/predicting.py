@@ -86,7 +86,7 @@ def _ood_images(recipe: Recipe, ood: str, source: Source, folder: str | Path | N
     dataset = name.partition("/")[0]
     data_folder = image_sets.folder_of(folder)
     candidates = (None,) if data_folder is None else (data_folder, data_folder.resolve().parent / dataset)
-    found = next((item for place in candidates if (item := image_sets.find_named(name, place)) is not None), None)
+    found = next((item for place in candidates if (item := image_sets.find(name, place)) is not None), None)
     if found is None:
         step = f"Name a folder that has it as {dataset}/, or beside it, with --data or {image_sets.FOLDER_VARIABLE}."
         got = "none" if data_folder is None else f"none in {data_folder / dataset} or {candidates[-1]}"

@@ -13,7 +13,7 @@ from typing import Any
 from builders import rng, schedules
 from builders.schedules import CosineSchedule, MilestoneSchedule, Schedule
 from ckptzoo import archs
-from ckptzoo.errors import Problem, SpecError, UnknownNameError, ZooError
+from ckptzoo.errors import Problem, SpecError, UnknownNameError, ZooError, suggestion
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.documents import digest_of
 
@@ -35,6 +35,29 @@ _LATER_KEYS: dict[str, Any] = {
     "train_of": None,
 }
 """Keys that came after the first recipes, and what is meant where one is missing."""
+UNITS = {
+    "train": "examples",
+    "test": "examples",
+    "epochs": "epochs",
+    "batch": "examples",
+    "learning_rate": "weight per unit of gradient",
+    "momentum": "share, 0 or more",
+    "weight_decay": "per step, times the learning rate",
+    "milestones": "epochs",
+    "factor": "factor",
+    "warmup": "epochs",
+    "warmup_from": "as `learning_rate`",
+    "dropout": "probability, 0 to below 1",
+    "full_epochs": "epochs",
+    "crop_pad": "pixels",
+    "mean": "that of the inputs",
+    "std": "that of the inputs",
+    "train_of": "examples",
+    "target_mean": "that of the target",
+    "target_std": "that of the target",
+    "centres": "that of the inputs",
+}
+"""What the numbers of recipes count or measure; other keys are names, texts and switches."""
 _STEP = "Correct the recipe."
 
 
@@ -50,17 +73,32 @@ class Recipe:
         a name in ``ckptzoo.archs``.
     dataset
         the name of the data set.
-    train, test
-        examples of the training and the test set; the data must agree.
-    epochs, batch
-        an epoch visits every training example once; its last batch holds what is left over.
-    momentum, nesterov, weight_decay
-        of ``torch.optim.SGD``; the decay is of every parameter and of no buffer.
-    learning_rate, milestones, factor, warmup, warmup_from
-        the learning rate schedule, see ``builders.schedules.MilestoneSchedule``.
+    train
+        size of the training set; the data must agree.
+    test
+        size of the test set; the data must agree.
+    epochs
+        how often every training example is visited.
+    batch
+        examples of one optimiser step; the last batch of an epoch holds what is left over.
+    learning_rate
+        of ``torch.optim.SGD``, before the first milestone and behind the warm-up.
+    momentum
+        of ``torch.optim.SGD``: the share of the last step's velocity that is kept.
+    weight_decay
+        of ``torch.optim.SGD``: this times the weight is added to the gradient of every parameter, of no buffer.
+    milestones
+        epochs, counted from 0, from which on the learning rate is multiplied by ``factor`` once more.
+    factor
+        what the learning rate is multiplied by at each milestone.
+    warmup
+        epochs at the beginning in which the learning rate moves in equal steps from ``warmup_from``.
+    warmup_from
+        the learning rate before the first epoch of a warm-up.
+    nesterov
+        whether the momentum is Nesterov's.
     schedule
-        ``milestones``, or ``cosine``: see ``builders.schedules.CosineSchedule``, which has neither milestones nor a
-        warm-up.
+        ``milestones``, or ``cosine``: half a cosine from ``learning_rate`` down, with neither milestones nor a warm-up.
     precision
         of the arithmetic of training: ``float32``; ``tf32``, whose matrix products and convolutions round their factors
         to 10 bits; ``bfloat16``, which computes them in that type (autocast) while weights, momentum and statistics
@@ -122,13 +160,19 @@ class Recipe:
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise SpecError(Problem(path.name, "TOML", "a recipe", str(error), _STEP)) from error
         kind = content.pop("inputs", _IMAGES)
-        recipe_class = _KINDS.get(kind) if isinstance(kind, str) else None
+        recipe_class = KINDS.get(kind) if isinstance(kind, str) else None
         if recipe_class is None:
-            raise SpecError(Problem(path.name, "key 'inputs'", "one of " + ", ".join(_KINDS), repr(kind), _STEP))
+            raise SpecError(Problem(path.name, "key 'inputs'", "one of " + ", ".join(KINDS), repr(kind), _STEP))
         known = {field.name: field for field in fields(recipe_class) if field.name != "full_epochs"}
         needed = [key for key, field in known.items() if field.default is dataclasses.MISSING]
         problems = [
-            Problem(path.name, f"key {key!r}", "a key of builders/recipe.py", "an unknown one", _STEP)
+            Problem(
+                path.name,
+                f"key {key!r}",
+                f"one of {', '.join(known)}",
+                "an unknown one",
+                suggestion(key, list(known), _STEP),
+            )
             for key in content
             if key not in known
         ]
@@ -222,7 +266,7 @@ class Recipe:
 
     def to_toml(self) -> str:
         """The text of a file from which ``load`` reads the same recipe, but for ``full_epochs``, which no file has."""
-        kind = next(name for name, recipe_class in _KINDS.items() if type(self) is recipe_class)
+        kind = next(name for name, recipe_class in KINDS.items() if type(self) is recipe_class)
         content: dict[str, Any] = {} if kind == _IMAGES else {"inputs": kind}
         content |= {
             field.name: value
@@ -259,9 +303,11 @@ class ImageRecipe(Recipe):
         raw pixels of 0 added on every side before a crop of the original size.
     flip
         whether crops are mirrored, their columns reversed, each with probability 1/2.
-    mean, std
+    mean
         of the training pixels divided by 255, one number or one a channel; inputs are ``(pixel / 255 - mean) / std``,
         computed last, so that the padding is raw 0 and not the mean.
+    std
+        the standard deviation of the same, one number or one a channel.
     ood
         a data set of other things, whose test images can be shown to the networks; not part of the digest.
     train_of
@@ -323,10 +369,14 @@ class TableRecipe(Recipe):
 
     Parameters
     ----------
-    mean, std
+    mean
         one a column, of the training rows; inputs are ``(value - mean) / std``. The data must agree.
-    target_mean, target_std
-        likewise of the target.
+    std
+        the standard deviations of the same columns.
+    target_mean
+        of the training rows' target; the network predicts ``(target - target_mean) / target_std``.
+    target_std
+        the standard deviation of the same.
     """
 
     mean: tuple[float, ...]
@@ -378,7 +428,7 @@ class GaussianRecipe(Recipe):
 
 
 _IMAGES = "images"
-_KINDS: dict[str, type[Recipe]] = {_IMAGES: ImageRecipe, "table": TableRecipe, "gaussians": GaussianRecipe}
+KINDS: dict[str, type[Recipe]] = {_IMAGES: ImageRecipe, "table": TableRecipe, "gaussians": GaussianRecipe}
 """What the key ``inputs`` of a recipe's file may be; images where it is left out."""
 
 

@@ -36,6 +36,8 @@ class UnitStatus:
         who holds it.
     attempts
         how often it ended without progress.
+    saved
+        the optimiser step up to which its training is saved.
     """
 
     name: str
@@ -43,6 +45,7 @@ class UnitStatus:
     state: str
     holder: Holder | None
     attempts: int
+    saved: int = 0
 
 
 @dataclass(frozen=True)
@@ -75,12 +78,17 @@ class BuildStatus:
         """How long the rest takes at the pace since it was planned; None where nothing is finished."""
         done = self.count("merged", "finished")
         started = sum(
-            unit.members * unit.holder.progress / self.steps
+            unit.members * max(unit.saved, unit.holder.progress if unit.holder is not None else 0) / self.steps
             for unit in self.units
-            if unit.holder is not None and unit.state in ("running", "silent")
+            if unit.state not in ("merged", "finished")
         )
         rest = sum(unit.members for unit in self.units) - done - started
         return None if done + started == 0 else self.seconds * rest / (done + started)
+
+    @property
+    def saved_steps(self) -> int:
+        """Optimiser steps of all members that are saved."""
+        return sum(unit.members * unit.saved for unit in self.units)
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as JSON-ready values."""
@@ -88,6 +96,8 @@ class BuildStatus:
             "build": self.prefix,
             "seconds": self.seconds,
             "remaining_seconds": self.remaining_seconds,
+            "saved_steps": self.saved_steps,
+            "steps": self.steps * sum(unit.members for unit in self.units),
             "units": [asdict(unit) for unit in self.units],
         }
 
@@ -105,15 +115,16 @@ class BuildStatus:
         )
         rest = self.remaining_seconds
         left = "" if not rest else f"; {duration(rest)} left at this pace"
-        line = f"{self.prefix}: {members:,} members in {counted(len(self.units), 'unit')}: {counts}{left}."
+        saved = f"; {self.saved_steps:,} of {members * self.steps:,} steps saved" if self.saved_steps else ""
+        line = f"{self.prefix}: {members:,} members in {counted(len(self.units), 'unit')}: {counts}{saved}{left}."
         table = Table(box=None, pad_edge=False)
-        for column in ("unit", "state", "where", "step", "last sign", "attempts"):
+        for column in ("unit", "state", "where", "step", "last sign", "attempts", "saved"):
             table.add_column(column)
         for unit in self.units:
-            if unit.state not in ("merged", "finished", "waiting"):
+            if unit.state not in ("merged", "finished", "waiting") or (unit.state == "waiting" and unit.saved):
                 holder = unit.holder
                 where = ("", "", "") if holder is None else _where(holder, self.steps)
-                table.add_row(unit.name, unit.state, *where, str(unit.attempts or ""))
+                table.add_row(unit.name, unit.state, *where, str(unit.attempts or ""), f"{unit.saved:,}")
         return Group(line, table) if table.row_count else Group(line)
 
 
@@ -175,5 +186,6 @@ def _status_of(root: Path, path: Path) -> BuildStatus | None:
             state = "running" if holder.alive else "silent"
         else:
             state = "set aside" if attempts >= ATTEMPTS else "waiting"
-        units.append(UnitStatus(unit.name, len(unit.seeds), state, holder, attempts))
+        saved = last if state in ("merged", "finished") else build_folder.saved_step(unit)
+        units.append(UnitStatus(unit.name, len(unit.seeds), state, holder, attempts, min(saved, last)))
     return BuildStatus(settled.prefix, tuple(units), last, seconds)

@@ -8,8 +8,12 @@
 Importing ckptzoo imports none of numpy, pyarrow and torch; each public name is loaded when first used.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+if sys.platform == "win32":
+    raise ImportError("ckptzoo: operating system: expected Linux or macOS, got Windows. Use it in WSL, which is Linux.")
 
 __version__ = "0.1.0"
 
@@ -98,4 +102,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PUBLIC, *_PACKAGES})
+    return sorted({*__all__, *_PACKAGES})

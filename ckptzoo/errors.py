@@ -185,6 +185,26 @@ class UnknownNameError(ZooError, KeyError):
         return type(self), (self.location, self.kind, self.name, self.known, self.hint)
 
 
+def suggestion(name: str, known: Sequence[str], otherwise: str) -> str:
+    """``Did you mean X?`` where a name is near to one that is known; otherwise what is given.
+
+    Near is what is spelt alike, the initials of the words, or the beginning of either name.
+
+    >>> suggestion("licence", ["name", "license"], "Leave it out.")
+    'Did you mean license?'
+    >>> suggestion("lr", ["learning_rate", "batch"], ""), suggestion("batch_size", ["learning_rate", "batch"], "")
+    ('Did you mean learning_rate?', 'Did you mean batch?')
+    """
+    words = name.lower().replace("-", "_")
+    for item in known[:_MAX_NEAR_NAMES] if 2 <= len(words) <= _MAX_NEAR_NAME else ():
+        initials = "".join(word[:1] for word in item.split("_"))
+        if words == initials or (len(words) > 2 and item.startswith(words)) or words.startswith(f"{item}_"):
+            return f"Did you mean {item}?"
+    comparable = [item for item in known[:_MAX_NEAR_NAMES] if len(item) <= _MAX_NEAR_NAME]
+    near = difflib.get_close_matches(name, comparable, n=1, cutoff=0.6) if len(name) <= _MAX_NEAR_NAME else ()
+    return f"Did you mean {near[0]}?" if near else otherwise
+
+
 class RemoteError(ZooError):
     """Another machine gives no answer, or one that cannot be used; ``problem`` holds the facts of the message."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package.
+    """``__getattr__`` and ``__dir__`` of a package with an ``__all__``, which is what ``dir`` shows.
 
     Parameters
     ----------
@@ -25,6 +25,6 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str]
         return value
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *modules})
+        return sorted(sys.modules[package].__all__)
 
     return load, names

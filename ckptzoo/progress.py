@@ -7,6 +7,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
+from ckptzoo.arguments import checked
 from ckptzoo.text import Progress, StageProgress, size
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ WIDGET_SECONDS = 0.1
 """Between two messages to a notebook, which would fall behind if each step sent one."""
 
 
+@checked
 @contextmanager
 def progress_bar(what: str, *, nbytes: bool = False) -> Iterator[Progress]:
     """A function for the parameter ``progress`` of a call that takes long.

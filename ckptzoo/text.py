@@ -1,7 +1,8 @@
 """Numbers and untrusted text as people read them, and how long work reports its progress."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ckptzoo.errors import Problem, ZooError
 
@@ -79,6 +80,35 @@ def parse_share(text: str) -> tuple[int, int]:
 def counted(number: int, noun: str) -> str:
     """``1 network``, ``1,024 networks``."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def shown_arrays(arrays: Mapping[str, Any], limit: int = 6) -> str:
+    """The first few arrays by name, shape and dtype, and how many more there are; lists by their length."""
+    texts = [
+        f"{name} {tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+        if hasattr(value, "dtype")
+        else f"{name} ({len(value)},)"
+        for name, value in list(arrays.items())[:limit]
+    ]
+    more = f" and {len(arrays) - limit} more" if len(arrays) > limit else ""
+    return f"{', '.join(texts)}{more}"
+
+
+def brief_repr(self: Any) -> str:
+    """The ``__repr__`` of a class with fields that hold arrays: their shapes and dtypes, not their elements."""
+    names = getattr(self, "_fields", None) or getattr(self, "__dataclass_fields__", ())
+    fields = (f"{name}={_brief(getattr(self, name))}" for name in names if not name.startswith("_"))
+    return f"{type(self).__name__}({', '.join(fields)})"
+
+
+def _brief(value: Any) -> str:
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"<{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}>" if value.shape else repr(value)
+    if isinstance(value, Mapping) and any(hasattr(item, "dtype") for item in value.values()):
+        return f"{{{shown_arrays(value, 3)}}}"
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields") and any(hasattr(i, "dtype") for i in value):
+        return f"[{', '.join(map(_brief, value[:3]))}{', ...' if len(value) > 3 else ''}]"
+    return shortened(repr(value), 200)
 
 
 def shortened(text: str, limit: int) -> str:

@@ -10,10 +10,11 @@ import typer
 from builders.cli.build import build, cost, estimate, merge, plan, planted, status, submit, work
 from builders.cli.draws import posterior, posteriors
 from builders.cli.recipes import inputs, predict, quickstart, recipes, round_weights, search
-from ckptzoo.cli.exits import INTERRUPTED, USAGE, code_of
+from ckptzoo.cli.exits import INTERRUPTED, USAGE, code_of, stopping_imports
 from ckptzoo.cli.options import Settings
 from ckptzoo.errors import MissingExtraError
 
+_LOADING = "packages were being loaded, and no step was taken. Run the same command to start, or to carry on."
 _UsageError = typer.BadParameter.__mro__[1]
 """The class of everything that is wrong with a command line; Typer exports only this child of it."""
 
@@ -42,12 +43,21 @@ def options(
         context.obj.debug = debug
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run a command line and return its exit code; those of ``ckptzoo --help``."""
+def run(arguments: Sequence[str], program: str = "python -m builders") -> int:
+    """Run a command line and return its exit code; those of ``ckptzoo --help``.
+
+    Parameters
+    ----------
+    arguments
+        the words behind the program's name.
+    program
+        what was called, for usage lines.
+    """
     settings = Settings(arguments, run)
     try:
-        # not standalone: Typer then returns the code of an Exit, and raises errors instead of ending the process
-        code = app(list(arguments) or ["--help"], prog_name="python -m builders", standalone_mode=False, obj=settings)
+        with stopping_imports("builders", _LOADING):
+            # not standalone: Typer then returns the code of an Exit, and raises errors instead of ending the process
+            code = app(list(arguments) or ["--help"], prog_name=program, standalone_mode=False, obj=settings)
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
         return _complain("interrupted", "what was saved is kept. Run the same command to carry on.", INTERRUPTED)
@@ -58,9 +68,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _failed(error: Exception) -> int:
-    from builders.checkpointing import Interrupted
-
-    if isinstance(error, Interrupted):
+    checkpointing = sys.modules.get("builders.checkpointing")  # imported, with torch, by all that stops at signals
+    if checkpointing is not None and isinstance(error, checkpointing.Interrupted):
         return _complain("interrupted", str(error), INTERRUPTED)
     if isinstance(error, _UsageError):
         shown: Any = error

@@ -21,7 +21,7 @@ from builders.posterior.batch_norm import renewed_statistics
 from builders.recipe import FOLDER, Recipe
 from builders.sources import Source
 from builders.state import Tensors, TrainingState
-from ckptzoo.errors import Problem, SpecError
+from ckptzoo.errors import Problem, SpecError, suggestion
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.documents import digest_of
 
@@ -116,7 +116,12 @@ class Method(ABC):
         known = {item.name for item in fields(cls) if item.default is dataclasses.MISSING} - {"recipe"}
         listed = ", ".join(sorted(known))
         unknown, missing = [key for key in values if key not in known], sorted(known - set(values))
-        problems = [Problem(file.name, f"key {key!r}", f"one of {listed}", "an unknown one", _STEP) for key in unknown]
+        problems = [
+            Problem(
+                file.name, f"key {key!r}", f"one of {listed}", "an unknown one", suggestion(key, sorted(known), _STEP)
+            )
+            for key in unknown
+        ]
         problems += [Problem(file.name, f"key {key!r}", "a value", "none", _STEP) for key in missing]
         if problems:
             raise SpecError(problems)

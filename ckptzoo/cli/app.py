@@ -13,7 +13,7 @@ from ckptzoo.cli.collection import collection
 from ckptzoo.cli.commands import compact, info, retract, show, verify
 from ckptzoo.cli.derive import align, dedupe, derive, predict
 from ckptzoo.cli.doctor import doctor
-from ckptzoo.cli.exits import INTERRUPTED, USAGE, InterruptedCommand, code_of, listed
+from ckptzoo.cli.exits import INTERRUPTED, USAGE, InterruptedCommand, code_of, listed, stopping_imports
 from ckptzoo.cli.exports import compare, export
 from ckptzoo.cli.hub import card, contribute, pull, push, review, search
 from ckptzoo.cli.imports import import_
@@ -83,7 +83,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     settings = Settings(arguments, run)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), stopping_imports("ckptzoo", "nothing is left half-written."):
             # by default Python shows a warning of one line of code only once a process
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = _show

@@ -23,10 +23,13 @@ from ckptzoo.cli.options import (
 
 
 def info(zoo: ZooAddress, where: Where = None, as_json: AsJson = False) -> None:
-    """Say what a zoo is: counts, variants, size, accuracies."""
-    from ckptzoo.studies.inventory import inventory
+    """Say what a zoo is: counts, variants, size, accuracies.
 
-    print_result(inventory(opened(zoo, where)), as_json)
+    Of a collection, or of a folder whose folders are zoos, it lists the zoos.
+    """
+    from ckptzoo.studies.inventory import take_stock
+
+    print_result(take_stock(zoo, where), as_json)
 
 
 def verify(
@@ -34,18 +37,20 @@ def verify(
     shallow: Annotated[bool, typer.Option("--shallow", help="Check what opening reads; leave the weights.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check every byte of a zoo, or of all zoos of a collection.
+    """Check every byte of a zoo, or of all zoos of a collection or a folder.
 
     The card, its pictures and the explorer page have no digest, so that changes there are not found. Prints every
     problem found, with what was expected, what is there and what to do, and exits with 1 if there is one.
     """
     import ckptzoo
+    from ckptzoo.format.reader import zoo_folders
     from ckptzoo.loader.collection import verify_collection
     from ckptzoo.schema import layout
     from ckptzoo.text import counted, printable
 
     root = folder(zoo)
-    is_collection = (root / layout.COLLECTION).exists() and not (root / layout.ZOO).exists()
+    holds_zoos = (root / layout.COLLECTION).exists() or bool(zoo_folders(root))
+    is_collection = holds_zoos and not (root / layout.ZOO).exists()
     with bar("verifying", nbytes=True) as progress:
         problems = (verify_collection if is_collection else ckptzoo.verify)(root, deep=not shallow, progress=progress)
     if as_json:

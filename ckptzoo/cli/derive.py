@@ -14,6 +14,8 @@ from ckptzoo.cli.exits import PROBLEMS
 from ckptzoo.cli.options import (
     AsJson,
     Data,
+    InputShape,
+    LabelledFile,
     Module,
     Share,
     Where,
@@ -24,6 +26,7 @@ from ckptzoo.cli.options import (
     emit,
     folder,
     opened,
+    parse_input_shape,
 )
 from ckptzoo.cli.ray_shares import On, work_on_ray
 
@@ -53,11 +56,11 @@ Certify = Annotated[
     ),
 ]
 Inputs = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
-        metavar="FILE",
+        metavar="FILE|SET",
         help="Real inputs for the check of outputs (align: and for activations): a .npy file, or a .npz file with one "
-        "array, (B, *input_shape).",
+        "array or inputs among several, (B, *input_shape); or a data set, scaled as the rows say: mnist/train-5000.",
     ),
 ]
 
@@ -71,7 +74,9 @@ def derive(
     store: Store = "weights",
     certify: Certify = "auto",
     inputs: Inputs = None,
+    data: Data = None,
     module: Module = None,
+    input_shape: InputShape = None,
     share: Share = "0/1",
     on: On = None,
     as_json: AsJson = False,
@@ -79,7 +84,8 @@ def derive(
     """Bring every checkpoint into a gauge.
 
     Stores the variant beside the raw weights, and checks on sampled inputs that both compute the same outputs. A call
-    that was killed is continued by the next from the last part it finished.
+    that was killed is continued by the next from the last part it finished. A zoo without a table of symmetries gets
+    the one that is traced from --module.
     """
     from ckptzoo.derive import derive as derive_variant
     from ckptzoo.symmetry import gauge_named
@@ -88,8 +94,8 @@ def derive(
     root = folder(zoo)
     if on is not None:
         work_on_ray(context, on)
-    given = None if inputs is None else _inputs(inputs)
-    network = _network(root, module)
+    given = None if inputs is None else _inputs(root, inputs, data)
+    network, shape = _network(root, module), parse_input_shape(input_shape)
     with bar(f"deriving {gauge}") as progress:
         derived = derive_variant(
             root,
@@ -98,6 +104,7 @@ def derive(
             certify=certify,
             inputs=given,
             module=network,
+            input_shape=shape,
             share=parse_share(share),
             progress=progress,
         )
@@ -145,7 +152,9 @@ def align(
     store: Store = "weights",
     certify: Certify = "auto",
     inputs: Inputs = None,
+    data: Data = None,
     module: Module = None,
+    input_shape: InputShape = None,
     share: Share = "0/1",
     on: On = None,
     as_json: AsJson = False,
@@ -161,12 +170,14 @@ def align(
     from ckptzoo.text import parse_share
 
     root = folder(zoo)
-    given = None if inputs is None else _inputs(inputs)
-    network = _network(root, module)
+    given = None if inputs is None else _inputs(root, inputs, data, for_activations=method == "activations")
+    network, shape = _network(root, module), parse_input_shape(input_shape)
     scaled = None if gauge is None else gauge_named(gauge, "align")
     if on is not None:
         if to == BARYCENTRE:
-            keep_barycentre(root, label=label, gauge=scaled, barycentre_zoo=barycentre_zoo, module=network)
+            keep_barycentre(
+                root, label=label, gauge=scaled, barycentre_zoo=barycentre_zoo, module=network, input_shape=shape
+            )
         work_on_ray(context, on)
     with bar("aligning") as progress:
         derived = align_zoo(
@@ -180,8 +191,9 @@ def align(
             store=store,
             certify=certify,
             inputs=given,
-            inputs_name="" if inputs is None else inputs.name,
+            inputs_name="" if inputs is None else Path(inputs).name if Path(inputs).is_file() else inputs,
             module=network,
+            input_shape=shape,
             share=parse_share(share),
             progress=progress,
         )
@@ -226,7 +238,7 @@ def _print_derived(zoo: str, derived: "Derived", certify: str, given: Sequence[s
         if not derived.certified and certify == "auto" and derived.untouched < derived.checkpoints:
             lacks, options = "ckptzoo.archs has no forward function for it", ""
             if "network" in given:
-                lacks, options = "the zoo does not say the shape of an input", " --inputs FILE"
+                lacks, options = "the zoo does not say the shape of an input", " --input-shape SHAPE"
             print(f"no equivalence check: {lacks}; --certify all --module FILE.py:NAME{options} adds it.")
     for number, what in (
         (derived.untouched, "left as they are: not finite, or not representable in the gauge"),
@@ -257,6 +269,7 @@ def predict(
         ),
     ],
     data: Data = None,
+    inputs: LabelledFile = None,
     where: Where = None,
     module: Module = None,
     share: Share = "0/1",
@@ -267,14 +280,18 @@ def predict(
 
     The outputs of all checkpoints, in float16, beside the weights; zoo.predictions("mnist/test") reads them. Pixels are
     scaled for each checkpoint as its row says. What is stored already is left alone: a second call adds what is
-    missing. --where takes whole parts, such as those of one contributor.
+    missing. --where takes whole parts, such as those of one contributor. With --inputs they are your own, as the
+    networks take them, under the one name SET, such as my-data/test.
     """
     import ckptzoo
     from ckptzoo import derive
-    from ckptzoo.hub.contributions.inputs import inputs_of
+    from ckptzoo.derive.labelled import read_inputs
+    from ckptzoo.hub.contributions.inputs import ZooInputs, inputs_of
     from ckptzoo.text import parse_share
 
     root = folder(zoo)
+    if inputs is not None and len(set(sets)) != 1:
+        raise typer.BadParameter(f"expected one SET, the name of what is in {inputs}, got {len(set(sets))}.")
     if on is not None:
         work_on_ray(context, on)
     chosen = ckptzoo.open(root)
@@ -282,7 +299,7 @@ def predict(
     network = _network(root, module)
     results = []
     for name in dict.fromkeys(sets):
-        seen = inputs_of(chosen, name, data=data)
+        seen = inputs_of(chosen, name, data=data) if inputs is None else ZooInputs(*read_inputs(inputs))
         with bar(f"predicting {name}") as progress:
             results.append(
                 derive.predict(
@@ -315,6 +332,7 @@ def dedupe(
     ] = None,
     where: Where = None,
     module: Module = None,
+    input_shape: InputShape = None,
     saved_in: Annotated[
         Path | None,
         typer.Option("--saved", metavar="FOLDER", help="Keep what is computed of each block of checkpoints there."),
@@ -341,19 +359,21 @@ def dedupe(
     if (share or on is not None) and saved_in is None:
         raise typer.BadParameter("expected --saved FOLDER, where all who share the work keep what they computed.")
     chosen = opened(zoo, where)
-    network = own_network(chosen.arch, module)
+    network, shape = own_network(chosen.arch, module), parse_input_shape(input_shape)
     if share:
         assert saved_in is not None
-        _dedupe_share(chosen, network, saved_in, share)
+        _dedupe_share(chosen, network, shape, saved_in, share)
         return
     if on is not None:
         work_on_ray(context, on)
     with bar("comparing") as progress:
-        duplicates = find(chosen, tolerance=tolerance, module=network, saved_in=saved_in, progress=progress)
+        duplicates = find(
+            chosen, tolerance=tolerance, module=network, input_shape=shape, saved_in=saved_in, progress=progress
+        )
     near, reason = None, None
     try:
         with bar("evaluating") as progress:
-            near = near_copies(chosen, module=network, saved_in=saved_in, progress=progress)
+            near = near_copies(chosen, module=network, input_shape=shape, saved_in=saved_in, progress=progress)
     except IntegrityError:
         raise
     except ZooError as error:
@@ -385,7 +405,7 @@ def dedupe(
     print(f"outputs of {counted(near.compared, 'member')} compared: {counted(len(others), 'pair')} {within}.")
 
 
-def _dedupe_share(zoo: "Zoo", network: Any, saved_in: Path, share: str) -> None:
+def _dedupe_share(zoo: "Zoo", network: Any, shape: tuple[int, ...] | None, saved_in: Path, share: str) -> None:
     """Compute a share of the blocks, and say how many are there."""
     from ckptzoo.derive.duplicates import descriptions
     from ckptzoo.derive.near_copies import outputs
@@ -393,11 +413,11 @@ def _dedupe_share(zoo: "Zoo", network: Any, saved_in: Path, share: str) -> None:
     from ckptzoo.text import parse_share
 
     number, shares = parse_share(share)
-    described = [descriptions(zoo, module=network, saved_in=saved_in)]
+    described = [descriptions(zoo, module=network, input_shape=shape, saved_in=saved_in)]
     # the command itself says why outputs are not compared
     with contextlib.suppress(ZooError):
         require("torch", "torch")
-        described.append(outputs(zoo, module=network, saved_in=saved_in))
+        described.append(outputs(zoo, module=network, input_shape=shape, saved_in=saved_in))
     found = count = 0
     for rows in described:
         with bar("describing") as progress:
@@ -408,7 +428,21 @@ def _dedupe_share(zoo: "Zoo", network: Any, saved_in: Path, share: str) -> None:
     print(f"{saved_in}: {found:,} of {count:,} blocks. {then}")
 
 
-def _inputs(path: Path) -> "np.ndarray":
+def _inputs(root: Path, named: str, data: Path | None, *, for_activations: bool = False) -> "np.ndarray":
+    """Real inputs: those of a file, or of a data set as the networks of a zoo take them, for a check the first few."""
+    import ckptzoo
+    from ckptzoo.derive.checks import RANDOM_INPUTS
+    from ckptzoo.hub.contributions.inputs import inputs_of
+
+    path = Path(named)
+    if path.exists() or path.suffix in (".npy", ".npz"):
+        return _inputs_in(path)
+    name = named if "/" in named else f"{named}/test"
+    inputs = inputs_of(ckptzoo.open(root), name, data=data).inputs
+    return inputs if for_activations else inputs[:RANDOM_INPUTS]
+
+
+def _inputs_in(path: Path) -> "np.ndarray":
     from zipfile import BadZipFile
 
     import numpy as np
@@ -418,13 +452,13 @@ def _inputs(path: Path) -> "np.ndarray":
             loaded = np.load(file, allow_pickle=False)  # a pickle in a .npy file would run code
             if isinstance(loaded, np.ndarray):
                 return loaded
-            if len(loaded.files) == 1:
-                return loaded[loaded.files[0]]
+            if len(loaded.files) == 1 or "inputs" in loaded.files:
+                return loaded["inputs" if "inputs" in loaded.files else loaded.files[0]]
             got = f"{len(loaded.files)} arrays"
     except FileNotFoundError:
         got = "nothing"
     # numpy raises ValueError for pickles and unknown formats, EOFError for empty files, BadZipFile for broken archives
-    except (ValueError, EOFError, BadZipFile):
+    except (ValueError, EOFError, BadZipFile, IsADirectoryError):
         got = "another file"
     raise typer.BadParameter(f"{path}: expected a .npy file, or a .npz file with one array, got {got}.")
 

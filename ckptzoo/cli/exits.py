@@ -1,6 +1,13 @@
 """Exit codes: what each means, and which errors lead to it."""
 
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 
 from ckptzoo.errors import (
     AbsentError,
@@ -56,3 +63,36 @@ def code_of(error: BaseException) -> int:
 def listed() -> str:
     """The table for ``ckptzoo --help``."""
     return "\n".join(f"  {outcome.code:>3}  {outcome.meaning}" for outcome in OUTCOMES)
+
+
+@contextmanager
+def stopping_imports(program: str, said: str) -> Iterator[None]:
+    """Let Ctrl-C end the process with a line while packages are imported, and be a ``KeyboardInterrupt`` elsewhere.
+
+    Parameters
+    ----------
+    program
+        whose line it is.
+    said
+        what it says, in a sentence.
+    """
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        while frame is not None:
+            # an exception within the initialisation of a compiled package, such as torch, aborts the process
+            if frame.f_globals.get("__name__") == "importlib._bootstrap":
+                print(f"{program}: interrupted: {said}", file=sys.stderr, flush=True)
+                os._exit(INTERRUPTED)
+            frame = frame.f_back
+        raise KeyboardInterrupt
+
+    # Python sets signal handlers in the main thread only; a handler of somebody else's stays
+    is_free = threading.current_thread() is threading.main_thread()
+    if not is_free or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

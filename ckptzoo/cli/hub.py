@@ -301,7 +301,9 @@ def _split(names: list[str] | None) -> list[str] | None:
 def contribute(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILES...", help=".safetensors, .pt, .pth, .th, .npz, or a zoo.", show_default=False),
+        typer.Argument(
+            metavar="FILES...", help="Files of safetensors, torch.save or numpy.savez, or a zoo.", show_default=False
+        ),
     ],
     to: Annotated[str, typer.Option("--to", metavar="ORG/ZOO", help="The zoo.", show_default=False)],
     card: Annotated[

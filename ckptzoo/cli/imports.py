@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ckptzoo.cli.exits import PROBLEMS
-from ckptzoo.cli.options import AsJson, bar, print_result
+from ckptzoo.cli.options import AsJson, bar, parse_input_shape, print_result
 
 
 def import_(
@@ -15,7 +15,7 @@ def import_(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="A folder, .tar, .tgz, .tar.xz, .zip or file; https:// or hf://.",
+            help="A folder, an archive (tar, also packed, or zip) or a file; https:// or hf://.",
             show_default=False,
         ),
     ],
@@ -51,6 +51,19 @@ def import_(
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out what cannot be read, list it in a report, and exit with 1.")
     ] = False,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--include", metavar="PATTERN", help="Only files whose path, name or folder fits, such as '*.pt'."
+        ),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option("--exclude", metavar="PATTERN", help="No files whose path, name or folder fits, such as wandb."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what each file would be taken for; read no networks, write nothing.")
+    ] = False,
     license: Annotated[
         str | None, typer.Option("--license", metavar="SPDX", help="Of the weights.  [default: the format's own]")
     ] = None,
@@ -85,6 +98,14 @@ def import_(
             "--stacked/--no-stacked", help="For files: whether the first axis of every tensor counts samples."
         ),
     ] = None,
+    networks: Annotated[
+        str | None,
+        typer.Option(
+            "--networks",
+            metavar="PREFIX,...",
+            help="For files: several networks in one, 'actor,critic' or 'members.*'.",
+        ),
+    ] = None,
     checkpoint_offset: Annotated[
         int | None,
         typer.Option("--checkpoint-offset", metavar="N", help="For ray-tune: iteration less the checkpoint's number."),
@@ -98,7 +119,7 @@ def import_(
     zoo has already is left out, so that the same command goes on where it was interrupted. Where members have several
     architectures, ZOO becomes a folder with a zoo for each.
     """
-    from ckptzoo.hub.imports import Options, import_zoo
+    from ckptzoo.hub.imports import Options, import_zoo, plan_import
     from ckptzoo.hub.imports.tables import read_by_path
 
     table = None if names in (None, "order") else tomllib.loads(Path(str(names)).read_text())
@@ -111,7 +132,22 @@ def import_(
         member,
         step,
         stacked,
+        None if networks is None else tuple(networks.split(",")),
     )
+    if dry_run:
+        with bar("looking", nbytes=True) as progress:
+            plan = plan_import(
+                source,
+                adapter=adapter,
+                include=include or (),
+                exclude=exclude or (),
+                options=options,
+                progress=progress,
+            )
+        print_result(plan, as_json)
+        if plan.problems or not plan.files:
+            raise typer.Exit(PROBLEMS)
+        return
     with bar("importing", nbytes=True) as progress:
         result = import_zoo(
             source,
@@ -120,9 +156,11 @@ def import_(
             names=names if names == "order" else (table or {}).get("names", table),
             arch=arch,
             module=modules or None,
-            input_shape=None if input_shape is None else [int(side) for side in input_shape.split("x")],
+            input_shape=parse_input_shape(input_shape),
             split_by=split_by,
             skip_bad=skip_bad,
+            include=include or (),
+            exclude=exclude or (),
             license=license,
             dataset=dataset,
             scaling=None if mean is None and std is None else (_numbers(mean, 0.0), _numbers(std, 1.0)),

@@ -11,6 +11,7 @@ from ckptzoo.cli.completion import complete_gauges, complete_variants, complete_
 from ckptzoo.cli.options import (
     AsJson,
     Data,
+    LabelledFile,
     Module,
     Output,
     Where,
@@ -51,6 +52,7 @@ def barriers(
     ],
     set: Set = None,
     data: Data = None,
+    inputs: LabelledFile = None,
     pairs: Annotated[int, typer.Option(metavar="N", min=1, help="Pairs of members of each zoo.")] = 16,
     points: Annotated[int, typer.Option(metavar="N", min=3, help="Points of a line, with its ends.")] = 11,
     gauges: Annotated[
@@ -97,7 +99,7 @@ def barriers(
     from ckptzoo.symmetry import gauge_named
 
     chosen = [opened(zoo, where) for zoo in zoos]
-    labelled = [_labelled(zoo, set, data, statistics) for zoo in chosen]
+    labelled = [_labelled(zoo, set, data, statistics, inputs) for zoo in chosen]
     question = partial(
         compute,
         list(zip(chosen, labelled, strict=True)),
@@ -119,6 +121,7 @@ def transpositions(
     zoo: ZooAddress,
     set: Set = None,
     data: Data = None,
+    inputs: LabelledFile = None,
     barriers: Annotated[bool, typer.Option(help="Measure barriers, which needs labelled inputs.")] = True,
     points: Annotated[int, typer.Option(metavar="N", min=2, help="Points of a line, with its ends.")] = 11,
     module: Module = None,
@@ -135,7 +138,7 @@ def transpositions(
     from ckptzoo.studies.transpositions import transpositions as compute
 
     chosen = opened(zoo, where)
-    labelled = _labelled(chosen, set, data, statistics) if barriers else None
+    labelled = _labelled(chosen, set, data, statistics, inputs) if barriers else None
     question = partial(compute, chosen, labelled, points=points, module=_network(chosen, module))
     _answer(question, "aligning pairs", output, as_json)
 
@@ -144,6 +147,7 @@ def steps(
     zoo: ZooAddress,
     set: Set = None,
     data: Data = None,
+    inputs: LabelledFile = None,
     barriers: Annotated[bool, typer.Option(help="Measure barriers, which needs labelled inputs.")] = True,
     module: Module = None,
     statistics: Statistics = 10_000,
@@ -158,7 +162,7 @@ def steps(
     from ckptzoo.studies.steps import steps as compute
 
     chosen = opened(zoo, where)
-    labelled = _labelled(chosen, set, data, statistics) if barriers else None
+    labelled = _labelled(chosen, set, data, statistics, inputs) if barriers else None
     _answer(partial(compute, chosen, labelled, module=_network(chosen, module)), "comparing steps", output, as_json)
 
 
@@ -170,6 +174,7 @@ def compact(
     ] = None,
     set: Set = None,
     data: Data = None,
+    inputs: LabelledFile = None,
     draws: Annotated[int, typer.Option(metavar="N", min=1, help="Of each Gaussian, which predict together.")] = 50,
     module: Module = None,
     statistics: Statistics = 10_000,
@@ -186,7 +191,7 @@ def compact(
     from ckptzoo.studies.compact import compact as compute
 
     chosen, other = opened(zoo, where), None if variational is None else opened(variational)
-    labelled, network = _labelled(chosen, set, data, statistics), _network(chosen, module)
+    labelled, network = _labelled(chosen, set, data, statistics, inputs), _network(chosen, module)
     question = partial(compute, chosen, labelled, variational=other, draws=draws, module=network, seed=seed)
     _answer(question, "fitting Gaussians", output, as_json)
 
@@ -201,6 +206,7 @@ def pairs(
     barriers: Annotated[bool, typer.Option(help="Measure barriers of the nearest and of as many random pairs.")] = True,
     set: Set = None,
     data: Data = None,
+    inputs: LabelledFile = None,
     module: Module = None,
     statistics: Statistics = 10_000,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the random pairs.")] = 0,
@@ -216,18 +222,24 @@ def pairs(
     from ckptzoo.symmetry import gauge_named
 
     chosen = opened(zoo, where)
-    labelled = _labelled(chosen, set, data, statistics) if barriers else None
+    labelled = _labelled(chosen, set, data, statistics, inputs) if barriers else None
     network = _network(chosen, module)
     scaled = None if gauge is None else gauge_named(gauge, "pairs")
     question = partial(compute, chosen, labelled, gauge=scaled, nearest=nearest, module=network, seed=seed)
     _answer(question, "joining pairs", output, as_json)
 
 
-def _labelled(zoo: "Zoo", set: str | None, data: Path | None, statistics: int) -> "Labelled":
-    """The labelled inputs of a zoo."""
+def _labelled(zoo: "Zoo", set: str | None, data: Path | None, statistics: int, inputs: Path | None) -> "Labelled":
+    """The labelled inputs of a zoo, or those in the user's own file."""
+    from ckptzoo.derive.labelled import Labelled, read_inputs
     from ckptzoo.hub.contributions.inputs import labelled_of
 
-    return labelled_of(zoo, set, data=data, statistics=statistics)
+    if inputs is None:
+        return labelled_of(zoo, set, data=data, statistics=statistics)
+    read, targets = read_inputs(inputs)
+    if targets is None:
+        raise typer.BadParameter(f"{inputs}: expected an array targets beside inputs, got none.")
+    return Labelled(set or inputs.stem, read, targets)
 
 
 def _network(zoo: "Zoo", module: str | None) -> Any:

@@ -84,6 +84,22 @@ Module = Annotated[
         help="A file of your own, which is executed here; NAME() makes the network.  [default: that of ckptzoo.archs]",
     ),
 ]
+InputShape = Annotated[
+    str | None,
+    typer.Option(
+        "--input-shape",
+        metavar="SHAPE",
+        help="Of one input, such as 64 or 3x32x32, for a --module of a zoo that does not say it.",
+    ),
+]
+LabelledFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--inputs",
+        metavar="FILE.npz",
+        help="Your own inputs as the networks take them: an array inputs (N, ...), and targets (N,), labels from 0.",
+    ),
+]
 Data = Annotated[
     Path | None,
     typer.Option("--data", metavar="FOLDER", help="The folder of test sets.  [default: that of CKPTZOO_DATA]"),
@@ -96,6 +112,16 @@ Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Write pictures and a JSON file there.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+def parse_input_shape(text: str | None) -> tuple[int, ...] | None:
+    """The sizes in ``3x32x32``, ``3,32,32`` or ``64``; None where nothing is given."""
+    if text is None:
+        return None
+    sizes = text.strip("() ").replace("x", ",").split(",")
+    if not all(size.strip().isdecimal() and 0 < int(size) < 2**31 for size in sizes):
+        raise typer.BadParameter(f"--input-shape: expected sizes such as 64 or 3x32x32, got {text!r}.")
+    return tuple(map(int, sizes))
 
 
 def console() -> "Console":

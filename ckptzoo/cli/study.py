@@ -208,7 +208,7 @@ def ensembles(
         typer.Option(
             "--set",
             metavar="SET",
-            help="The predictions to score; by default the first set with labels.",
+            help="The predictions to score; by default the first whole set with labels.",
         ),
     ] = None,
     ood: Annotated[
@@ -311,13 +311,13 @@ def collapse(
         typer.Option(
             "--set",
             metavar="SET",
-            help="Predictions on the networks' own inputs; by default the first set with labels.",
+            help="Predictions on the networks' own inputs; by default the first whole set with labels.",
         ),
     ] = None,
     ood: Annotated[
         str | None,
         typer.Option(
-            "--ood", metavar="SET", help="Predictions on other inputs; by default the first set without labels."
+            "--ood", metavar="SET", help="Predictions on other inputs; by default the first whole set without labels."
         ),
     ] = None,
     permutations: Annotated[

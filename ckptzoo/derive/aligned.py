@@ -1,6 +1,6 @@
 """``align_zoo``: a variant in which every checkpoint is permuted to be close to one reference network."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,10 @@ import ckptzoo
 from ckptzoo import archs
 from ckptzoo.archs.gaussian_spec import STD
 from ckptzoo.archs.gaussian_spec import declare as declare_gaussian
+from ckptzoo.arguments import checked
 from ckptzoo.derive.checks import RANDOM_INPUTS, import_with_torch
 from ckptzoo.derive.predictions import checked_inputs, digest_of_inputs
-from ckptzoo.derive.tables import symmetry_of, unless_layers
+from ckptzoo.derive.tables import symmetry_of, traced_shape, unless_layers
 from ckptzoo.derive.variant_rule import ActivationMatching, AlignmentRule, Weights
 from ckptzoo.derive.variants import Derived, derive_by
 from ckptzoo.errors import Problem, SymmetryError, UnknownNameError, ZooError
@@ -38,6 +39,7 @@ BATCH_BYTES = 32 * 2**20
 """Weights that are averaged at a time, or one checkpoint."""
 
 
+@checked
 def align_zoo(
     path: str | Path,
     to: str,
@@ -52,6 +54,7 @@ def align_zoo(
     inputs: NDArray[Any] | None = None,
     inputs_name: str = "",
     module: Any = None,
+    input_shape: Sequence[int] | None = None,
     share: tuple[int, int] = (0, 1),
     progress: Progress | None = None,
 ) -> Derived:
@@ -86,7 +89,7 @@ def align_zoo(
         which the first 8 are for the equivalence check.
     inputs_name
         of the inputs of activations, for people.
-    store, certify, module, share, progress
+    store, certify, module, input_shape, share, progress
         as for ``derive``.
 
     Raises
@@ -123,7 +126,7 @@ def align_zoo(
         step = "Leave the scales as they are, or align by weights."
         raise ZooError(Problem("align", "method for scales 'fit'", "weights", method, step))
     contents = read_contents(Folder(path))
-    table = symmetry_of(contents, module)
+    table = symmetry_of(contents, module, traced_shape(contents.architecture, input_shape, inputs))
     label = _label(to, label)
     examples = None if method == "weights" else _examples(contents, inputs, module)
     zoo = ckptzoo.open(path)
@@ -132,7 +135,9 @@ def align_zoo(
         if share != (0, 1) and not _is_kept(kept):
             step = "Align one zoo without a share first, or name the barycentre's zoo."
             raise ZooError(Problem("align", f"barycentre in {kept}", "one, to share the work", "none", step))
-        keep_barycentre(path, label=label, gauge=gauge, barycentre_zoo=barycentre_zoo, module=module)
+        keep_barycentre(
+            path, label=label, gauge=gauge, barycentre_zoo=barycentre_zoo, module=module, input_shape=input_shape
+        )
         reference, source = _of_zoo(str(kept), zoo), f"barycentre in {kept.name}"
     else:
         reference, source = reference_of(zoo, to)
@@ -145,7 +150,15 @@ def align_zoo(
     _require_same(path, rule, table)
     with nullcontext() if matching is None else import_with_torch("forward").one_thread():
         return derive_by(
-            rule, path, store=store, certify=certify, inputs=inputs, module=module, share=share, progress=progress
+            rule,
+            path,
+            store=store,
+            certify=certify,
+            inputs=inputs,
+            module=module,
+            input_shape=input_shape,
+            share=share,
+            progress=progress,
         )
 
 
@@ -156,6 +169,7 @@ def keep_barycentre(
     gauge: GaugeName | None = None,
     barycentre_zoo: str | Path | None = None,
     module: Any = None,
+    input_shape: Sequence[int] | None = None,
 ) -> None:
     """Write the barycentre that ``align_zoo`` takes as the reference, unless it is there: shares of the work need it.
 
@@ -163,7 +177,9 @@ def keep_barycentre(
     """
     kept = _barycentre_path(path, _label(BARYCENTRE, label), barycentre_zoo)
     if not _is_kept(kept):
-        _write_barycentre(ckptzoo.open(path), symmetry_of(read_contents(Folder(path)), module), gauge, kept)
+        _write_barycentre(
+            ckptzoo.open(path), symmetry_of(read_contents(Folder(path)), module, input_shape), gauge, kept
+        )
 
 
 def _barycentre_path(path: str | Path, label: str, barycentre_zoo: str | Path | None) -> Path:

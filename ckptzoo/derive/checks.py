@@ -99,7 +99,8 @@ def check_inputs(
             raise ZooError(Problem(arch.name, "real inputs", "none where nothing is checked", str(inputs.shape), step))
         return {}
     if inputs is not None and (not known or (shape is not None and inputs.shape[1:] != shape) or not len(inputs)):
-        expected = f"shape (B, {str(shape)[1:]}" if shape else "a forward function in ckptzoo.archs, or a module"
+        fitting = shape is not None and inputs.shape[1:] != shape
+        expected = f"shape (B, {str(shape)[1:]}" if fitting else "a forward function in ckptzoo.archs, or a module"
         step = (
             "Pass them as the network takes them."
             if known

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 import ckptzoo
 from ckptzoo import archs
 from ckptzoo.archs.gaussian_spec import STD
+from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.format.header import rounded
 from ckptzoo.loader.zoo import Zoo
@@ -28,6 +29,7 @@ _BATCH_BYTES = 32 * 2**20
 """Draws that are in memory at a time, or one."""
 
 
+@checked
 def draws(
     zoo: Zoo,
     n: int,

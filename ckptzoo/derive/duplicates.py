@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptzoo.arguments import checked
 from ckptzoo.derive.concurrency import in_order
 from ckptzoo.derive.described_rows import DescribedRows, Rows
 from ckptzoo.derive.tables import symmetry_of
@@ -103,11 +104,13 @@ class Duplicates:
         }
 
 
+@checked
 def dedupe(
     zoo: Zoo,
     *,
     tolerance: float | None = None,
     module: Any = None,
+    input_shape: Sequence[int] | None = None,
     saved_in: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Duplicates:
@@ -132,6 +135,8 @@ def dedupe(
         not count. With matrices ``max(32 eps, 1e-11)``, as matrices multiply the rounding of a copy.
     module
         the network as a torch module, which is traced where the zoo has no symmetry table.
+    input_shape
+        of one input, where the zoo's architecture does not say it.
     saved_in
         a folder in which the descriptions of each block of checkpoints are kept; those that are there are not computed
         again. See ``descriptions``.
@@ -156,14 +161,14 @@ def dedupe(
     with matrices. Copies that invertible matrices of a condition far above 10 made may be missed, as these multiply
     what the copy was rounded by. Tested in tests/derive/test_dedupe.py and test_matrix_duplicates.py.
     """
-    symmetry = symmetry_of(zoo.contents, module)
+    symmetry = symmetry_of(zoo.contents, module, input_shape)
     rounding = _rounding(zoo, symmetry)
     if tolerance is None:
         tolerance = rounding
     if not 0 <= tolerance < np.inf:
         step = "Leave it out for rounding alone."
         raise ZooError(Problem("dedupe", "tolerance", "a finite number, 0 or more", repr(tolerance), step))
-    found = descriptions(zoo, module=module, saved_in=saved_in).arrays(progress)
+    found = descriptions(zoo, module=module, input_shape=input_shape, saved_in=saved_in).arrays(progress)
     described = _Descriptions(**found) if found else _Descriptions.blank(0, FEATURES)
     rows, ids = np.flatnonzero(described.usable), zoo.ids
     comparison = (_MatrixComparison if mixes(symmetry) else _Comparison)(zoo, symmetry, tolerance)
@@ -266,12 +271,14 @@ class _Descriptions:
         return cls(np.zeros((N, features)), np.zeros(N, bool), np.zeros(N, bool))
 
 
-def descriptions(zoo: Zoo, *, module: Any = None, saved_in: str | Path | None = None) -> DescribedRows:
+def descriptions(
+    zoo: Zoo, *, module: Any = None, input_shape: Sequence[int] | None = None, saved_in: str | Path | None = None
+) -> DescribedRows:
     """What ``dedupe`` computes of every checkpoint by itself, which processes can share.
 
     Parameters
     ----------
-    zoo, module, saved_in
+    zoo, module, input_shape, saved_in
         as for ``dedupe``.
 
     Examples
@@ -279,7 +286,7 @@ def descriptions(zoo: Zoo, *, module: Any = None, saved_in: str | Path | None = 
     >>> descriptions(ckptzoo.open("cards/mnist-optunet"), saved_in="kept").share((0, 4))
     (1, 1)
     """
-    symmetry = symmetry_of(zoo.contents, module)
+    symmetry = symmetry_of(zoo.contents, module, input_shape)
     rounding, features = _rounding(zoo, symmetry), MATRIX_FEATURES if mixes(symmetry) else FEATURES
 
     def compute(some: Zoo, progress: Progress) -> Rows:

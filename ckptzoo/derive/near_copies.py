@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo import archs
+from ckptzoo.arguments import checked
 from ckptzoo.derive.checks import import_with_torch
 from ckptzoo.derive.concurrency import in_order
 from ckptzoo.derive.described_rows import DescribedRows, Rows
-from ckptzoo.derive.tables import unless_layers
+from ckptzoo.derive.tables import unless_layers, with_input_shape
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.stream import Batch
 from ckptzoo.loader.zoo import Zoo
@@ -132,8 +133,14 @@ class Points:
         return sorted(pairs, key=lambda pair: (pair.distance, pair.ids))
 
 
+@checked
 def near_copies(
-    zoo: Zoo, *, module: Any = None, saved_in: str | Path | None = None, progress: Progress | None = None
+    zoo: Zoo,
+    *,
+    module: Any = None,
+    input_shape: Sequence[int] | None = None,
+    saved_in: str | Path | None = None,
+    progress: Progress | None = None,
 ) -> NearCopies:
     """The members of a zoo whose outputs are nearer to one another than those of independent members are.
 
@@ -148,6 +155,8 @@ def near_copies(
         a zoo, or a selection of it, of at least 8 members; the last step of each counts.
     module
         the network as a torch module, for one that is not in ``ckptzoo.archs``.
+    input_shape
+        of one input, where the zoo's architecture does not say it.
     saved_in
         a folder in which the outputs of each block of checkpoints are kept; those that are there are not computed
         again. See ``outputs``.
@@ -175,7 +184,11 @@ def near_copies(
     ()
     """
     members = zoo.last_steps()
-    values = outputs(zoo, module=module, saved_in=saved_in).arrays(progress).get("values", np.zeros((0, 0)))
+    values = (
+        outputs(zoo, module=module, input_shape=input_shape, saved_in=saved_in)
+        .arrays(progress)
+        .get("values", np.zeros((0, 0)))
+    )
     found = Points(tuple(members.ids), origins(members), values)
     threshold = found.threshold()
     if threshold is None:
@@ -185,12 +198,14 @@ def near_copies(
     return NearCopies(tuple(found.near(found, threshold)), threshold, len(members))
 
 
-def outputs(zoo: Zoo, *, module: Any = None, saved_in: str | Path | None = None) -> DescribedRows:
+def outputs(
+    zoo: Zoo, *, module: Any = None, input_shape: Sequence[int] | None = None, saved_in: str | Path | None = None
+) -> DescribedRows:
     """What ``near_copies`` computes of every member by itself, which processes can share.
 
     Parameters
     ----------
-    zoo, module, saved_in
+    zoo, module, input_shape, saved_in
         as for ``near_copies``; a module of the same name must be the same network.
 
     Raises
@@ -198,7 +213,7 @@ def outputs(zoo: Zoo, *, module: Any = None, saved_in: str | Path | None = None)
     ZooError
         No forward function is known, or no input shape.
     """
-    inputs = seeded_inputs(zoo.arch)
+    inputs = seeded_inputs(with_input_shape(zoo.arch, input_shape))
     _require_forward(zoo, module)
 
     def compute(some: Zoo, progress: Progress) -> Rows:
@@ -218,7 +233,7 @@ def seeded_inputs(arch: Architecture) -> NDArray[np.float32]:
         The architecture has no input shape.
     """
     if arch.input_shape is None:
-        step = "Nothing can be evaluated without it; the zoo's architecture.json would have to say it."
+        step = "Say the shape of one input where that is taken: --input-shape 64, or input_shape=(64,) in Python."
         raise ZooError(Problem(arch.name, "input shape", "one", "none", step))
     generator = np.random.default_rng(np.random.SeedSequence(0))
     return generator.standard_normal((INPUTS, *arch.input_shape)).astype(np.float32)

@@ -14,6 +14,7 @@ from rich.console import Console
 
 import ckptzoo
 from ckptzoo import archs
+from ckptzoo.arguments import checked
 from ckptzoo.console import PrintedResult
 from ckptzoo.derive.checks import import_with_torch
 from ckptzoo.derive.concurrency import BackgroundWriter, in_order
@@ -93,6 +94,7 @@ class Predicted(PrintedResult):
         (console or Console()).print("\n".join(lines), markup=False, highlight=False)
 
 
+@checked
 def predict(
     path: str | Path,
     inputs: NDArray[Any],

@@ -1,26 +1,35 @@
 """The symmetry table of a zoo: its own, that of its forward function, one that is traced, or one that is declared."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
+
 from ckptzoo import archs
-from ckptzoo.errors import Problem, SymmetryError, require
+from ckptzoo.arguments import checked
+from ckptzoo.errors import Problem, SymmetryError, ZooError, require
 from ckptzoo.format import durable
 from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import Contents, read_documents
+from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.documents import seal
 from ckptzoo.schema.layout import SYMMETRY
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.symmetry import trace
+from ckptzoo.symmetry import Traced, trace
+from ckptzoo.symmetry.tables import table_of
 
 
-def symmetry_of(contents: Contents, module: Any = None) -> Symmetry:
+def symmetry_of(contents: Contents, module: Any = None, input_shape: Sequence[int] | None = None) -> Symmetry:
     """The zoo's symmetry table, or that of its forward function in ``ckptzoo.archs``, or that of a module.
 
     Parameters
     ----------
     module
         the network as a torch module, which is traced where neither the zoo nor the registry has a table.
+    input_shape
+        of one input, where the zoo's architecture does not say it.
 
     Raises
     ------
@@ -31,31 +40,66 @@ def symmetry_of(contents: Contents, module: Any = None) -> Symmetry:
     """
     if contents.symmetry is not None:
         return contents.symmetry
-    arch = contents.architecture
+    arch = with_input_shape(contents.architecture, input_shape)
     if archs.known(arch.forward):
         symmetry = archs.symmetry(arch.forward)
     elif module is not None and arch.input_shape is not None:
         torch = require("torch", "torch")
         symmetry = trace(module.eval(), torch.zeros(2, *arch.input_shape)).symmetry
     else:
-        step = declare_step(contents, "Name the network, --module FILE.py:NAME, so that it is traced")
+        given = "Name the network" if module is None else "Say the shape of one input"
+        step = declare_step(contents, f"{given}, {_options(contents)}, so that it is traced")
         location, what = f"{contents.files.name}/{SYMMETRY}", f"symmetry table of {arch.name}"
         raise SymmetryError(Problem(location, what, "one", "none", step))
     symmetry.check(arch)
     return symmetry
 
 
-def declare_step(contents: Contents, traced: str) -> str:
+def with_input_shape(arch: Architecture, input_shape: Sequence[int] | None) -> Architecture:
+    """The architecture with the shape of one input, where it does not say that itself.
+
+    Raises
+    ------
+    ZooError
+        It says another one, or this is no shape.
+    """
+    if input_shape is None:
+        return arch
+    shape = tuple(int(size) for size in input_shape)
+    if arch.input_shape not in (None, shape):
+        step = "Leave it out: the zoo says it."
+        raise ZooError(Problem(arch.name, "shape of one input", str(arch.input_shape), str(shape), step))
+    return replace(arch, input_shape=shape)
+
+
+def traced_shape(
+    arch: Architecture, input_shape: Sequence[int] | None, inputs: NDArray[Any] | None
+) -> Sequence[int] | None:
+    """The shape of one input with which a module is traced: as it is given, or that of real inputs."""
+    inferred = input_shape is None and inputs is not None and arch.input_shape is None
+    return inputs.shape[1:] if inferred and inputs is not None else input_shape
+
+
+def _options(contents: Contents) -> str:
+    """The options that name the network of a zoo."""
+    return "--module FILE.py:NAME" + (" --input-shape SHAPE" if contents.architecture.input_shape is None else "")
+
+
+def declare_step(contents: Contents, traced: str | None = None) -> str:
     """A next step for a zoo without a symmetry table.
 
     Parameters
     ----------
     traced
-        how its network is traced, which needs the shape of an input.
+        how its network is traced; by default by the command ``derive``.
     """
+    if traced is None:
+        folder, shape = contents.files.here or "FOLDER", contents.architecture.input_shape
+        note = "" if shape is not None else " (SHAPE of one input, such as 64 or 3x32x32)"
+        traced = f"Run ckptzoo derive {folder} {_options(contents)}{note}, which traces your network"
     path = contents.files.name if contents.files.here is None else str(contents.files.here)
-    way = "Declare one with" if contents.architecture.input_shape is None else f"{traced}; or declare one with"
-    declaration = f"ckptzoo.derive.declare({path!r}, ckptzoo.symmetry.trace(module, inputs).symmetry)"
+    way = f"{traced}; or declare one with"
+    declaration = f"ckptzoo.derive.declare({path!r}, ckptzoo.symmetry.trace(module, inputs))"
     return unless_layers(contents, f"{way} {declaration}.")
 
 
@@ -72,7 +116,8 @@ def unless_layers(contents: Contents, step: str) -> str:
     return f"If README.md says that layers were pulled alone, pull the zoo that it names without --layers; else: {step}"
 
 
-def declare(path: str | Path, symmetry: Symmetry) -> None:
+@checked
+def declare(path: str | Path, symmetry: Symmetry | Traced) -> None:
     """Write a symmetry table into a zoo that has none; one that is there already stays as it is.
 
     Parameters
@@ -80,7 +125,7 @@ def declare(path: str | Path, symmetry: Symmetry) -> None:
     path
         the zoo's folder.
     symmetry
-        a table for its architecture, written by hand or traced: ``ckptzoo.symmetry.trace(module, x).symmetry``.
+        a table for its architecture, written by hand, or what ``ckptzoo.symmetry.trace(module, x)`` found.
 
     Raises
     ------
@@ -91,6 +136,7 @@ def declare(path: str | Path, symmetry: Symmetry) -> None:
     """
     root = Path(path).absolute()
     _, arch, _ = read_documents(Folder(root))
+    symmetry = table_of(symmetry)
     symmetry.check(arch)
     # another process may declare one too; the second to get the lock finds the table of the first
     with durable.locked(root):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptzoo.arguments import checked
 from ckptzoo.derive.checks import (
     PRECISIONS,
     SMALL_BYTES,
@@ -22,7 +23,7 @@ from ckptzoo.derive.checks import (
 )
 from ckptzoo.derive.concurrency import BackgroundWriter, in_order
 from ckptzoo.derive.derived_writer import DerivedTreeWriter, Row, RowRun
-from ckptzoo.derive.tables import declare, symmetry_of
+from ckptzoo.derive.tables import declare, symmetry_of, traced_shape, with_input_shape
 from ckptzoo.derive.variant_rule import GaugeRule, VariantRule
 from ckptzoo.errors import Problem, SymmetryError, UnknownNameError, ZooError
 from ckptzoo.format.checks import variant_dtype
@@ -424,6 +425,7 @@ def _starts(parts: Sequence[Part]) -> Iterator[tuple[Part, int]]:
         start += part.rows
 
 
+@checked
 def derive(
     path: str | Path,
     *,
@@ -432,6 +434,7 @@ def derive(
     certify: str = "auto",
     inputs: NDArray[Any] | None = None,
     module: Any = None,
+    input_shape: Sequence[int] | None = None,
     share: tuple[int, int] = (0, 1),
     progress: Progress | None = None,
 ) -> Derived:
@@ -465,6 +468,9 @@ def derive(
     module
         the network as a torch module, for the check of one that is not in ``ckptzoo.archs``; where the zoo has no
         symmetry table the module is traced for one.
+    input_shape
+        of one input, such as ``(3, 32, 32)``, where the zoo's architecture does not say it: for random inputs, and to
+        trace the module, where that of ``inputs`` is enough.
     share
         ``(i, n)`` for every n-th of the raw parts that are not derived, from the i-th, so that n processes or machines
         that share the folder derive a zoo together; the parts have the same digests.
@@ -499,6 +505,7 @@ def derive(
         certify=certify,
         inputs=inputs,
         module=module,
+        input_shape=input_shape,
         share=share,
         progress=progress,
     )
@@ -512,6 +519,7 @@ def derive_by(
     certify: str,
     inputs: NDArray[Any] | None,
     module: Any,
+    input_shape: Sequence[int] | None,
     share: tuple[int, int],
     progress: Progress | None,
 ) -> Derived:
@@ -520,15 +528,16 @@ def derive_by(
         raise UnknownNameError("derive", "store", store, STORE)
     began = time.perf_counter()
     contents = read_contents(Folder(path))
-    symmetry, policy = symmetry_of(contents, module), CheckPolicy.of(certify, contents.architecture)
+    symmetry = symmetry_of(contents, module, traced_shape(contents.architecture, input_shape, inputs))
+    policy = CheckPolicy.of(certify, contents.architecture)
     if store == "element" and symmetry.has_matrices:
         expected = "'weights', as the table has matrices, whose products have the same bits on one machine alone"
         step = "Store the weights: --store weights."
         raise SymmetryError(Problem(contents.identity.name, "store", expected, repr(store), step))
-    checked = check_inputs(contents.architecture, policy, inputs, module=module)
+    checked = check_inputs(with_input_shape(contents.architecture, input_shape), policy, inputs, module=module)
     if certify in ("all", "sample") and not checked:
         expected, got = "a forward function and inputs", "a network that is not in ckptzoo.archs"
-        step = "Name the network and inputs: --module FILE.py:NAME and --inputs FILE, or check none."
+        step = "Name the network and its inputs: --module FILE.py:NAME and --input-shape SHAPE, or check none."
         raise ZooError(Problem(contents.identity.name, "equivalence check", expected, got, step))
     # with the table, which the zoo has once the first part appears
     declared = replace(contents, symmetry=symmetry)

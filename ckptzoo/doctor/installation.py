@@ -13,6 +13,8 @@ from ckptzoo.checks import NOTE, OK, PROBLEM, Check
 from ckptzoo.text import excerpt
 
 PACKAGE = "ckptzoo"
+BUILDERS = "builders"
+"""The package that trains zoos; it is looked for, never imported."""
 _DRIVER = Path("/proc/driver/nvidia/version")
 """There where NVIDIA's kernel module is loaded."""
 _HIDDEN_EXTRAS = ("dev",)
@@ -25,6 +27,7 @@ def checks() -> Iterator[Check]:
 
     yield Check("python", OK, f"{platform.python_version()}, {platform.system()} {platform.machine()}")
     yield Check("ckptzoo", OK, f"{__version__} in {Path(__file__).parents[1]}")
+    yield builders_package()
     yield from packages()
     yield gpu()
 
@@ -49,6 +52,34 @@ def packages() -> Iterator[Check]:
             yield Check(f"extra {extra}", NOTE, _words(found, missing, wrong), step)
         else:
             yield Check(f"extra {extra}", OK, ", ".join(found))
+
+
+def builders_package() -> Check:
+    """Whether ``builders``, which trains zoos, is the one that comes with this package and not another of that name.
+
+    It lies beside this package in a checkout and in an installation.
+    """
+    own = Path(__file__).parents[2] / BUILDERS
+    found = find_spec(BUILDERS)
+    folders = [] if found is None else [Path(folder) for folder in found.submodule_search_locations or ()]
+    got = "none" if found is None else ", ".join(map(str, folders)) or str(found.origin)
+    if not (own / "recipes").is_dir():
+        step = f"pip install --force-reinstall --no-deps {PACKAGE}"
+        return Check(BUILDERS, PROBLEM, f"expected the recipes in {own}, got {got} without them", step)
+    if not any(folder.resolve() == own.resolve() for folder in folders):
+        step = "Rename that one, or take its folder out of PYTHONPATH."
+        return Check(BUILDERS, PROBLEM, f"expected {own}, got another package of that name, {got}", step)
+    others = sorted({*metadata.packages_distributions().get(BUILDERS, ())} - {PACKAGE})
+    if others:
+        step = f"pip uninstall {others[0]}, then pip install --force-reinstall --no-deps {PACKAGE}."
+        return Check(
+            BUILDERS, PROBLEM, f"expected files of {PACKAGE} alone in {own}, got those of {', '.join(others)}", step
+        )
+    here = Path.cwd() / BUILDERS
+    if here.is_dir() and here.resolve() != own.resolve():
+        step = "Use ckptzoo-build there, or another folder: python -m builders takes that one."
+        return Check(BUILDERS, NOTE, f"{own}; the current folder has another {here}", step)
+    return Check(BUILDERS, OK, str(own))
 
 
 def gpu() -> Check:

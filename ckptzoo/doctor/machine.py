@@ -102,11 +102,16 @@ def _memory() -> Check:
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _cgroup_limit()
     usable = installed if limit is None else min(limit, installed)
-    detail = f"{size(installed)}, {counted(len(os.sched_getaffinity(0)), 'core')}"
+    detail = f"{size(installed)}, {counted(_cores(), 'core')}"
     detail += f"; this job may use {size(limit)}" if limit is not None and limit < installed else ""
     if usable < _MEMORY:
         return Check("memory", NOTE, detail, "Give the job more memory, or use smaller batches.")
     return Check("memory", OK, detail)
+
+
+def _cores() -> int:
+    # macOS has no sched_getaffinity
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _cgroup_limit() -> int | None:

@@ -202,7 +202,8 @@ def _card(zoo: Zoo) -> Card | None:
 
 def floats_by_layer(arch: Architecture) -> dict[str, list[str]]:
     """Layer to its floating-point parameters; layers without any are left out."""
-    named = {tensor.name for tensor in arch.tensors if tensor.kind == "parameter" and "float" in tensor.dtype}
+    parameters = [tensor for tensor in arch.tensors if tensor.kind == "parameter" and tensor.size]
+    named = {tensor.name for tensor in parameters if "float" in tensor.dtype}
     found = {layer: [name for name in tensors if name in named] for layer, tensors in arch.layers.items()}
     return {layer: tensors for layer, tensors in found.items() if tensors}
 

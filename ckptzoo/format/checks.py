@@ -198,7 +198,7 @@ def _of_part(
         elif name_problem(tensor) or dtype not in CODES or not shape or shape[0] != stop - start:
             wrong(file, f"tensor {tensor!r}", "a name, a dtype and the shape of its rows", f"{dtype} {shape}")
         # bounded one by one before they are multiplied: an untrusted shape could be made of huge numbers
-        elif any(not 0 < size < 2**40 for size in shape) or nbytes != _nbytes(dtype, shape):
+        elif any(not 0 <= size < 2**40 for size in shape) or nbytes != _nbytes(dtype, shape):
             wrong(file, f"bytes of {tensor!r}", "those of its shape", f"{nbytes} for {dtype} {tuple(shape)}")
         # the first 8 bytes of a safetensors file are the length of its header
         elif offset < 8 or offset + nbytes > sizes.get(file, 0):

@@ -24,6 +24,14 @@ _EXCHANGE, _WORKING_FOLDER = 2, -100
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 """A full disk, and a used-up quota."""
 _MAKE_ROOM = "Make room there, or choose a folder on another disk, and repeat."
+_WRITABLE = "Choose a folder that you may write to, or change its permissions."
+_FOLDER = "Choose a path whose folders are folders."
+_STEPS = {
+    **dict.fromkeys(DISK_FULL, _MAKE_ROOM),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _WRITABLE),
+    **dict.fromkeys((errno.ENOTDIR, errno.EEXIST), _FOLDER),
+}
+"""What to do, by the number of the error."""
 
 
 def regular(path: str, flags: int) -> int:
@@ -38,18 +46,21 @@ def regular(path: str, flags: int) -> int:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Give errors of writing to ``path`` its name, which write and fsync leave out, and say what to do of a full disk.
+    """Give errors of writing to ``path`` its name, which write and fsync leave out, and say what to do about some.
 
     Files under temporary names are removed after an error, so that the name is that of what was to be there.
     """
     try:
         yield
     except OSError as error:
-        full = error.errno in DISK_FULL
-        if error.errno is None or (error.filename is not None and not full):
+        step, name = _STEPS.get(error.errno or 0), error.filename
+        if name is not None and TEMPORARY not in str(name):
+            # a folder above that cannot be made or written is the one to look at
+            path = path if error.errno in DISK_FULL else Path(str(name))
+        if error.errno is None or (error.filename is not None and step is None and TEMPORARY not in str(name)):
             raise
         text = os.strerror(error.errno)
-        raise OSError(error.errno, f"{text}. {_MAKE_ROOM}" if full else text, str(path)) from error
+        raise OSError(error.errno, f"{text}. {step}" if step else text, str(path)) from error
 
 
 def sync(path: Path) -> None:

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import UnknownNameError
 from ckptzoo.format import durable, snapshot, table
 from ckptzoo.format.files import Folder, leads_outside
@@ -107,6 +108,7 @@ def _digest(name: str, path: Path, known: Mapping[str, str]) -> str | None:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+@checked
 def compact(path: str | Path) -> Path | None:
     """Write rows and index of all parts into one snapshot, remove those it replaces, and list the files.
 
@@ -164,6 +166,7 @@ def _shards(trees: Iterable[Tree]) -> dict[str, str]:
     return known
 
 
+@checked
 def retract(path: str | Path, ids: Sequence[str], *, reason: str, contributor: str | None = None) -> int:
     """Withdraw checkpoints from a zoo: a tombstone is added, the loader leaves them out, and their bytes stay.
 

@@ -272,6 +272,8 @@ def read_documents(files: Files) -> tuple[Identity, Architecture, Symmetry | Non
         step = "Make a zoo with ckptzoo.create, or name another folder."
         if files.size(layout.COLLECTION) is not None:
             step = "It is a collection of zoos: open it with ckptzoo.open_collection, or name one of its folders."
+        elif files.here is not None and (names := zoo_folders(files.here)):
+            step = f"It holds zoos: name one of them, such as {files.here / names[0]}; ckptzoo info lists them."
         raise IntegrityError(Problem(files.name, layout.ZOO, "a file", "none; this is not a zoo", step))
     names = [name for name in (layout.ZOO, layout.ARCHITECTURE, layout.SYMMETRY) if files.size(name) is not None]
     read = dict(zip(names, files.read_many(names, max_bytes=MAX_DOCUMENT), strict=True))
@@ -296,6 +298,11 @@ def read_documents(files: Files) -> tuple[Identity, Architecture, Symmetry | Non
     symmetry = Symmetry.from_json(content, location=location)
     symmetry.check(architecture)
     return identity, architecture, symmetry
+
+
+def zoo_folders(folder: Path) -> list[str]:
+    """The names of the folders in a folder that are zoos, in order."""
+    return sorted(path.parent.name for path in folder.glob(f"*/{layout.ZOO}"))
 
 
 def list_trees(files: Files) -> dict[str, tuple[str, ...]]:

@@ -110,7 +110,7 @@ class ShardWriter:
 
 def block_rows(rows: int, row_bytes: int) -> list[tuple[int, int]]:
     """Split ``rows`` rows into runs of at most ``BLOCK_BYTES`` bytes, one row at least."""
-    step = max(1, BLOCK_BYTES // row_bytes)
+    step = max(1, BLOCK_BYTES // max(1, row_bytes))
     return [(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 

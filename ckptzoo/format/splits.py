@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import IntegrityError, Problem, SpecError, UnknownNameError, ZooError
 from ckptzoo.format import durable
 from ckptzoo.format.files import Files, Folder
@@ -80,6 +81,7 @@ def part_numbers(split: Split, rows: pa.Table) -> NDArray[np.int64]:
     return np.append(owners, -1)[places_of(rows[split.by], items)]  # -1 of those in no list is the last
 
 
+@checked
 def make_split(
     path: str | Path, name: str, fractions: Mapping[str, float] | None = None, *, seed: int = 0
 ) -> HashSplit:
@@ -123,6 +125,7 @@ def make_split(
     return split
 
 
+@checked
 def write_split(
     path: str | Path,
     name: str,

@@ -4,10 +4,12 @@ A sealed file carries in its footer a JSON object under the key ``ckptzoo``; its
 file's bytes with the seal's own 64 digits replaced by zeros. The seal is checked before Arrow sees the bytes.
 """
 
+import difflib
 import hashlib
 import io
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from ckptzoo.errors import IntegrityError, Problem, SpecError, UnknownNameError
 from ckptzoo.format.durable import regular
 from ckptzoo.schema.documents import REFETCH, Document, parse
 from ckptzoo.schema.metadata import COLUMNS, Column
+from ckptzoo.text import shortened
 
 KEY = b"ckptzoo"
 """Of our JSON object among the Parquet file's own key-value metadata."""
@@ -35,6 +38,8 @@ UNREADABLE = (pa.ArrowException, OSError, ValueError, RuntimeError)
 where it reads the facts of a column."""
 _FIRST_TIME, _LAST_TIME = -62_135_596_800_000_000, 253_402_300_800_000_000
 """The beginnings of the years 1 and 10000 in microseconds since 1970: Python has no times outside."""
+_NEAR, _SHOWN = 0.75, 4
+"""How similar a name is to be that is proposed, and how many unknown ones a message shows."""
 _MARK = b'"seal":"'
 _BLANK = b"0" * 64
 """Replaces the seal's own digits while the seal is computed."""
@@ -48,6 +53,14 @@ TYPES: dict[str, pa.DataType] = {
     "bool": pa.bool_(),
     "timestamp": pa.timestamp("us", tz="UTC"),
 }
+_TYPES_SHOWN = {
+    **{kind: str(kind) for kind in (*TYPES.values(), pa.list_(pa.int64()), pa.binary(32))},
+    TYPES["string"]: "string (a text)",
+    TYPES["int64"]: "int64 (an integer)",
+    TYPES["float64"]: "float64 (a number)",
+    TYPES["timestamp"]: "timestamp (a datetime.datetime)",
+}
+"""Types as messages say them."""
 INDEX_SCHEMA = pa.schema(
     [
         pa.field("file", pa.string(), nullable=False),
@@ -84,21 +97,26 @@ def table_of(rows: list[dict[str, Any]], schema: pa.Schema, *, location: str) ->
     """
     names = set(schema.names)  # which pyarrow puts together whenever it is asked for them
     for row in rows:
-        for name in row:
-            if name not in names:
-                raise UnknownNameError(location, "column", name, schema.names)
+        if not names.issuperset(row):
+            unknown = {name: value for name, value in row.items() if name not in names}
+            name = str(next(iter(unknown)))
+            hint = own_facts(unknown, schema.names) if "extra" in names else None
+            raise UnknownNameError(location, "column", name, schema.names, hint)
     columns: list[pa.Array] = []
     problems: list[Problem] = []
     for spec in schema:
+        values = [row.get(spec.name) for row in rows]
         try:
-            values = [row.get(spec.name) for row in rows]
             # Arrow truncates floats silently
-            if pa.types.is_integer(spec.type) and (odd := [value for value in values if isinstance(value, float)]):
-                raise ValueError(f"{odd[0]!r}")
+            if pa.types.is_integer(spec.type) and any(isinstance(value, float) for value in values):
+                raise ValueError("not whole")
             columns.append(pa.array(values, spec.type))
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, ValueError) as error:
-            step = "Correct the rows."
-            problems.append(Problem(location, f"column {spec.name!r}", str(spec.type), str(error)[:160], step))
+        except (pa.ArrowException, TypeError, OverflowError, ValueError):
+            odd = next((value for value in values if not _is_of(value, spec.type)), values[0])
+            got = f"{shortened(repr(odd), 100)} of type {type(odd).__name__}"
+            problems.append(
+                Problem(location, f"column {spec.name!r}", _TYPES_SHOWN[spec.type], got, "Correct the rows.")
+            )
             continue
         if not spec.nullable and columns[-1].null_count:
             step = "Give every row one."
@@ -106,6 +124,27 @@ def table_of(rows: list[dict[str, Any]], schema: pa.Schema, *, location: str) ->
     if problems:
         raise SpecError(problems)
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _is_of(value: Any, kind: pa.DataType) -> bool:
+    """Whether a value can be in a column of this type."""
+    if isinstance(value, float) and pa.types.is_integer(kind):
+        return False
+    try:
+        pa.array([value], kind)
+    except (pa.ArrowException, TypeError, OverflowError, ValueError):
+        return False
+    return True
+
+
+def own_facts(unknown: dict[Any, Any], known: Sequence[str]) -> str:
+    """What to do about columns that are not known: a near name where there is one, and ``extra`` for the rest."""
+    near = {name: difflib.get_close_matches(str(name), known, n=1, cutoff=_NEAR) for name in list(unknown)[:_SHOWN]}
+    own = ", ".join(f"{str(name)!r}: {shortened(repr(unknown[name]), 20)}" for name in near)
+    typing_errors = [found[0] for found in near.values() if found]
+    meant = f"Did you mean {' and '.join(typing_errors)}? " if typing_errors else ""
+    more = ", ..." if len(unknown) > len(near) else ""
+    return f'{meant}Facts of your own go into one column: "extra": {{{own}{more}}}.'
 
 
 def plain(table: pa.Table) -> dict[str, list[Any]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import IntegrityError, Problem, SpecError
 from ckptzoo.format import snapshot
 from ckptzoo.format.checks import MAX_PROBLEMS, RowLimits, geometry_problems, origin_problems, row_limits
@@ -33,6 +34,7 @@ _CHUNK = 8 * 2**20
 """Bytes of a file that are read at a time, by each thread."""
 
 
+@checked
 def verify(path: str | Path, *, deep: bool = True, progress: Progress | None = None) -> list[Problem]:
     """The problems of a zoo, up to 100 of them; an empty list is a sound zoo.
 

@@ -2,6 +2,8 @@
 
 import errno
 import json
+import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,33 +13,38 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.errors import Problem, SpecError, UnknownNameError, ZooError
+from ckptzoo import archs
+from ckptzoo.arguments import checked
+from ckptzoo.errors import IntegrityError, Problem, SpecError, UnknownNameError, ZooError
 from ckptzoo.format import table
 from ckptzoo.format.checks import row_limits
-from ckptzoo.format.durable import Staging, naming
+from ckptzoo.format.durable import TEMPORARY, Staging, locked, naming
 from ckptzoo.format.files import Folder
 from ckptzoo.format.header import numpy_dtype
-from ckptzoo.format.part import SHARD_BYTES, Arrays, PartWriter
+from ckptzoo.format.part import SHARD_BYTES, PartWriter
 from ckptzoo.format.reader import list_trees, read_documents, read_tree
 from ckptzoo.format.snapshot import newest
 from ckptzoo.schema import layout
-from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.architecture import Architecture, architecture_difference, tensor_difference
 from ckptzoo.schema.card import CARD_TOML, Card
 from ckptzoo.schema.documents import Identity, parse, seal
 from ckptzoo.schema.metadata import value_problems
 from ckptzoo.schema.readme import first_readme
 from ckptzoo.schema.symmetry import Symmetry
+from ckptzoo.text import counted
 
 _FINITE_BYTES = 16 * 2**20
 """Bytes of rows that are looked at together for elements that are not finite."""
 
 
+@checked
 def create(
     path: str | Path,
     *,
     arch: Architecture | str | Path | Any,
     card: Card | str | Path | None = None,
-    symmetry: Symmetry | None = None,
+    symmetry: Symmetry | Any | None = None,
+    exist_ok: bool = False,
 ) -> "Writer":
     """Make a new zoo in ``path`` and return a writer onto it.
 
@@ -46,11 +53,16 @@ def create(
     path
         a folder that does not exist or is empty.
     arch
-        a declaration, the path of an ``architecture.json``, an example state dict, or a torch module.
+        a declaration, a name that ``ckptzoo.archs`` knows (which brings its symmetries), the path of an
+        ``architecture.json``, an example state dict, a torch module, or what ``ckptzoo.symmetry.trace`` found (which
+        brings symmetries and the shape of an input).
     card
         what a person says about the zoo, or the path of a ``card.toml``; by default only the folder's name.
     symmetry
-        the table of groups and axis actions, where it is known.
+        the table of groups and axis actions, or what ``ckptzoo.symmetry.trace`` found, where that is known.
+    exist_ok
+        whether a zoo may be there that has the same architecture and table; the writer then adds to it, as that of
+        ``append``, and its card stays.
 
     Raises
     ------
@@ -58,6 +70,10 @@ def create(
         Something is there already; ``append`` adds to a zoo.
     SpecError
         The architecture or the card is not valid.
+
+    Notes
+    -----
+    Where the writer's ``with`` block ends with an exception before any part was committed, the folder is removed.
 
     Examples
     --------
@@ -69,20 +85,14 @@ def create(
     <zoo tiny: 4 checkpoints of tiny, 1 part>
     """
     root = Path(path).absolute()
-    step = f"Use ckptzoo.append({str(path)!r}) to add to a zoo."
-    occupied = ZooError(Problem(str(path), "a new zoo", "no folder or an empty one", "one with files", step))
-    if root.exists() and (not root.is_dir() or any(root.iterdir())):
-        raise occupied
     if not isinstance(card, Card):
         card = Card(root.name) if card is None else Card.from_toml(card)
-    if isinstance(arch, str | Path):
-        content = parse(table.read_bytes(Path(arch), location=str(arch)), location=str(arch))
-        arch = Architecture.from_json({k: v for k, v in content.items() if k != "digest"}, location=str(arch))
-    elif not isinstance(arch, Architecture):
-        arch = Architecture.of(arch if isinstance(arch, Mapping) else arch.state_dict(), name=card.name)
+    arch, symmetry = _declared(arch, card.name, symmetry)
     if symmetry is not None:
         symmetry.check(arch)
     identity = Identity(card.name, arch.digest, None if symmetry is None else symmetry.digest)
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        return _existing(path, arch, identity, exist_ok=exist_ok)
     with naming(root):
         staging = Staging(root.parent)
     try:
@@ -98,12 +108,62 @@ def create(
     except BaseException as error:  # KeyboardInterrupt too: no half-made zoo stays
         staging.discard()
         # another process has made one meanwhile
-        if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-            raise occupied from None
+        if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST) and root.is_dir():
+            return _existing(path, arch, identity, exist_ok=exist_ok)
         raise
-    return Writer(root, arch)
+    writer = Writer(root, arch)
+    writer.created = files
+    return writer
 
 
+def _declared(arch: Any, name: str, symmetry: Any) -> tuple[Architecture, Symmetry | None]:
+    """The architecture in any of the forms that ``create`` takes, and its table where that is known."""
+    # what trace found holds both; the package symmetry is none that this one imports
+    symmetry = getattr(symmetry, "symmetry", symmetry)
+    if isinstance(getattr(arch, "architecture", None), Architecture):
+        arch, symmetry = arch.architecture, symmetry or arch.symmetry
+    if not isinstance(symmetry, Symmetry | None):
+        step = "Pass ckptzoo.symmetry.trace(module, inputs), or leave it out."
+        raise SpecError(Problem("create", "symmetry", "a table of symmetries", type(symmetry).__name__, step))
+    if isinstance(arch, Architecture):
+        return arch, symmetry
+    if isinstance(arch, str) and archs.known(arch):
+        return archs.architecture(arch), symmetry or archs.symmetry(arch)
+    if isinstance(arch, str | os.PathLike):
+        place = Path(arch)
+        # a name without a suffix or a folder is meant for a network that is known
+        if isinstance(arch, str) and not place.exists() and place.name == arch and not place.suffix:
+            raise UnknownNameError("ckptzoo.archs", "architecture", arch, archs.names())
+        content = parse(table.read_bytes(place, location=str(arch)), location=str(arch))
+        content = {key: value for key, value in content.items() if key != "digest"}
+        return Architecture.from_json(content, location=str(arch)), symmetry
+    return Architecture.of(as_state_dict(arch, "create", "arch"), name=name), symmetry
+
+
+def _existing(path: str | Path, arch: Architecture, identity: Identity, *, exist_ok: bool) -> "Writer":
+    """A writer onto the zoo that is there already, where that is wanted and it is of the same architecture."""
+    root = Path(path).absolute()
+    try:
+        there, held, _ = read_documents(Folder(root))
+    except IntegrityError:
+        step = "Name another folder, or move away what is there."
+        raise ZooError(Problem(str(path), "a new zoo", "no folder or an empty one", "one with files", step)) from None
+    if not exist_ok:
+        step = (
+            f"To add to it, use ckptzoo.append({str(path)!r}) or create(..., exist_ok=True); "
+            "to make it anew, remove the folder first."
+        )
+        raise ZooError(Problem(str(path), "a new zoo", "no folder or an empty one", "a zoo", step))
+    if held.tensors != arch.tensors:
+        got = f"one with {architecture_difference(arch, held) or 'other aliases or buffers'}"
+        raise SpecError(Problem(str(path), "architecture", "the one to be written", got, "Name another folder."))
+    if identity.symmetry not in (None, there.symmetry):
+        step = "Pass the table of the zoo, or name another folder."
+        raise SpecError(Problem(str(path), "table of symmetries", "that of the zoo", "another", step))
+    return Writer(root, held)
+
+
+@checked
 def append(path: str | Path) -> "Writer":
     """A writer onto an existing zoo.
 
@@ -152,7 +212,10 @@ class Writer:
         self._taken: dict[str, set[str]] = {"id": set(), "unit": set()}
         self._seen_parts: set[str] = set()
         self._ended = False
+        self.created: dict[str, bytes] | None = None
+        """The files that ``create`` wrote, where this writer's zoo has no more than these."""
 
+    @checked
     def add(self, weights: Mapping[str, Any] | Any, rows: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> None:
         """Add checkpoints, in memory bounded by what is passed in.
 
@@ -179,15 +242,16 @@ class Writer:
         listed = [dict(rows)] if isinstance(rows, Mapping) else [dict(row) for row in rows]
         if not listed:
             return
-        weights = weights if isinstance(weights, Mapping) else weights.state_dict()
+        weights = as_state_dict(weights, self.path.name, "weights")
         stacked = self._checked(weights, len(listed), single=isinstance(rows, Mapping))
         finite = np.ones(len(listed), dtype=bool)
         for array in stacked.values():
             if array.dtype.kind not in "iub":
                 finite &= _finite(array)
         for row, is_finite in zip(listed, finite.tolist(), strict=True):
+            row.update({name: _number(value) for name, value in row.items()})
             if isinstance(extra := row.get("extra"), Mapping):
-                row["extra"] = json.dumps(extra, sort_keys=True)
+                row["extra"] = _json(extra, location=f"{self.path.name}: rows")
             if row.get("member") is None and isinstance(row.get("id"), str):
                 row["member"] = row["id"]
             row["finite"] = is_finite
@@ -224,7 +288,7 @@ class Writer:
         if self._part is None:
             return None
         part = self._part.commit(self.path, refuse=self._require_new_now)
-        self._part, self._pending = None, set()
+        self._part, self._pending, self.created = None, set(), None
         return part.name
 
     def discard(self) -> None:
@@ -240,14 +304,27 @@ class Writer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended = True
-        if kind is not None:
-            self.discard()
+        if error is not None:
+            self._abandon(error)
             return
         try:
             self.commit()
-        except BaseException:  # KeyboardInterrupt too: nothing of the part stays
-            self.discard()
+        except BaseException as error:  # KeyboardInterrupt too: nothing of the part stays
+            self._abandon(error)
             raise
+
+    def _abandon(self, error: BaseException) -> None:
+        """Discard what was not committed, and the folder of a new zoo without parts; the exception's notes say so."""
+        lost = len(self._pending)
+        self.discard()
+        if self.created is not None and _remove(self.path, self.created):
+            error.add_note(f"{self.path} was removed: no part had been committed. Correct the script and run it again.")
+        elif lost:
+            kept = "the parts that were committed stay" if self.path.exists() else "nothing is there"
+            error.add_note(
+                f"{counted(lost, 'checkpoint')} added since the last commit of {self.path} went lost; {kept}. "
+                f"Go on with ckptzoo.append({str(self.path)!r}); zoo.ids lists what it has."
+            )
 
     def _require_new_now(self, rows: list[dict[str, Any]]) -> None:
         self._read_new_parts()
@@ -277,35 +354,95 @@ class Writer:
             taken.update(name for name in tree.rows[column].to_pylist() if name is not None)
         self._seen_parts.update(new)
 
-    def _checked(self, weights: Arrays, count: int, *, single: bool) -> dict[str, NDArray[Any]]:
+    def _checked(self, weights: Mapping[str, Any], count: int, *, single: bool) -> dict[str, NDArray[Any]]:
         location = f"{self.path.name}: weights"
-        problems: list[Problem] = []
-        stacked: dict[str, NDArray[Any]] = {}
-        known = {alias for tensor in self.arch.tensors for alias in (tensor.name, *tensor.aliases)}
-        for name in weights:
-            if name not in known:
-                raise UnknownNameError(location, "tensor", name, self.arch.names)
         lead = () if single else (count,)
+        expected = {tensor.name: f"{(*lead, *tensor.shape)} {tensor.dtype}" for tensor in self.arch.tensors}
+        aliases = {alias for tensor in self.arch.tensors for alias in tensor.aliases}
+        arrays = {name: _as_numpy(weights[name], location, name) for name in weights}
+        got = {name: f"{array.shape} {array.dtype}" for name, array in arrays.items() if name not in aliases}
+        if list(unknown := [name for name in got if name not in expected]) and len(got) > len(expected):
+            raise UnknownNameError(location, "tensor", unknown[0], self.arch.names)
+        wrong = [name for name in expected if got.get(name) != expected[name]]
+        if unknown or len(wrong) > 1:
+            casts = not unknown and all(_shape(got.get(name)) == _shape(expected[name]) for name in wrong)
+            dtypes = " or ".join(sorted({self.arch[name].dtype for name in wrong}))
+            step = f"Cast them to {dtypes}." if casts else "Write networks of one architecture, each zoo another."
+            what = f"those of {self.arch.name!r}"
+            raise SpecError(Problem(location, "tensors", what, tensor_difference(expected, got), step))
+        if wrong:
+            step = "Reshape or cast it, or declare another architecture." if wrong[0] in got else "Add it."
+            found = got.get(wrong[0], "none")
+            raise SpecError(Problem(location, f"tensor {wrong[0]!r}", expected[wrong[0]], found, step))
         for tensor in self.arch.tensors:
-            expected = f"{(*lead, *tensor.shape)} {tensor.dtype}"
-            if tensor.name not in weights:
-                problems.append(Problem(location, f"tensor {tensor.name!r}", expected, "none", "Add it."))
-                continue
-            array = as_numpy(weights[tensor.name])
-            if array.shape != (*lead, *tensor.shape) or array.dtype != numpy_dtype(tensor.dtype):
-                got = f"{array.shape} {array.dtype}"
-                step = "Reshape or cast it, or declare another architecture."
-                problems.append(Problem(location, f"tensor {tensor.name!r}", expected, got, step))
-                continue
             for alias in tensor.aliases:
-                if alias in weights and as_numpy(weights[alias]).tobytes() != array.tobytes():
+                if alias in arrays and arrays[alias].tobytes() != arrays[tensor.name].tobytes():
                     step = "Declare an architecture in which they are not tied."
-                    expected = f"the values of {tensor.name!r}, which it is tied to"
-                    problems.append(Problem(location, f"tensor {alias!r}", expected, "others", step))
-            stacked[tensor.name] = array[np.newaxis] if single else array
-        if problems:
-            raise SpecError(problems)
-        return stacked
+                    tied = f"the values of {tensor.name!r}, which it is tied to"
+                    raise SpecError(Problem(location, f"tensor {alias!r}", tied, "others", step))
+        return {name: arrays[name][np.newaxis] if single else arrays[name] for name in expected}
+
+
+def _shape(spec: str | None) -> str:
+    """The shape in a tensor's shape and dtype."""
+    return (spec or "").rpartition(" ")[0]
+
+
+def _as_numpy(value: Any, location: str, name: str) -> NDArray[Any]:
+    """A tensor as an array; what is none is named."""
+    if isinstance(value, Mapping) or not (hasattr(value, "shape") and hasattr(value, "dtype")):
+        step = "Pass the state dict itself, model.state_dict()."
+        raise SpecError(Problem(location, f"tensor {name!r}", "an array", type(value).__name__, step))
+    return as_numpy(value)
+
+
+def as_state_dict(weights: Any, location: str, what: str) -> Mapping[str, Any]:
+    """Tensors by name, of a torch module or as they are."""
+    if not isinstance(weights, Mapping) and callable(method := getattr(weights, "state_dict", None)):
+        weights = method()
+    if not isinstance(weights, Mapping):
+        step = "Pass model.state_dict() or the model."
+        raise SpecError(Problem(location, what, "a state dict or a torch module", type(weights).__name__, step))
+    return weights
+
+
+def _number(value: Any) -> Any:
+    """The number in an array or tensor without axes; anything else as it is."""
+    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+
+
+def _json(extra: Mapping[str, Any], *, location: str) -> str:
+    """Facts of a row's own as JSON; numbers of numpy and torch are numbers."""
+
+    def plain(value: Any) -> Any:
+        if (number := _number(value)) is value:
+            raise TypeError(f"a {type(value).__name__}")
+        return number
+
+    try:
+        return json.dumps(dict(extra), sort_keys=True, default=plain)
+    except (TypeError, ValueError) as error:
+        step = "Write numbers, texts, lists and dicts of these, with texts as keys."
+        raise SpecError(Problem(location, "column 'extra'", "what JSON can hold", str(error)[:160], step)) from error
+
+
+def _remove(root: Path, files: Mapping[str, bytes]) -> bool:
+    """Remove a zoo that has nothing but these files as they were written, in one step; whether it was so."""
+    aside = root.with_name(f"{TEMPORARY}{os.urandom(8).hex()}")
+    try:
+        # a part is published under this lock, after which the folder has more than these files
+        with locked(root):
+            kept = {path.name: path for path in root.iterdir()}
+            tree = kept.pop(layout.PARTS, None)
+            if tree is not None and any(tree.iterdir()):
+                return False
+            if {name: path.read_bytes() for name, path in kept.items()} != dict(files):
+                return False
+            root.rename(aside)
+    except OSError:
+        return False
+    shutil.rmtree(aside, ignore_errors=True)
+    return True
 
 
 def as_numpy(value: Any) -> NDArray[Any]:

@@ -21,6 +21,7 @@ __all__ = [
     "Contribution",
     "FoundZoo",
     "HubRetryPolicy",
+    "ImportPlan",
     "ImportResult",
     "Planned",
     "Pulled",
@@ -31,6 +32,7 @@ __all__ = [
     "export",
     "import_order",
     "plan",
+    "plan_import",
     "rewrite",
 ]
 
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from ckptzoo.hub.contributions.result import Contribution as Contribution
     from ckptzoo.hub.contributions.review import Review as Review
     from ckptzoo.hub.exports.targets import export as export
+    from ckptzoo.hub.imports.plan import ImportPlan as ImportPlan
+    from ckptzoo.hub.imports.plan import plan_import as plan_import
     from ckptzoo.hub.imports.run import ImportResult as ImportResult
     from ckptzoo.hub.imports.split_lists import import_order as import_order
     from ckptzoo.hub.pull.api import Pulled as Pulled
@@ -58,6 +62,7 @@ __getattr__, __dir__ = lazy_names(
         "Contribution": "ckptzoo.hub.contributions.result",
         "FoundZoo": "ckptzoo.hub.search",
         "HubRetryPolicy": "ckptzoo.hub.client",
+        "ImportPlan": "ckptzoo.hub.imports",
         "ImportResult": "ckptzoo.hub.imports",
         "Planned": "ckptzoo.hub.push",
         "Pulled": "ckptzoo.hub.pull",
@@ -68,6 +73,7 @@ __getattr__, __dir__ = lazy_names(
         "export": "ckptzoo.hub.exports",
         "import_order": "ckptzoo.hub.imports",
         "plan": "ckptzoo.hub.push",
+        "plan_import": "ckptzoo.hub.imports",
         "rewrite": "ckptzoo.hub.push",
     },
 )

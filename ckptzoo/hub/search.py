@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, cast
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.hub.client import Client
 from ckptzoo.hub.client.models import RepoFound
@@ -85,6 +86,7 @@ class SearchResult:
         return {"endpoint": self.endpoint, "tags": tags, "text": self.text, "zoos": zoos, "more": self.more}
 
 
+@checked
 def search(
     arch: str | None = None,
     dataset: str | None = None,

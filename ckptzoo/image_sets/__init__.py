@@ -2,7 +2,7 @@
 
 ::
 
-    lookup            which are known; find (on this machine), load (or fetched), find_named ("svhn/test-10000")
+    lookup            which are known; find (on this machine: "svhn", "svhn/test-10000"), load (or fetched)
     image_set         ImageSet, what is known of a set before it is read, pixels as networks see them
     class_names       names of classes in the order of labels
 
@@ -22,7 +22,6 @@ from ckptzoo.image_sets.lookup import (
     TRAINING_SETS,
     find,
     find_corrupted,
-    find_named,
     folder_of,
     halves_from,
     has_training_set,
@@ -42,7 +41,6 @@ __all__ = [
     "Labels",
     "find",
     "find_corrupted",
-    "find_named",
     "folder_of",
     "halves_from",
     "has_training_set",

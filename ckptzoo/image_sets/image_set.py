@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import IntegrityError, Problem, SpecError, ZooError
-from ckptzoo.text import excerpt
+from ckptzoo.text import brief_repr, excerpt
 
 FOLDER_VARIABLE = "CKPTZOO_DATA"
 """The environment variable with the folder of data sets."""
@@ -43,6 +44,8 @@ class ImageSet:
     images: Images
     labels: Labels
     class_names: tuple[str, ...] | None = None
+
+    __repr__ = brief_repr
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -121,6 +124,7 @@ class ImageSet:
         return network_inputs(self.images[:limit], mean, std)
 
 
+@checked
 def network_inputs(images: Images, mean: float | Sequence[float], std: float | Sequence[float]) -> NDArray[np.float32]:
     """(N, C, H, W) float32: ``(pixel / 255 - mean) / std``, computed in float64 and rounded once.
 

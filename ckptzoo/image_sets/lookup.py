@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import MissingExtraError, Problem, UnknownNameError, ZooError
 from ckptzoo.image_sets import class_names, tables
 from ckptzoo.image_sets.cifar import CORRUPTIONS, read_binary, read_corrupted, refuse_pickles
@@ -123,22 +124,26 @@ TRAINING_SETS = tuple(known.name for known in KNOWN.values() if known.table is n
 """Those that have a training set."""
 
 
+@checked
 def find(
-    name: str, folder: str | Path | None = None, *, split: str = "test", count: int | None = None
+    name: str, folder: str | Path | None = None, *, split: str | None = None, count: int | None = None
 ) -> ImageSet | None:
-    """A data set, where it is on this machine; None where it is not. Nothing is fetched.
+    """A data set or a set of inputs, where it is on this machine; None where it is not. Nothing is fetched.
 
     Parameters
     ----------
     name
         such as ``mnist`` or ``ylecun/mnist``; case does not matter, and what is no plain name is not looked for.
         ``mnist-14x14`` are its images with a side of 14 pixels, see ``ImageSet.reduced``; so for every known set.
+        Or a set of inputs: ``mnist/test``; ``svhn/test-10000`` for its first 10,000 images, ``svhn/train-500`` for the
+        first 500 training images; ``cifar10-c/gaussian-noise-3`` for the test images of CIFAR-10 under a corruption,
+        with its severity from 1 to 5.
     folder
         holds the files of the data set, or a folder of its name, or of the name that its archive has, that does. By
         default the one that the environment variable ``CKPTZOO_DATA`` names. ``digits`` needs no folder where
         scikit-learn is installed.
     split
-        ``test`` or ``train``.
+        ``test``, the default, or ``train``, where the name does not say it.
     count
         how many images there have to be; by default as many as the data set is known to have, any number where that is
         not known.
@@ -148,7 +153,8 @@ def find(
     IntegrityError
         Files are there, and are not what they should be.
     ZooError
-        They are pickles, or the cache for decoded pictures cannot be written.
+        They are pickles, or the cache for decoded pictures cannot be written; the name says another split, or more
+        images than there are, or a corruption that the data set does not have.
 
     Notes
     -----
@@ -163,8 +169,20 @@ def find(
     >>> find("no-such-set") is None
     True
     """
+    name = name.lower()
+    if (named := set_of(name)) is not None:
+        dataset, own_split, limit, corruption, severity = named
+        if corruption is not None:
+            return find_corrupted(dataset, corruption, severity, folder)
+        if split not in (None, own_split):
+            raise ZooError(Problem("data", "split", f"{own_split}, as {name!r} says", str(split), "Name one of both."))
+        found = find(dataset, folder, split=own_split, count=count)
+        return None if found is None else found.first(limit)
+    if "/" in name and _sized(name.partition("/")[0])[0] in ("digits", *KNOWN):
+        raise not_a_set(name)
+    split = split or "test"
     check_split(name, split)
-    name, root = name.lower().rpartition("/")[2], folder_of(folder)
+    name, root = name.rpartition("/")[2], folder_of(folder)
     if not _NAME.fullmatch(name):
         return None
     full_size, side = _sized(name)
@@ -180,6 +198,7 @@ def find(
     return known.image_set(split, digits[0][rows], digits[1][rows], name)
 
 
+@checked
 def load(name: str, split: str, folder: str | Path | None = None, *, count: int | None = None) -> ImageSet:
     """A data set from a folder, or fetched through ``datasets`` where no folder is named.
 
@@ -206,6 +225,7 @@ def load(name: str, split: str, folder: str | Path | None = None, *, count: int 
     return load_halves(name, folder, {split: count})[split]
 
 
+@checked
 def load_halves(
     name: str, folder: str | Path | None = None, counts: Mapping[str, int | None] | None = None
 ) -> dict[str, ImageSet]:
@@ -243,6 +263,7 @@ def load_halves(
     return found
 
 
+@checked
 def halves_from(
     name: str, splits: Mapping[str, Any], counts: Mapping[str, int | None] | None = None
 ) -> dict[str, ImageSet]:
@@ -274,33 +295,20 @@ def halves_from(
     }
 
 
-def find_named(name: str, folder: str | Path | None = None) -> ImageSet | None:
-    """The images of a set of inputs by its name, where they are on this machine; None where they are not.
+def not_a_set(name: str) -> ZooError:
+    """The error to raise for what is not the name of a set of inputs."""
+    expected = "a data set and /test or /train, as mnist/test or mnist/train-100"
+    step = "Choose such a one, or pass inputs of your own: --inputs FILE.npz, or ckptzoo.derive.predict."
+    return ZooError(Problem("data", "set of inputs", expected, repr(name)[:100], step))
 
-    Parameters
-    ----------
-    name
-        ``<data set>/test``; ``svhn/test-10000`` for its first 10,000 images, ``svhn/train-500`` for the first 500
-        training images; ``cifar10-c/gaussian-noise-3`` for the test images of CIFAR-10 under a corruption, with its
-        severity from 1 to 5.
-    folder
-        as in ``find``.
 
-    Raises
-    ------
-    ZooError
-        It is no such name, or there are fewer images; and as in ``find``.
-    """
+def set_of(name: str) -> tuple[str, str, int | None, str | None, int] | None:
+    """Data set, split, number of examples, corruption and severity of a set of inputs; None of another name."""
     matched = _SET.fullmatch(name)
     if matched is None or not SET_NAME.fullmatch(name) or _is_other_split(matched[1], matched[4]):
-        expected = "a data set and /test or /train, as mnist/test or mnist/train-100"
-        step = "Choose such a one, or pass inputs of your own in Python: ckptzoo.derive.predict."
-        raise ZooError(Problem("data", "set of inputs", expected, repr(name), step))
+        return None
     dataset, split, limit, corruption, severity = matched.groups()
-    if corruption is not None:
-        return find_corrupted(dataset, corruption, int(severity), folder)
-    found = find(dataset, folder, split=split)
-    return None if found is None else found.first(int(limit) if limit else None)
+    return dataset, split or "test", int(limit) if limit else None, corruption, int(severity or 0)
 
 
 def _is_other_split(dataset: str, corruption: str | None) -> bool:
@@ -308,6 +316,7 @@ def _is_other_split(dataset: str, corruption: str | None) -> bool:
     return corruption is not None and not dataset.endswith("-c") and corruption.replace("-", "_") not in CORRUPTIONS
 
 
+@checked
 def find_corrupted(
     name: str, corruption: str, severity: int, folder: str | Path | None = None, *, count: int = 10_000
 ) -> ImageSet | None:
@@ -356,6 +365,7 @@ def read(known: KnownSet, split: str, folder: Path) -> ImageSet | None:
     return None
 
 
+@checked
 def has_training_set(name: str) -> bool:
     """Whether a data set of this name can be loaded with a training set.
 
@@ -373,6 +383,7 @@ def _sized(name: str) -> tuple[str, int | None]:
     return (matched[1], int(matched[2])) if matched and matched[1] in KNOWN else (name, None)
 
 
+@checked
 def folder_of(folder: str | Path | None) -> Path | None:
     """The folder, else the one that the environment names, else none.
 

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.learning.augment import Augment, Draw, bounded, element_keys, id_hashes
 from ckptzoo.learning.forms import Form, form_of
@@ -21,6 +22,7 @@ from ckptzoo.loader.stream import ReaderShard, Remainder, Shuffle, Source, State
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.symmetry.matrix_action import unit_gains
+from ckptzoo.text import brief_repr
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +52,8 @@ class Batch:
     ids: tuple[str, ...]
     state: State
     stream: int = 0
+
+    __repr__ = brief_repr
 
     def __len__(self) -> int:
         """Checkpoints in the batch."""
@@ -220,6 +224,7 @@ def _same(array: Any) -> Any:
     return array
 
 
+@checked
 def stream(
     zoo: Zoo,
     *,
@@ -303,6 +308,7 @@ def stream(
     return Stream(found if device is None else import_torch().TorchStream(found, device))
 
 
+@checked
 def to_torch(
     zoo: Zoo,
     *,

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, StateError, ZooError
 from ckptzoo.learning.augment import mixed
 from ckptzoo.learning.augmented_stream import Batch, Stream
@@ -102,6 +103,7 @@ class Mix:
         self._start = self._state = self._state_of(state["step"], [dict(one) for one in state["streams"]])
 
 
+@checked
 def mix(streams: Sequence[Stream], *, weights: Sequence[float] | None = None, seed: int = 0) -> Mix:
     """Batches of several streams, say of zoos of other architectures, each batch from one of them.
 

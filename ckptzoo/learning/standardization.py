@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, UnknownNameError, ZooError
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
@@ -20,6 +21,7 @@ from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.documents import digest_of
 from ckptzoo.symmetry.arrays import is_float
 from ckptzoo.symmetry.counts import orbits
+from ckptzoo.text import brief_repr
 
 Per = Literal["tensor", "orbit", "position", "sane"]
 PER = ("tensor", "orbit", "position", "sane")
@@ -59,6 +61,8 @@ class Statistics:
     constant: Mapping[str, int]
     count: int
     digest: str
+
+    __repr__ = brief_repr
 
     def __str__(self) -> str:
         constant = ", ".join(f"{name} ({count:,})" for name, count in self.constant.items())
@@ -178,6 +182,7 @@ class Statistics:
             raise ZooError(Problem(str(path), "file", "statistics of weights", got, step)) from error
 
 
+@checked
 def statistics(zoo: Zoo, *, per: Per = "tensor", variant: str = layout.RAW) -> Statistics:
     r"""Means and standard deviations of a zoo's weights: of the checkpoints that a network is trained on.
 

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, UnknownNameError, ZooError
 from ckptzoo.loader.zoo import Zoo
 
@@ -15,6 +16,7 @@ Missing = Literal["error", "drop"]
 _EXTRA = "extra."
 
 
+@checked
 def targets(zoo: Zoo, target: Target, *, missing: Missing = "error") -> tuple[Zoo, NDArray[Any]]:
     """The checkpoints that have a target, and their targets.
 

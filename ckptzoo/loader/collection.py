@@ -16,11 +16,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import AbsentError, IntegrityError, Problem, RemoteError, UnknownNameError, ZooError
 from ckptzoo.format import durable, table
 from ckptzoo.format.files import Files, Folder
 from ckptzoo.format.maintenance import LISTING
 from ckptzoo.format.maintenance import encode as encode_listing
+from ckptzoo.format.reader import zoo_folders
 from ckptzoo.format.verify import verify
 from ckptzoo.loader.filters import Filters, kept, matching
 from ckptzoo.loader.remote_files import RemoteFiles
@@ -63,6 +65,7 @@ class ZooEntry:
         return dict(vars(self))
 
 
+@checked
 def write_collection(folder: str | os.PathLike[str]) -> tuple[ZooEntry, ...]:
     """Write ``collection.json`` and ``collection.parquet`` of the zoos in a folder; equal zoos give equal bytes.
 
@@ -89,7 +92,7 @@ def write_collection(folder: str | os.PathLike[str]) -> tuple[ZooEntry, ...]:
     [('draws', 8), ('few', 16), ('planted', 12), ('toy', 64)]
     """
     root = Path(folder).absolute()
-    names = sorted(path.parent.name for path in root.glob(f"*/{layout.ZOO}"))
+    names = zoo_folders(root)
     if not names:
         step = "Name a folder whose folders are zoos, such as ckptzoo import makes of several architectures."
         raise ZooError(Problem(str(folder), "zoos", "folders with a zoo.json", "none", step))
@@ -124,6 +127,7 @@ def write_collection(folder: str | os.PathLike[str]) -> tuple[ZooEntry, ...]:
     return tuple(entries)
 
 
+@checked
 def open_collection(
     address: str | os.PathLike[str], *, endpoint: str | None = None, token: str | None = None
 ) -> "Collection":
@@ -172,10 +176,13 @@ def open_collection(
     return Collection(files.name, zoos, rows, np.arange(len(rows)))
 
 
+@checked
 def verify_collection(
     folder: str | os.PathLike[str], *, deep: bool = True, progress: Progress | None = None
 ) -> list[Problem]:
     """The problems of a collection and of its zoos, up to about 100 of each; an empty list is a sound collection.
+
+    Of a folder of zoos of which no collection was written, those of the zoos.
 
     Parameters
     ----------
@@ -192,10 +199,13 @@ def verify_collection(
     """
     root = Path(folder).absolute()
     problems: list[Problem] = []
-    zoos = sorted(path.parent.name for path in root.glob(f"*/{layout.ZOO}"))
+    zoos = zoo_folders(root)
     for name in zoos:
         found = verify(root / name, deep=deep, progress=progress)
         problems += [replace(problem, location=f"{root.name}/{problem.location}") for problem in found]
+    # a folder of zoos that nobody made a collection of
+    if zoos and not (root / layout.COLLECTION).exists() and not (root / layout.COLLECTION_ROWS).exists():
+        return problems
     try:
         collection = open_collection(root)
     except IntegrityError as error:

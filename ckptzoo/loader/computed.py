@@ -79,7 +79,7 @@ class ComputedReader:
     @property
     def row_blocks(self) -> NDArray[np.int64]:
         """(P,) first rows of the blocks in which a stored variant would have the tensor."""
-        step = max(1, BLOCK_BYTES // self.row_bytes)
+        step = max(1, BLOCK_BYTES // max(1, self.row_bytes))
         return np.concatenate([np.arange(start, stop, step) for start, stop in self._shards.tolist()])
 
     def gather(
@@ -104,7 +104,7 @@ class ComputedReader:
     @property
     def _step(self) -> int:
         """Rows of a piece."""
-        return max(1, PIECE_BYTES // self._raw.row_bytes)
+        return max(1, PIECE_BYTES // max(1, self._raw.row_bytes))
 
     def _compute(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         raw = self._raw.gather(self._origins[rows])

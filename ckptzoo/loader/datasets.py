@@ -1,6 +1,7 @@
 """A zoo as an iterable dataset of Hugging Face ``datasets``: one example a checkpoint."""
 
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,9 @@ def _features(datasets: Any, source: Source) -> Any:
     for name, reader in source.readers.items():
         features[name] = _feature(datasets, "float32" if reader.dtype == _BFLOAT16 else str(reader.dtype), reader.shape)
     for field in () if source.columns is None else source.columns.schema:
-        kind = str(field.type) if not pa.types.is_floating(field.type) else "float64"
+        # times come as texts: with_format("torch") and others make tensors of what is neither a number nor a text
+        kind = "string" if pa.types.is_timestamp(field.type) else str(field.type)
+        kind = kind if not pa.types.is_floating(field.type) else "float64"
         features[field.name] = datasets.Value(kind)
     return datasets.Features(features)
 
@@ -68,5 +71,11 @@ def _examples(spans: list[tuple[int, int]], source: Source) -> Iterator[dict[str
                     arrays[name] = array.astype(np.float32)
             ids = source.ids[rows].to_pylist()
             values = [{}] * len(ids) if source.columns is None else source.columns[rows].to_pylist()
+            values = [{name: _plain(value) for name, value in row.items()} for row in values]
             for position, (id, row) in enumerate(zip(ids, values, strict=True)):
                 yield {"id": id, **{name: array[position] for name, array in arrays.items()}, **row}
+
+
+def _plain(value: Any) -> Any:
+    """A time as text in ISO 8601; anything else as it is."""
+    return value.isoformat() if isinstance(value, datetime) else value

@@ -96,7 +96,7 @@ def extra_column(texts: pa.ChunkedArray, name: str, *, location: str) -> pa.Arra
     if present:
         got = "values of several types, objects or lists"
         raise ZooError(Problem(location, name, "numbers, texts or truth values in all rows", got, "Name another."))
-    raise UnknownNameError(location, "column", name, sorted(_names(texts)))
+    raise UnknownNameError(location, "column", name, sorted(extra_names(texts)))
 
 
 def _value(content: Any, path: list[str]) -> Any:
@@ -138,7 +138,7 @@ def _parsed(data: bytes, path: list[str], kind: pa.DataType, count: int) -> pa.A
     return column if len(column) == count else None
 
 
-def _names(texts: pa.ChunkedArray) -> set[str]:
+def extra_names(texts: pa.ChunkedArray) -> set[str]:
     """Names of values in the first rows."""
     found: set[str] = set()
 

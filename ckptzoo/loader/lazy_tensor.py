@@ -1,13 +1,14 @@
 """One tensor of many checkpoints, read when it is indexed."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.notebook import tensor_html
-from ckptzoo.loader.readers import TensorReader
+from ckptzoo.loader.readers import CastReader, TensorReader, float_dtype
 
 _BASIC = (int, np.integer, slice, type(Ellipsis), type(None))
 """Keys of numpy's basic indexing, of which every one makes a view; a list or an array among them makes a copy."""
@@ -19,6 +20,8 @@ class StackedTensor:
     Indexing reads: ``W[3]``, ``W[10:20]``, ``W[[5, 1]]``, ``W[mask]``, ``W[:, 0]``, ``np.asarray(W)``. Rows that
     are evenly spaced in one shard come as a read-only view of the file, others as a copy. Rows of a variant that
     stores only its group elements are computed, and are arrays of their own with the same bits.
+
+    Arithmetic and the methods of arrays are left to what was read: ``W[:].mean()``.
 
     Parameters
     ----------
@@ -52,7 +55,26 @@ class StackedTensor:
     @property
     def nbytes(self) -> int:
         """Bytes in all."""
-        return len(self._rows) * self._reader.row_bytes
+        return self.size * self.dtype.itemsize
+
+    def astype(self, dtype: Any) -> "StackedTensor":
+        """The same tensor, whose rows are cast when they are read.
+
+        Parameters
+        ----------
+        dtype
+            float64, float32, float16 or bfloat16, as a name or as numpy or torch have it.
+
+        Raises
+        ------
+        ZooError
+            It is another dtype, or the tensor holds no floating-point numbers.
+        """
+        wanted = float_dtype(dtype, self.name)
+        if self.dtype.kind in "iub":
+            step = "Read it first: cast what zoo[name][:] gives."
+            raise ZooError(Problem(self.name, "dtype", "floating-point numbers", str(self.dtype), step))
+        return StackedTensor(CastReader(self._reader, wanted), self._rows, name=self.name)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -90,3 +112,53 @@ class StackedTensor:
     def views(self) -> Iterator[NDArray[Any]]:
         """The rows in order: a read-only view for every run of rows in one shard, or computed pieces of 32 MiB."""
         return self._reader.runs(self._rows)
+
+    def __getattr__(self, attribute: str) -> NoReturn:
+        # called for attributes that are not there; dunders are asked for by numpy, torch, copy and pickle
+        if attribute.startswith("_"):
+            raise AttributeError(f"{type(self).__name__} has no {attribute!r}")
+        name = self.__dict__.get("name", "a tensor")
+        raise AttributeError(_read_first(name, f"attribute {attribute!r}", f"zoo[{name!r}][:].{attribute}"))
+
+
+def _read_first(name: str, what: str, example: str) -> str:
+    return str(Problem(name, what, "an array in memory", "a lazy tensor", f"Read it first: {example}."))
+
+
+def _refusing(operator: str) -> Callable[..., NoReturn]:
+    """A method that says how to read a tensor before calculating with it."""
+
+    def refuse(self: StackedTensor, *_: object) -> NoReturn:
+        raise TypeError(_read_first(self.name, f"operator {operator}", f"zoo[{self.name!r}][:]"))
+
+    return refuse
+
+
+_OPERATORS = {
+    "+": ("add", "radd", "iadd", "pos"),
+    "-": ("sub", "rsub", "isub", "neg"),
+    "*": ("mul", "rmul", "imul"),
+    "/": ("truediv", "rtruediv", "itruediv"),
+    "//": ("floordiv", "rfloordiv", "ifloordiv"),
+    "%": ("mod", "rmod", "imod"),
+    "**": ("pow", "rpow", "ipow"),
+    "@": ("matmul", "rmatmul", "imatmul"),
+    "&": ("and", "rand", "iand"),
+    "|": ("or", "ror", "ior"),
+    "^": ("xor", "rxor", "ixor"),
+    "<": ("lt",),
+    "<=": ("le",),
+    ">": ("gt",),
+    ">=": ("ge",),
+    "==": ("eq",),
+    "!=": ("ne",),
+    "abs": ("abs",),
+    "~": ("invert",),
+    "float": ("float",),
+    "int": ("int",),
+}
+for _operator, _methods in _OPERATORS.items():
+    for _method in _methods:
+        setattr(StackedTensor, f"__{_method}__", _refusing(_operator))
+# a class that has __eq__ has no hash of its own
+StackedTensor.__hash__ = object.__hash__

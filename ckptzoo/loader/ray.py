@@ -2,11 +2,13 @@
 
 from typing import Any
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, ZooError, require
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 
 
+@checked
 def ray_datasource(zoo: Zoo, *names: str, variant: str = layout.RAW) -> Any:
     """A ``ray.data.Datasource`` of a zoo's checkpoints, for ``ray.data.read_datasource``.
 

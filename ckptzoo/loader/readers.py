@@ -7,16 +7,20 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptzoo.errors import Problem, ZooError
 from ckptzoo.format.header import numpy_dtype
 from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.loader.shard_index import ShardIndex, ShardMaps, TensorLocations
 from ckptzoo.schema.layout import Span
+from ckptzoo.text import shortened
 
 COPY_BYTES = 8 * 2**20
 """Rows that come from several places are put together this many bytes at a time."""
 ADVISED_BYTES = 16 * 2**20
 """The kernel is asked at once for adjacent rows of up to this many bytes, which halves the time of cold reads of 2 to
 16 MB; longer ones it reads ahead as fast by itself, where the disk's read-ahead is some MiB."""
+_FLOATS = ("float64", "float32", "float16", "bfloat16")
+_OTHER_NAMES = {"float": "float64", "double": "float64", "single": "float32", "half": "float16"}
 REMOTE_RUN_BYTES = 64 * 2**20
 """Runs of rows on another machine are fetched this many bytes at a time."""
 
@@ -72,6 +76,55 @@ class TensorReader(Protocol):
     def required_blocks(self, rows: NDArray[np.int64]) -> Sequence[Span]:
         """The blocks on other machines from which these rows are read; none where everything is on this one."""
         ...
+
+
+def float_dtype(dtype: Any, location: str) -> np.dtype[Any]:
+    """A dtype of floating-point numbers by its name, or as numpy or torch have it."""
+    name = dtype if isinstance(dtype, str) else str(getattr(dtype, "name", None) or getattr(dtype, "__name__", dtype))
+    name = _OTHER_NAMES.get(name := name.removeprefix("torch."), name)
+    if name not in _FLOATS:
+        step = "Choose one of them, or cast what was read."
+        raise ZooError(Problem(location, "dtype", f"one of {', '.join(_FLOATS)}", shortened(repr(dtype), 80), step))
+    return numpy_dtype(name)
+
+
+class CastReader:
+    """A tensor whose rows are cast when they are read.
+
+    Parameters
+    ----------
+    reader
+        of the tensor as it is stored, whose rows and blocks these are; so a stream has the same order.
+    dtype
+        to cast to.
+    """
+
+    def __init__(self, reader: TensorReader, dtype: np.dtype[Any]) -> None:
+        self._reader, self.dtype = reader, dtype
+        self.shape, self.row_bytes, self.row_blocks = reader.shape, reader.row_bytes, reader.row_blocks
+        self.source = f"{reader.source}, read as {dtype}"
+
+    def gather(
+        self, rows: NDArray[np.int64], key: tuple[Any, ...] = (), *, private: ShardMaps | None = None
+    ) -> NDArray[Any]:
+        """Rows as one array; of their own dtype as they are stored, else a copy."""
+        return self._reader.gather(rows, key, private=private).astype(self.dtype, copy=False)
+
+    def runs(self, rows: NDArray[np.int64]) -> Iterator[NDArray[Any]]:
+        """Rows in order, piece by piece."""
+        return (piece.astype(self.dtype, copy=False) for piece in self._reader.runs(rows))
+
+    def required_blocks(self, rows: NDArray[np.int64]) -> Sequence[Span]:
+        """The blocks on other machines from which these rows are read."""
+        return self._reader.required_blocks(rows)
+
+
+def cast_reader(reader: TensorReader, dtype: Any, location: str) -> TensorReader:
+    """The reader of a tensor in another dtype, where one is asked for and it holds floating-point numbers."""
+    if dtype is None:
+        return reader
+    wanted = float_dtype(dtype, location)
+    return reader if reader.dtype == wanted or str(reader.dtype) not in _FLOATS else CastReader(reader, wanted)
 
 
 class MmapReader:
@@ -181,8 +234,8 @@ class RemoteReader:
         self, rows: NDArray[np.int64], key: tuple[Any, ...] = (), *, private: ShardMaps | None = None
     ) -> NDArray[Any]:
         """Rows as one array of its own."""
-        if not len(rows):
-            return np.empty((0, *self.shape), self.dtype)[(slice(None), *key)]
+        if not len(rows) or not self.row_bytes:  # of tensors without elements there is nothing to fetch
+            return np.empty((len(rows), *self.shape), self.dtype)[(slice(None), *key)]
         owner = self._owner(rows)
         # a stable sort leaves the rows of a block in the order asked for: a slice, where they were ascending
         order = np.argsort(owner, kind="stable")
@@ -203,7 +256,7 @@ class RemoteReader:
 
     def runs(self, rows: NDArray[np.int64]) -> Iterator[NDArray[Any]]:
         """Rows in order, ``REMOTE_RUN_BYTES`` at a time; the next run is fetched while one is used."""
-        step = max(1, REMOTE_RUN_BYTES // self.row_bytes)
+        step = max(1, REMOTE_RUN_BYTES // max(1, self.row_bytes))
         with ThreadPoolExecutor(1, thread_name_prefix="ckptzoo-run") as pool:
             pending: Future[NDArray[Any]] | None = None
             try:
@@ -219,7 +272,7 @@ class RemoteReader:
 
     def required_blocks(self, rows: NDArray[np.int64]) -> Sequence[Span]:
         """The blocks that hold these rows."""
-        return self._index.spans(self._locations, np.unique(self._owner(rows)).tolist())
+        return self._index.spans(self._locations, np.unique(self._owner(rows)).tolist()) if self.row_bytes else ()
 
     def _owner(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """(N,) the block of each row."""
@@ -283,7 +336,7 @@ class ConcatReader:
 
 def split_by_owner(owner: NDArray[np.int64], row_bytes: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """Every owner with the positions it owns, ``COPY_BYTES`` of rows at a time."""
-    step = max(1, COPY_BYTES // row_bytes)
+    step = max(1, COPY_BYTES // max(1, row_bytes))
     order = np.argsort(owner, kind="stable")
     heads = np.flatnonzero(np.diff(owner[order], prepend=-1))
     for own in np.split(order, heads[1:]):

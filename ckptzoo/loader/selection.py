@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
 
@@ -15,10 +16,11 @@ from ckptzoo.errors import Problem, UnknownNameError, ZooError
 from ckptzoo.format.reader import Contents
 from ckptzoo.format.tree import places_of
 from ckptzoo.loader.checkpoint import Checkpoint
-from ckptzoo.loader.extra import PREFIX, extra_column, names_in
+from ckptzoo.loader.extra import PREFIX, extra_column, extra_names, names_in
 from ckptzoo.loader.filters import Filters, columns_in, expression, kept, unfit
 from ckptzoo.loader.lazy_tensor import StackedTensor
 from ckptzoo.loader.predictions import Predictions
+from ckptzoo.loader.readers import cast_reader
 from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.loader.shard_index import ShardMaps
 from ckptzoo.loader.stream import Source
@@ -140,14 +142,28 @@ class Selection:
         schema = self.contents.raw.rows.schema
         for field in self.columns(names_in(filters)).schema:
             schema = schema.append(field)
-        condition = expression(filters, schema)
+        try:
+            condition = expression(filters, schema)
+        except UnknownNameError as error:
+            raise (self.absent_column(error.name) if error.kind == "column" else error) from None
         try:
             numbered = self.columns(columns_in(condition, schema.names) or ["id"]).append_column(
                 "__row", pa.array(np.arange(len(self.rows)))
             )
             return numbered.filter(condition)["__row"].to_numpy()
         except pa.ArrowException as error:
-            raise unfit(condition, error, schema) from error
+            fault = unfit(condition, error, schema)
+            raise (self.absent_column(fault.name) if isinstance(fault, UnknownNameError) else fault) from error
+
+    def absent_column(self, name: str) -> UnknownNameError:
+        """The error to raise for a column that is not there, which may be the name of a value within ``extra``."""
+        known, hint = self.contents.raw.rows.schema.names, None
+        # the rows of a zoo on another machine are not fetched for this
+        if self.contents.files.here is not None or "extra" in self._columns:
+            within = extra_names(self.columns(["extra"])["extra"])
+            if found := get_close_matches(f"{PREFIX}{name}", within, n=1, cutoff=0.8):
+                hint = f"Did you mean {found[0]}?"
+        return UnknownNameError(self.name, "column", str(name), known, hint)
 
     def last_steps(self) -> NDArray[np.int64]:
         """The position of each member's checkpoint of the last step, in order."""
@@ -227,14 +243,16 @@ class Selection:
         opened, rows = self.variant_rows(variant)
         return {name: StackedTensor(reader, rows, name=name) for name, reader in opened.group_element().items()}
 
-    def source(self, names: Sequence[str], variant: str, columns: Sequence[str] = ()) -> Source:
+    def source(
+        self, names: Sequence[str], variant: str, columns: str | Sequence[str] = (), dtype: Any = None
+    ) -> Source:
         """What a stream of these tensors, layers and columns reads; all tensors where there are no names."""
         opened, rows = self.variant_rows(variant)
         arch = self.contents.architecture
         wanted: list[str] = []
         for name in names:
             wanted += arch.layers[name] if name in arch.layers and name not in arch else (self.tensor(name),)
-        readers = {name: opened.reader(name) for name in wanted or arch.names}
+        readers = {name: cast_reader(opened.reader(name), dtype, self.name) for name in wanted or arch.names}
         files = self.contents.files
         prefetch = files.prefetch if isinstance(files, RemoteFiles) else None
         asked = self._asked(columns, readers) if columns else None
@@ -246,7 +264,7 @@ class Selection:
         known = self.contents.raw.rows.schema.names
         for name in names:
             if name not in known and not name.startswith(PREFIX):
-                raise UnknownNameError(self.name, "column", name, known)
+                raise self.absent_column(name)
             if name in tensors:
                 step = "Leave one of them out, and read the column from zoo.metadata."
                 raise ZooError(Problem(self.name, f"column {name!r}", "another name than a tensor's", "both", step))

@@ -23,6 +23,7 @@ from ckptzoo.loader.permutation import derive_key, keyed_permutation
 from ckptzoo.loader.readers import TensorReader
 from ckptzoo.schema.documents import digest_of
 from ckptzoo.schema.layout import Span
+from ckptzoo.text import counted, shown_arrays
 
 WINDOW_BYTES = 64 * 2**20
 """Rows are shuffled within a window of this many bytes, at least one block of rows."""
@@ -162,7 +163,7 @@ def is_even(left: int, batch_size: int, world_size: int) -> bool:
     return left % (batch_size * world_size) % world_size == 0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Batch:
     """Stacked tensors of some checkpoints: ``batch["conv1.weight"]`` has shape ``(len(batch.ids), *shape)``.
 
@@ -185,6 +186,10 @@ class Batch:
     tensors: dict[str, Any]
     state: State
     columns: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def __repr__(self) -> str:
+        columns = f"; columns {shown_arrays(self.columns)}" if self.columns else ""
+        return f"<batch of {counted(len(self), 'checkpoint')}: {shown_arrays(self.tensors)}{columns}>"
 
     def __getitem__(self, name: str) -> Any:
         """A tensor, or a column."""
@@ -297,6 +302,7 @@ class Stream:
             ("batch_size", batch_size, 1, None),
             ("world_size", shard.world_size, 1, None),
             ("rank", shard.rank, 0, shard.world_size - 1),
+            ("seed", seed, 0, 2**64 - 1),
         ):
             # True is an instance of int
             if type(value) is not int or value < lowest or (highest is not None and value > highest):
@@ -309,7 +315,7 @@ class Stream:
         widest = max(source.readers.values(), key=lambda reader: reader.row_bytes)
         self._row_blocks = row_blocks_of(source.rows, widest.row_blocks)
         longest = int(np.diff(self._row_blocks).max(initial=1))
-        self._window = max(1, WINDOW_BYTES // (longest * source.row_bytes))
+        self._window = max(1, WINDOW_BYTES // max(1, longest * source.row_bytes))
         self._start: State = {
             "revision": source.revision,
             "plan": digest_of([_digest(source.rows), list(source.readers), shuffle, self._window]),
@@ -323,6 +329,11 @@ class Stream:
             if source.columns is None
             else {name: _values(source.columns[name]) for name in source.columns.column_names}
         )
+
+    @property
+    def location(self) -> str:
+        """The zoo's name, for messages."""
+        return self._source.location
 
     def __len__(self) -> int:
         """Batches in the next iteration, as this reader sees it."""

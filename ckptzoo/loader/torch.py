@@ -34,14 +34,32 @@ def owned(array: NDArray[Any]) -> torch.Tensor:
     return tensor_of(array if array.flags.writeable else array.copy())
 
 
+def device_of(device: Any, location: str) -> torch.device:
+    """A device of torch that is there.
+
+    Raises
+    ------
+    ZooError
+        It is none, or this machine has it not.
+    """
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    # AssertionError: a build of torch without CUDA
+    except (RuntimeError, TypeError, AssertionError, ValueError, NotImplementedError) as error:
+        step = "Choose cpu, or cuda or mps where torch can use them on this machine."
+        raise ZooError(Problem(location, "device", "one that torch has here", repr(device)[:80], step)) from error
+    return found
+
+
 class TorchStream:
     """A stream whose batches are torch tensors on a device, read ahead by one batch.
 
     On a CUDA device the host copy is pinned and the transfer does not block.
     """
 
-    def __init__(self, stream: Stream, device: str | torch.device) -> None:
-        self._stream, self._device = stream, torch.device(device)
+    def __init__(self, stream: Stream, device: Any) -> None:
+        self._stream, self._device = stream, device_of(device, stream.location)
         self._start = self._state = stream.state_dict()
 
     def __len__(self) -> int:

@@ -8,8 +8,10 @@ from typing import Any, overload
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, UnknownNameError, ZooError
 from ckptzoo.format.files import Files, Folder
 from ckptzoo.format.reader import Contents, read_contents
@@ -20,6 +22,7 @@ from ckptzoo.loader.filters import Filters
 from ckptzoo.loader.lazy_tensor import StackedTensor
 from ckptzoo.loader.notebook import zoo_html
 from ckptzoo.loader.predictions import Predictions
+from ckptzoo.loader.readers import cast_reader
 from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.loader.selection import Selection, left_out, standing
 from ckptzoo.loader.shard_index import ShardMaps
@@ -31,10 +34,13 @@ from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.text import counted, shortened
 
+_CALLER = 3
+"""Frames between a warning and the code that opens a zoo: that of ``checked``, and ``open``."""
 BATCH_BYTES = 64 * 2**20
 """The largest batch of ``Zoo.batches`` by default, in bytes of its tensors."""
 
 
+@checked
 def open(
     address: str | os.PathLike[str],
     *,
@@ -87,7 +93,7 @@ def open(
     contents = read_contents(files_at(address, endpoint, token), revision)
     rows = standing(contents)
     if note := left_out(contents, rows):
-        warnings.warn(f"{contents.files.name}: {note}; zoo.retracted lists them.", UserWarning, stacklevel=2)
+        warnings.warn(f"{contents.files.name}: {note}; zoo.retracted lists them.", UserWarning, stacklevel=_CALLER)
     return Zoo(contents, {}, rows)
 
 
@@ -189,6 +195,7 @@ class Zoo:
         """One row per checkpoint, in the zoo's order; the columns are those of ``ckptzoo.schema.metadata.COLUMNS``."""
         return self._selection.metadata
 
+    @checked
     def column(self, name: str) -> pa.ChunkedArray:
         """(N,) one column of the metadata, in the zoo's order; no other is read.
 
@@ -204,9 +211,8 @@ class Zoo:
         ZooError
             Values within ``extra`` are of several types, or objects or lists.
         """
-        names = self._contents.raw.rows.schema.names
-        if name not in names and not name.startswith("extra."):
-            raise UnknownNameError(self.name, "column", name, names)
+        if name not in self._contents.raw.rows.schema.names and not name.startswith("extra."):
+            raise self._selection.absent_column(name)
         return self._selection.columns([name])[name]
 
     @property
@@ -324,6 +330,36 @@ class Zoo:
         """Each member's checkpoint of the last step, in zoo order."""
         return self.take(self._selection.last_steps())
 
+    def sorted(self, *names: str) -> "Zoo":
+        """The checkpoints in the order of some columns; those that are equal in all of them stay in the zoo's order.
+
+        Parameters
+        ----------
+        names
+            of columns, or ``extra.optim.lr`` for a value within ``extra``: the first decides, the next where it is
+            equal. Missing values come last.
+
+        Raises
+        ------
+        UnknownNameError
+            There is no such column.
+
+        Examples
+        --------
+        >>> draws = ckptzoo.open("cards/mnist-optunet-posteriors").sorted("mode", "draw")
+        >>> draws.metadata["draw"][:4].to_pylist()
+        [0, 0, 1, 1]
+        """
+        if not names:
+            step = 'Write, for example, zoo.sorted("mode", "draw").'
+            raise ZooError(Problem(self.name, "columns to sort by", "at least one", "none", step))
+        columns = [self.column(name).combine_chunks() for name in names]
+        table = pa.table(columns, names=[str(number) for number in range(len(names))])
+        # pyarrow sorts stably
+        keys = [(name, "ascending") for name in table.column_names]
+        order = pc.call_function("sort_indices", [table], pc.SortOptions(sort_keys=keys))
+        return self.take(order.to_numpy())
+
     @property
     def splits(self) -> tuple[str, ...]:
         """The names of the splits that the zoo has."""
@@ -381,7 +417,11 @@ class Zoo:
         IndexError
             No checkpoint has this position.
         """
+        if not isinstance(key, str | tuple | np.ndarray) and hasattr(key, "__array__"):
+            key = np.asarray(key)[()]  # of torch, or of a lazy tensor
         match key:
+            case np.ndarray() if key.ndim == 0:
+                return self[key[()]]
             case str():
                 return self._selection.stacked(key, layout.RAW)
             case (str() as name, str() as variant):
@@ -442,11 +482,12 @@ class Zoo:
         opened, rows = self._selection.variant_rows(variant)
         return self._contents.columns(opened.tree, opened.tree.rows.schema.names).take(pa.array(rows))
 
+    @checked
     def stream(
         self,
         *names: str,
         variant: str = layout.RAW,
-        columns: Sequence[str] = (),
+        columns: str | Sequence[str] = (),
         batch_size: int = 256,
         shuffle: Shuffle = False,
         seed: int = 0,
@@ -454,6 +495,7 @@ class Zoo:
         rank: int = 0,
         world_size: int = 1,
         device: Any = None,
+        dtype: Any = None,
     ) -> Any:
         """Batches of stacked tensors, in an order that resumes exactly.
 
@@ -482,6 +524,9 @@ class Zoo:
             which reader of how many this is.
         device
             None for numpy; else torch tensors there, read one batch ahead (pinned, for CUDA).
+        dtype
+            float64, float32, float16 or bfloat16, to which tensors of floating-point numbers are cast when they are
+            read; None leaves them as they are stored. The order and the state stay the same.
 
         Returns
         -------
@@ -495,12 +540,15 @@ class Zoo:
         >>> batch["conv1.weight"].shape, batch["test_accuracy"].shape
         ((4, 2, 1, 4, 4), (4,))
         """
-        source = self.source(names, variant, columns)
+        source = self.source(names, variant, columns, dtype)
         shard = ReaderShard(rank, world_size)
         stream = Stream(source, batch_size=batch_size, shuffle=shuffle, seed=seed, remainder=remainder, shard=shard)
         return stream if device is None else import_torch().TorchStream(stream, device)
 
-    def batches(self, *names: str, variant: str = layout.RAW, max_bytes: int = BATCH_BYTES) -> Iterator[Batch]:
+    @checked
+    def batches(
+        self, *names: str, variant: str = layout.RAW, max_bytes: int = BATCH_BYTES, dtype: Any = None
+    ) -> Iterator[Batch]:
         """Everything once, in zoo order, as many checkpoints at a time as fit into ``max_bytes``, and at least one.
 
         Parameters
@@ -511,6 +559,8 @@ class Zoo:
             the gauge.
         max_bytes
             of the tensors in a batch.
+        dtype
+            as in ``stream``.
 
         Examples
         --------
@@ -520,20 +570,24 @@ class Zoo:
         """
         if not len(self):
             return iter(())
-        size = max(1, max_bytes // max(1, self.source(names, variant).row_bytes))
-        return iter(self.stream(*names, variant=variant, batch_size=size, remainder="keep"))
+        readers = self.source(names, variant, dtype=dtype).readers.values()
+        row_bytes = sum(int(np.prod(reader.shape)) * reader.dtype.itemsize for reader in readers)
+        size = max(1, max_bytes // max(1, row_bytes))
+        return iter(self.stream(*names, variant=variant, batch_size=size, remainder="keep", dtype=dtype))
 
+    @checked
     def to_torch(
         self,
         *names: str,
         variant: str = layout.RAW,
-        columns: Sequence[str] = (),
+        columns: str | Sequence[str] = (),
         batch_size: int = 256,
         shuffle: Shuffle = False,
         seed: int = 0,
         remainder: Remainder = "error",
         rank: int | None = None,
         world_size: int | None = None,
+        dtype: Any = None,
     ) -> Any:
         """An IterableDataset of Batch for ``DataLoader(dataset, batch_size=None, num_workers=...)``.
 
@@ -541,7 +595,7 @@ class Zoo:
 
         Parameters
         ----------
-        names, variant, columns, batch_size, shuffle, seed, remainder
+        names, variant, columns, batch_size, shuffle, seed, remainder, dtype
             as in ``stream``, and columns of numbers are torch tensors.
         rank, world_size
             by default those of ``torch.distributed`` where it is initialised, else one rank.
@@ -552,7 +606,7 @@ class Zoo:
         ``DistributedSampler``. Workers of a DataLoader with ``persistent_workers=True`` see it too.
         """
         return import_torch().ZooDataset(
-            self.source(names, variant, columns),
+            self.source(names, variant, columns, dtype),
             batch_size=batch_size,
             shuffle=shuffle,
             seed=seed,
@@ -561,17 +615,25 @@ class Zoo:
             world_size=world_size,
         )
 
-    def to_datasets(self, *names: str, variant: str = layout.RAW, columns: Sequence[str] = (), shards: int = 16) -> Any:
+    @checked
+    def to_datasets(
+        self,
+        *names: str,
+        variant: str = layout.RAW,
+        columns: str | Sequence[str] = (),
+        shards: int = 16,
+        dtype: Any = None,
+    ) -> Any:
         """A ``datasets.IterableDataset`` of ``{"id": ..., name: array, column: value}``, one example a checkpoint.
 
         Its ``features`` say the dtype and shape of every tensor and the type of every column.
 
         Parameters
         ----------
-        names, variant
+        names, variant, dtype
             as in ``stream``. bfloat16 comes as float32, because ``datasets`` does not have it.
         columns
-            of the metadata; missing values are None.
+            of the metadata; missing values are None, and times are texts such as ``2024-01-31T12:00:00+00:00``.
         shards
             pieces that ``datasets`` may hand to workers or nodes.
 
@@ -580,7 +642,7 @@ class Zoo:
         MissingExtraError
             ``datasets`` is not installed.
         """
-        return iterable(self.source(names, variant, columns), shards=shards)
+        return iterable(self.source(names, variant, columns, dtype), shards=shards)
 
     def checkpoint(self, id: str, *, variant: str = layout.RAW) -> Checkpoint:
         """One checkpoint by its id.
@@ -599,8 +661,15 @@ class Zoo:
         """
         return self._selection.checkpoint(id, variant)
 
+    @checked
     def ensemble(
-        self, *, limit: int | None = None, variant: str = layout.RAW, steps: str = "last", device: Any = None
+        self,
+        *,
+        limit: int | None = None,
+        variant: str = layout.RAW,
+        steps: str = "last",
+        device: Any = None,
+        dtype: Any = None,
     ) -> dict[str, Any]:
         """Stacked torch tensors ``{name: (N, *shape)}``, as ``torch.func.functional_call`` and ``vmap`` take them.
 
@@ -614,6 +683,8 @@ class Zoo:
             ``"last"`` takes each member's last step, ``"all"`` every checkpoint.
         device
             where to; None leaves them on the pages of the file.
+        dtype
+            as in ``stream``; another than the stored one makes copies.
 
         Notes
         -----
@@ -628,12 +699,14 @@ class Zoo:
         opened, rows = zoo._selection.variant_rows(variant)
         # torch cannot protect a tensor from writing, so these maps belong to the caller alone
         torch, maps = import_torch(), ShardMaps()
+        place = None if device is None else torch.device_of(device, self.name)
         stacked: dict[str, Any] = {}
         for tensor in self.arch.tensors:
-            stacked[tensor.name] = torch.tensor_of(opened.reader(tensor.name).gather(rows, private=maps))
+            reader = cast_reader(opened.reader(tensor.name), dtype, self.name)
+            stacked[tensor.name] = torch.tensor_of(reader.gather(rows, private=maps))
             for alias in tensor.aliases:
                 stacked[alias] = stacked[tensor.name]
-        return stacked if device is None else {name: tensor.to(device) for name, tensor in stacked.items()}
+        return stacked if place is None else {name: tensor.to(place) for name, tensor in stacked.items()}
 
     def refresh(self) -> "Zoo":
         """The zoo as it is now, also where it was opened at a revision; a selection is not carried over."""
@@ -642,7 +715,9 @@ class Zoo:
             return open(files.address, endpoint=files.endpoint, token=files.token)
         return open(self.path)
 
-    def source(self, names: Sequence[str], variant: str = layout.RAW, columns: Sequence[str] = ()) -> Source:
+    def source(
+        self, names: Sequence[str], variant: str = layout.RAW, columns: str | Sequence[str] = (), dtype: Any = None
+    ) -> Source:
         """What streams of these tensors, layers and columns read; of all tensors where there are no names.
 
         Parameters
@@ -653,5 +728,7 @@ class Zoo:
             the gauge.
         columns
             of the metadata.
+        dtype
+            as in ``stream``.
         """
-        return self._selection.source(names, variant, columns)
+        return self._selection.source(names, variant, columns, dtype)

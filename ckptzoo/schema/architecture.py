@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -23,8 +23,10 @@ TENSOR_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_:+\-]*(\.[A-Za-z0-9_:+\-]+)*")
 MAX_NAME = 512
 MAX_TENSORS = 100_000
 MAX_CHECKPOINT_BYTES = 2**40
-_BUFFER_SUFFIXES = ("running_mean", "running_var", "num_batches_tracked")
-"""What PyTorch calls the buffers of its BatchNorm layers."""
+_BUFFERS = {
+    "running_mean", "running_var", "num_batches_tracked", "n_averaged", "mask", "masks", "weight_u", "_u", "_v",
+}  # fmt: skip
+"""What PyTorch calls the buffers of BatchNorm, of averages, masks, and vectors of spectral normalisation."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Tensor:
     name
         the name in the state dict, such as ``conv1.weight``.
     shape
-        its shape in one checkpoint; ``()`` is a scalar.
+        its shape in one checkpoint; ``()`` is a scalar, and a side of 0 makes a tensor without elements.
     dtype
         a key of ``ITEMSIZE``.
     kind
@@ -119,8 +121,7 @@ class Architecture:
     ) -> "Architecture":
         """Read it off an example state dict of numpy arrays or torch tensors.
 
-        Tensors that share their storage become one tensor with aliases. BatchNorm's ``running_mean``,
-        ``running_var`` and ``num_batches_tracked`` are buffers, everything else a parameter.
+        Tensors that share their storage become one tensor with aliases. Which tensors are buffers, ``kind_of`` says.
 
         Parameters
         ----------
@@ -152,7 +153,7 @@ class Architecture:
                 key,
                 tuple(int(size) for size in state_dict[key].shape),
                 str(state_dict[key].dtype).removeprefix("torch."),
-                "buffer" if key.rpartition(".")[2] in _BUFFER_SUFFIXES else "parameter",
+                kind_of(key, str(state_dict[key].dtype).removeprefix("torch."), state_dict),
                 tuple(others),
             )
             for key, others in aliases.items()
@@ -246,6 +247,61 @@ class Architecture:
         return sum(tensor.nbytes for tensor in self.tensors)
 
 
+def kind_of(name: str, dtype: str, names: Container[str] = ()) -> str:
+    """Whether a tensor is a buffer or a parameter, by its name and dtype.
+
+    Integers and truth values are buffers, and so are the statistics and counters of BatchNorm, masks, and the vectors
+    of spectral normalisation.
+
+    Parameters
+    ----------
+    name
+        in the state dict.
+    dtype
+        a key of ``ITEMSIZE``.
+    names
+        of all its tensors.
+
+    Examples
+    --------
+    >>> kind_of("bn.running_mean", "float32"), kind_of("atomic_numbers", "int64"), kind_of("fc.weight", "float32")
+    ('buffer', 'buffer', 'parameter')
+    """
+    last = name.rpartition(".")[2]
+    is_float = "float" in dtype
+    is_singular_vector = last.endswith(("_u", "_v")) and f"{name[:-2]}_orig" in names
+    is_buffer = not is_float or last in _BUFFERS or last.endswith("_mask") or is_singular_vector
+    return "buffer" if is_buffer else "parameter"
+
+
+def architecture_difference(expected: Architecture, got: Architecture) -> str:
+    """How the tensors of one architecture differ from those of another, in a few words; empty where they do not.
+
+    >>> first = Architecture("a", (Tensor("fc.weight", (2, 3)), Tensor("fc.bias", (2,))))
+    >>> architecture_difference(first, Architecture("b", (Tensor("fc.weight", (2, 4)), Tensor("out.bias", (2,)))))
+    "'fc.weight' is (2, 4) float32 and not (2, 3) float32; no 'fc.bias'; and 'out.bias'"
+    """
+    specs = {tensor.name: f"{tensor.shape} {tensor.dtype}" for tensor in got.tensors}
+    return tensor_difference({tensor.name: f"{tensor.shape} {tensor.dtype}" for tensor in expected.tensors}, specs)
+
+
+def tensor_difference(expected: Mapping[str, str], got: Mapping[str, str]) -> str:
+    """How tensors, each as its shape and dtype, differ from those that are expected; the first three of each kind."""
+    wrong = [
+        f"{name!r} is {got[name]} and not {spec}" for name, spec in expected.items() if got.get(name, spec) != spec
+    ]
+    lacking = [repr(name) for name in expected if name not in got]
+    unknown = [repr(name) for name in got if name not in expected]
+    texts = [_first(wrong), f"no {_first(lacking)}" if lacking else "", f"and {_first(unknown)}" if unknown else ""]
+    if not any(texts) and list(expected) != list(got):
+        return "the same in another order"
+    return "; ".join(text for text in texts if text)
+
+
+def _first(items: Sequence[str], limit: int = 3) -> str:
+    return ", ".join(items[:limit]) + (f" and {len(items) - limit} more" if len(items) > limit else "")
+
+
 def _storage(value: Any) -> Any:
     """The memory of an array, by which tied tensors are found; None where it is unknown or empty."""
     if hasattr(value, "data_ptr"):
@@ -286,16 +342,18 @@ def _problems(arch: Architecture) -> Iterator[Problem]:
         if tensor.dtype not in ITEMSIZE:
             expected = "one of " + ", ".join(ITEMSIZE)
             yield Problem(location, f"dtype of {tensor.name!r}", expected, repr(tensor.dtype), step)
-        elif not _is_shape(tensor.shape):
-            yield Problem(location, f"shape of {tensor.name!r}", "positive integers", repr(tensor.shape), step)
+        elif not _is_shape(tensor.shape, least=0):
+            yield Problem(location, f"shape of {tensor.name!r}", "integers from 0", repr(tensor.shape), step)
         else:
             total += tensor.nbytes
         if tensor.kind not in ("parameter", "buffer"):
             yield Problem(location, f"kind of {tensor.name!r}", "'parameter' or 'buffer'", repr(tensor.kind), step)
+    if arch.tensors and not total and all(tensor.dtype in ITEMSIZE for tensor in arch.tensors):
+        yield Problem(location, "elements of a checkpoint", "at least one", "none", step)
     if total > MAX_CHECKPOINT_BYTES:
         yield Problem(location, "bytes of a checkpoint", f"at most {MAX_CHECKPOINT_BYTES}", str(total), step)
 
 
-def _is_shape(shape: tuple[Any, ...]) -> bool:
+def _is_shape(shape: tuple[Any, ...], *, least: int = 1) -> bool:
     # sizes are bounded one by one, so that no product of untrusted ones grows without end
-    return len(shape) <= 16 and all(type(size) is int and 1 <= size < 2**40 for size in shape)
+    return len(shape) <= 16 and all(type(size) is int and least <= size < 2**40 for size in shape)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
-from ckptzoo.errors import Problem, SpecError
+from ckptzoo.errors import Problem, SpecError, suggestion
 from ckptzoo.schema import layout
 from ckptzoo.text import shortened
 
@@ -185,7 +185,8 @@ class Card:
         unknown = [key for key in content if key not in known]
         if unknown or "name" not in content:
             expected = f"name and any of {', '.join(known[1:])}"
-            raise SpecError(Problem(location, "keys", expected, ", ".join(unknown) or "no name", _STEP))
+            step = suggestion(unknown[0], known, _STEP) if unknown else _STEP
+            raise SpecError(Problem(location, "keys", expected, ", ".join(unknown) or "no name", step))
         values: dict[str, Any] = {key: _frozen(value) for key, value in content.items()}
         return cls(**values)
 

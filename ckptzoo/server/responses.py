@@ -166,7 +166,9 @@ def tags(content: dict[str, Any]) -> list[str]:
 
 
 def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [] if value is None else [value]
+    """The texts and numbers of a list, or the one that a value is."""
+    listed = value if isinstance(value, list) else [value]
+    return [item for item in listed if isinstance(item, str | int | float)]
 
 
 def _as_json(value: Any) -> Any:

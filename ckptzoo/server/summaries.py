@@ -17,6 +17,7 @@ from ckptzoo.server.store.git_objects import File, Trees
 _MAX_TEXT, _MAX_TAGS = 100, 30
 _FACTS = ("checkpoints", "members", "parameters")
 """Numbers that a zoo's card has below ``ckptzoo``."""
+_DRAWN = (layout.PICTURES, layout.EXPLORER)
 _MERGES = 20
 """So many of the last merged pull requests are looked at."""
 
@@ -29,8 +30,8 @@ class Summary:
     ----------
     title
         the card's ``pretty_name``.
-    license
-        empty where the card names none.
+    licenses
+        those that the card names; none, one or several.
     tags
         as a search finds them.
     numbers
@@ -38,13 +39,15 @@ class Summary:
     """
 
     title: str = ""
-    license: str = ""
+    licenses: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     numbers: Mapping[str, int] = field(default_factory=dict)
 
-    def tagged(self, start: str) -> str:
-        """What follows the first tag that begins so, as ``optunet`` for ``arch:``."""
-        return next((tag.removeprefix(start) for tag in self.tags if tag.startswith(start)), "")
+    def tagged(self, start: str) -> tuple[str, ...]:
+        """What follows each tag that begins so, as ``optunet`` for ``arch:``; each once."""
+        found = [tag.removeprefix(start) for tag in self.tags if tag.startswith(start)]
+        # a card may have more tags than are kept; its licences are entries of their own
+        return tuple(dict.fromkeys([*found, *(self.licenses if start == "license:" else ())]))
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,16 @@ class Behind:
 
     number: int
     what: tuple[str, ...]
+
+    @property
+    def drawn(self) -> tuple[str, ...]:
+        """Those of them that show all weights, which ``ckptzoo review --finish`` does not read."""
+        return tuple(name for name in self.what if name in _DRAWN)
+
+    @property
+    def unfinished(self) -> tuple[str, ...]:
+        """Those that ``ckptzoo review --finish`` brings up to date."""
+        return tuple(name for name in self.what if name not in _DRAWN)
 
 
 class Summaries:
@@ -138,7 +151,7 @@ class Summaries:
         numbers = {name: own[name] for name in _FACTS if type(own.get(name)) is int} if isinstance(own, dict) else {}
         return Summary(
             title=str(card.get("pretty_name") or "")[:_MAX_TEXT],
-            license=str(card.get("license") or "")[:_MAX_TEXT],
+            licenses=_texts(card.get("license")),
             tags=tuple(tag[:_MAX_TEXT] for tag in tags(card)[:_MAX_TAGS]),
             numbers=numbers,
         )
@@ -170,7 +183,8 @@ def _behind(connection: sqlite3.Connection, repository: int, commit: str) -> Beh
         parts = [trees.find(tree, layout.PARTS) for tree in (before.tree, merge.tree, head)]
         if parts[0] == parts[1] or parts[1] != parts[2]:
             continue
-        names = [layout.README, layout.SNAPSHOTS]
+        # what shows the checkpoints: counts and accuracies, pictures, the explorer
+        names = [layout.README, layout.PICTURES, layout.EXPLORER, layout.SNAPSHOTS]
         derived = trees.find(merge.tree, layout.DERIVED)
         if derived is not None and derived.folder:
             names += [f"{layout.DERIVED}/{name}" for name in trees.nodes(derived.oid) if name not in layout.ROWS_ALONE]
@@ -178,6 +192,13 @@ def _behind(connection: sqlite3.Connection, repository: int, commit: str) -> Beh
         if same:
             return Behind(item.number, tuple(same))
     return None
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    """A text of a card, or the texts of a list, each once; of others the first few."""
+    listed = value if isinstance(value, list) else [value]
+    texts = [str(item).strip()[:_MAX_TEXT] for item in listed if isinstance(item, str | int | float)]
+    return tuple(dict.fromkeys(text for text in texts if text))[:_MAX_TAGS]
 
 
 def _file(trees: Trees, tree: str, path: str) -> File | None:

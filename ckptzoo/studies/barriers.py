@@ -317,9 +317,9 @@ def barriers(
     On images of handwritten digits, scaled as in the networks' training:
 
     >>> from ckptzoo.derive.labelled import Labelled
-    >>> from ckptzoo.image_sets import find_named
+    >>> from ckptzoo.image_sets import find
     >>> from ckptzoo.studies.barriers import barriers
-    >>> digits = find_named("digits/test-100")
+    >>> digits = find("digits/test-100")
     >>> labelled = Labelled("digits/test-100", digits.normalized((0.1307,), (0.3081,)), digits.labels)
     >>> found = barriers([(ckptzoo.open("zoos/few"), labelled)], pairs=4, points=5, gauges=["unit-norm"])
     >>> list(found.zoos[0].lines)

@@ -16,7 +16,7 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.pairwise import PairwiseInformation
 from ckptzoo.studies.pair_correlation import LEVEL, PairCorrelation, correlate_pairs
 from ckptzoo.studies.shared.result import Spread, StudyResult
-from ckptzoo.studies.shared.selection import evenly, flags, has_labels, predict_command
+from ckptzoo.studies.shared.selection import default_sets, evenly, flags, is_sample, predict_command
 from ckptzoo.text import Progress, counted, printable
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def collapse(
     Of a zoo with stored predictions on two sets, which ``ckptzoo.derive.predict`` adds:
 
     >>> from ckptzoo.studies.collapse import collapse
-    >>> found = collapse(ckptzoo.open("zoos/few"), permutations=99, resamples=99)
+    >>> found = collapse(ckptzoo.open("zoos/few"), "digits/test-100", "noise/test-100", permutations=99, resamples=99)
     >>> found.set, found.ood, found.information.shape
     ('digits/test-100', 'noise/test-100', (120,))
     >>> round(found.correlations["spearman"].value, 1)
@@ -278,17 +278,17 @@ def _information(predictions: Predictions, done: Callable[[int], None]) -> Value
 
 def _sets(zoo: Zoo, own: str | None, ood: str | None) -> tuple[str, str]:
     """The networks' own set, and the other one."""
-    known = zoo.predicted
-    labelled = {name: has_labels(zoo, name) for name in known}
-    got = ", ".join(known) or "none"
+    labelled, others = default_sets(zoo)
+    got = ", ".join(f"{name} (a sample)" if is_sample(name) else name for name in zoo.predicted) or "none"
     # of other data than MNIST it is not known here which further sets the networks can see
     mnist = zoo.metadata["dataset"].drop_null().unique().to_pylist() == ["mnist"]
     step = f"{predict_command(zoo, 'fashion-mnist/test' if mnist else 'OTHER/test')}."
-    own = own or next((name for name in known if labelled[name]), None)
+    own = own or labelled
     if own is None:
         raise ZooError(Problem(zoo.name, "predictions", "a set with labels among them", got, step))
-    other = ood or next((name for name in known if not labelled[name] and name != own), None)
+    other = ood or next((name for name in others if name != own), None)
     if other is None:
+        step += " Or name two sets: --set and --ood."
         raise ZooError(Problem(zoo.name, "predictions", f"a set without labels beside {own}", got, step))
     if other == own:
         step = "Choose another one."

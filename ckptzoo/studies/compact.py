@@ -290,9 +290,9 @@ def compact(
     On images of handwritten digits, scaled as in the networks' training:
 
     >>> from ckptzoo.derive.labelled import Labelled
-    >>> from ckptzoo.image_sets import find_named
+    >>> from ckptzoo.image_sets import find
     >>> from ckptzoo.studies.compact import compact
-    >>> digits = find_named("digits/test-100")
+    >>> digits = find("digits/test-100")
     >>> labelled = Labelled("digits/test-100", digits.normalized((0.1307,), (0.3081,)), digits.labels)
     >>> found = compact(ckptzoo.open("zoos/few"), labelled, draws=2)
     >>> found.samples, list(found.gaussians)

@@ -16,7 +16,7 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.predictions import disagreement
 from ckptzoo.studies.ensemble_scores import DisjointEnsembles, Scores, SummedPredictions, log_softmax, scores
 from ckptzoo.studies.shared.result import Spread, StudyResult
-from ckptzoo.studies.shared.selection import flags, has_labels, predict_command
+from ckptzoo.studies.shared.selection import default_sets, flags, predict_command
 from ckptzoo.text import Progress, counted, counter, printable
 
 if TYPE_CHECKING:
@@ -455,12 +455,12 @@ def scored_sets(zoo: Zoo, own: str | None, ood: Sequence[str] | None) -> tuple[s
     if not known:
         raise ZooError(Problem(zoo.name, "predictions", "those on a set of inputs", "none", f"{predict_command(zoo)}."))
     if own is None:
-        own = next((name for name in known if has_labels(zoo, name)), None)
+        own = default_sets(zoo)[0]
     if own is None:
         expected = "a set with labels among them"
         raise ZooError(Problem(zoo.name, "predictions", expected, ", ".join(known), f"{predict_command(zoo)}."))
     if ood is not None and own in ood:
         step = "Leave it out, or choose another set to score."
         raise ZooError(Problem(zoo.name, "ood", f"other sets than {own}, which is scored", "that one too", step))
-    others = [name for name in known if not has_labels(zoo, name)] if ood is None else dict.fromkeys(ood)
+    others = default_sets(zoo)[1] if ood is None else dict.fromkeys(ood)
     return own, [name for name in others if name != own]

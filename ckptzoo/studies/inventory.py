@@ -1,7 +1,8 @@
 """What is in this zoo? Counts, variants, sizes and the spread of the accuracies, from the metadata alone."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,14 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from ckptzoo.console import PrintedResult, columns, facts
-from ckptzoo.format.reader import Contents
+from ckptzoo.errors import IntegrityError
+from ckptzoo.format.reader import Contents, zoo_folders
 from ckptzoo.format.tree import Tree, places_of
+from ckptzoo.loader.collection import open_collection
+from ckptzoo.loader.filters import Filters
 from ckptzoo.loader.selection import MethodDraws, draws_by_method
 from ckptzoo.loader.zoo import Zoo
+from ckptzoo.loader.zoo import open as open_zoo
 from ckptzoo.schema import layout
 from ckptzoo.schema.layout import predictions_name
 from ckptzoo.schema.metadata import DIFFERENCES
@@ -289,6 +294,78 @@ def inventory(zoo: Zoo) -> Inventory:
         groups=() if contents.symmetry is None else counts_by_group(contents.symmetry),
         draws=draws_by_method(table),
     )
+
+
+@dataclass(frozen=True)
+class ZooListing(PrintedResult):
+    """The zoos of a folder or of a collection.
+
+    Parameters
+    ----------
+    name
+        of the folder, or of the collection.
+    zoos
+        what each holds, by its folder.
+    """
+
+    name: str
+    zoos: dict[str, Inventory]
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything by name."""
+        return {"name": self.name, "zoos": {folder: item.to_json() for folder, item in self.zoos.items()}}
+
+    def print(self, console: Console | None = None) -> None:
+        """Print a table on a rich console, by default the standard output."""
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+        table.add_column("zoo", no_wrap=True)
+        for name in ("checkpoints", "members", "size", "test accuracy"):
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("architecture")
+        for folder, item in self.zoos.items():
+            accuracy = "-" if item.test_accuracy is None else f"{item.test_accuracy.mean:.2%}"
+            numbers = (f"{item.checkpoints:,}", f"{item.members:,}", size(item.nbytes), accuracy)
+            table.add_row(printable(folder), *numbers, printable(item.architecture))
+        (console or Console()).print(table, markup=False, highlight=False)
+
+
+def take_stock(address: str, where: Filters = None) -> Inventory | ZooListing:
+    """What a zoo holds, or each zoo of a collection or of a folder.
+
+    Parameters
+    ----------
+    address
+        of a zoo or a collection, as ``ckptzoo.open`` takes it, or a folder whose folders are zoos.
+    where
+        a condition on checkpoints.
+
+    Examples
+    --------
+    >>> from ckptzoo.studies.inventory import take_stock
+    >>> take_stock("zoos").zoos["toy"].checkpoints
+    64
+    """
+    path = Path(address)
+    here = address and path.is_dir() and not (path / layout.ZOO).exists()
+    zoos: Mapping[str, Zoo]
+    if here and (names := zoo_folders(path)):
+        name, zoos = path.resolve().name, {folder: open_zoo(path / folder) for folder in names}
+    else:
+        try:
+            zoo = open_zoo(address)
+        except IntegrityError as error:
+            # of a collection on another machine; of anything else the first error says what it is
+            if error.problem.what != layout.ZOO or here:
+                raise
+            try:
+                collection = open_collection(address)
+            except IntegrityError:
+                raise error from None
+            name, zoos = collection.name, collection.zoos
+        else:
+            return inventory(zoo if where is None else zoo.where(where))
+    chosen = {folder: zoo if where is None else zoo.where(where) for folder, zoo in zoos.items()}
+    return ZooListing(name, {folder: inventory(zoo) for folder, zoo in chosen.items() if where is None or len(zoo)})
 
 
 def _drawn(item: MethodDraws) -> str:

@@ -85,7 +85,7 @@ def kept_steps(zoo: Zoo) -> KeptSteps:
     several = (rows >= 0).sum(axis=1) > 1
     if not several.any():
         got = f"one step of each of {count} members"
-        step = "Build a zoo that keeps more: python -m builders build ... --keep-steps 0,10,100."
+        step = "Write several values of step for one member, or build with --keep-steps 0,10,100."
         raise ZooError(Problem(zoo.name, "kept steps", "a member with two or more", got, step))
     used = (rows[several] >= 0).any(axis=0)
     return KeptSteps(tuple(steps[used].tolist()), rows[several][:, used])

@@ -159,7 +159,7 @@ def steps(zoo: Zoo, labelled: Labelled | None = None, *, module: Any = None, pro
             rows_of.setdefault(entry["member"] or entry["id"], {})[entry["step"] or 0] = row
     followed = [rows for rows in rows_of.values() if len(rows) > 1]
     if not followed:
-        step = "Build members with --keep-steps, such as --keep-steps 0,100,938."
+        step = "Write several values of step for one member, or build with --keep-steps 0,100,938."
         raise ZooError(Problem(zoo.name, "members with two usable steps", "one or more", "none", step))
     table, points, size = own_table(zoo), np.linspace(0, 1, POINTS), pairs_at_once(zoo.arch)
     pairs = [(step, row, rows[max(rows)]) for rows in followed for step, row in rows.items() if step < max(rows)]

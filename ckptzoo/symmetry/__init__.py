@@ -19,7 +19,7 @@ from ckptzoo.symmetry.matrices.tables import monomial
 from ckptzoo.symmetry.nested import unnested
 from ckptzoo.symmetry.report import Report
 from ckptzoo.symmetry.softmax import remove_softmax_shift
-from ckptzoo.symmetry.tracing.result import Traced
+from ckptzoo.symmetry.traced import Traced
 from ckptzoo.symmetry.transpositions import random_element, random_permutations, transpositions
 
 __all__ = [

@@ -16,6 +16,7 @@ from ckptzoo.symmetry.backends import Stack, act, run
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.matrix_action import MixedChannels, mixed_channels, multiply, unit_gains
 from ckptzoo.symmetry.moves import Move
+from ckptzoo.symmetry.tables import Arch, table_of
 
 MIX = 2**23
 """Elements whose channels are mixed at a time, or one checkpoint's tensor: 64 MiB of float64."""
@@ -24,7 +25,7 @@ MIX = 2**23
 def apply(
     element: GroupElement,
     weights: Stacked,
-    symmetry: Symmetry,
+    symmetry: Arch,
     *,
     out: Stacked | None = None,
     threads: int | None = None,
@@ -43,7 +44,7 @@ def apply(
     weights
         tensor name to (K, *shape), numpy or torch on any device; tensors outside the table pass through.
     symmetry
-        the table.
+        the table, or whatever names a network, as for ``canonicalize``.
     out
         tensor name to an array for the result, for any of the tensors: of its shape, dtype and device, contiguous, and
         apart from the weights in memory. What it holds is undefined after an error.
@@ -72,6 +73,7 @@ def apply(
     group's permutations; on other devices a few hundred MiB. Tested in
     tests/symmetry/test_action.py, test_arrays.py and test_variance.py, and in tests/laws/test_symmetry.py.
     """
+    symmetry = table_of(symmetry)
     held = element.to(np.empty(0))
     held.check(symmetry)
     arrays, K = fitting(weights, symmetry)

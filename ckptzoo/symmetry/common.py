@@ -9,12 +9,13 @@ from ckptzoo.schema.groups import AxisAction, Fixed, Group, Like, Perm, Segment,
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.matrices.tables import monomial
 from ckptzoo.symmetry.nested import unnested
+from ckptzoo.symmetry.tables import Arch, table_of
 
 _Key = tuple[int, str]
 """A group of one of the tables: the table's number and the group's id."""
 
 
-def common(tables: Iterable[Symmetry]) -> Symmetry:
+def common(tables: Iterable[Arch]) -> Symmetry:
     """The table of a group all of whose elements are elements of every table's.
 
     Members of a zoo whose networks differ in activations alone share their permutations, and the scales that all
@@ -51,7 +52,7 @@ def common(tables: Iterable[Symmetry]) -> Symmetry:
     >>> [(group.id, group.n, group.scale) for group in common([relu, tanh]).groups]
     [('fc1', 8, 'none')]
     """
-    listed = tuple(tables)
+    listed = tuple(map(table_of, tables))
     if not listed:
         raise SymmetryError(Problem("common", "tables", "one or more", "none", "Give the tables of the networks."))
     if len(listed) > 1:

@@ -17,7 +17,7 @@ from ckptzoo.symmetry.matrices.tables import monomial
 from ckptzoo.symmetry.matrix_action import gains_at_one
 from ckptzoo.symmetry.moves import Move, sources
 from ckptzoo.symmetry.tables import Arch, last_layer, table_of
-from ckptzoo.symmetry.tracing.result import Traced
+from ckptzoo.symmetry.traced import Traced
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def _folded(table: Symmetry) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(numbers.items()))
 
 
-def counts_by_group(table: Symmetry) -> tuple[GroupCounts, ...]:
+def counts_by_group(table: Arch) -> tuple[GroupCounts, ...]:
     """The symmetries of each group of channels, in the order of the table; cheap for groups of any size.
 
     Parameters
@@ -227,6 +227,7 @@ def counts_by_group(table: Symmetry) -> tuple[GroupCounts, ...]:
     table
         whose groups are counted.
     """
+    table = table_of(table)
     normalised = {segment.group for action in table.actions if action.role == "variance" for segment in action.segments}
     gains = _gains_against_variances(table)
     outers: set[str] = set()
@@ -304,7 +305,7 @@ def _layer(tensor: str) -> str:
 _Perms = dict[str, np.ndarray]
 
 
-def orbits(symmetry: Symmetry, tensor: str, shape: tuple[int, ...]) -> NDArray[np.int64]:
+def orbits(symmetry: Arch, tensor: str, shape: tuple[int, ...]) -> NDArray[np.int64]:
     r"""Label the positions of a tensor by their orbits under the table's permutation group.
 
     .. math:: i \sim j \iff \exists\, \pi \in P: \; (\pi \cdot \theta)_i = \theta_j
@@ -316,7 +317,7 @@ def orbits(symmetry: Symmetry, tensor: str, shape: tuple[int, ...]) -> NDArray[n
     Parameters
     ----------
     symmetry
-        the table.
+        the table, or whatever names a network, as for ``canonicalize``.
     tensor
         a name; one that the table does not name has every position by itself.
     shape
@@ -334,6 +335,7 @@ def orbits(symmetry: Symmetry, tensor: str, shape: tuple[int, ...]) -> NDArray[n
     components of what they do to the positions. Time and memory a few passes over the axes that move, for each
     generator. Against random group elements: tests/symmetry/test_orbits.py.
     """
+    symmetry = table_of(symmetry)
     symmetry = monomial(symmetry)
     move = Move.of(shape, symmetry.actions_on(tensor), symmetry)
     rows, columns, elements = move.shape

@@ -9,8 +9,9 @@ from array_api_compat import array_namespace
 
 from ckptzoo.errors import SymmetryError
 from ckptzoo.schema.groups import MATRICES, Fixed, Group, Like, Sym, Wreath
-from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import as_array, beside, to_numpy
+from ckptzoo.symmetry.tables import Arch, table_of
+from ckptzoo.text import brief_repr
 
 MOST_CONDITION = 1e12
 """Of an invertible matrix; beyond it float64 leaves fewer than four digits of what it acts on."""
@@ -43,6 +44,8 @@ class GroupElement:
     scales: Mapping[str, Any]
     matrices: Mapping[str, Any] = field(default_factory=dict)
 
+    __repr__ = brief_repr
+
     def __len__(self) -> int:
         return len(next(iter(self.perms.values())))
 
@@ -55,16 +58,17 @@ class GroupElement:
         )
 
     @classmethod
-    def identity(cls, symmetry: Symmetry, K: int) -> "GroupElement":
+    def identity(cls, symmetry: Arch, K: int) -> "GroupElement":
         """The K-fold identity.
 
         Parameters
         ----------
         symmetry
-            the table of the network's groups.
+            the table of the network's groups, or whatever names a network, as for ``canonicalize``.
         K
             how many.
         """
+        symmetry = table_of(symmetry)
         return cls(
             {group.id: np.tile(np.arange(group.n), (K, 1)) for group in symmetry.groups},
             {group.id: np.ones((K, group.n)) for group in symmetry.groups if group.scaled},
@@ -72,7 +76,7 @@ class GroupElement:
         )
 
     @classmethod
-    def random(cls, symmetry: Symmetry, K: int, rng: np.random.Generator, *, spread: float = 1.0) -> "GroupElement":
+    def random(cls, symmetry: Arch, K: int, rng: np.random.Generator, *, spread: float = 1.0) -> "GroupElement":
         """Uniform permutations; scales of sizes ``exp(spread * N(0, 1))`` and of signs by a fair coin, where free.
 
         Matrices are ``U diag(exp(spread * N(0, 1))) V`` with uniform orthogonal U and V, or uniform orthogonal ones;
@@ -81,7 +85,7 @@ class GroupElement:
         Parameters
         ----------
         symmetry
-            the table of the network's groups.
+            the table of the network's groups, or whatever names a network, as for ``canonicalize``.
         K
             how many.
         rng
@@ -89,6 +93,7 @@ class GroupElement:
         spread
             standard deviation of the logarithms of scales.
         """
+        symmetry = table_of(symmetry)
         outers = {
             perm.outer: _shuffles(rng, K, perm.g)
             for perm in (group.perm for group in symmetry.groups)
@@ -149,13 +154,13 @@ class GroupElement:
         matrices = {name: _blocks_taken(inverse_of(item), perms[name]) for name, item in self.matrices.items()}
         return GroupElement(perms, scales, matrices)
 
-    def check(self, symmetry: Symmetry) -> None:
+    def check(self, symmetry: Arch) -> None:
         """Refuse what is no element of the table's group.
 
         Parameters
         ----------
         symmetry
-            the table of the network's groups.
+            the table of the network's groups, or whatever names a network, as for ``canonicalize``.
 
         Raises
         ------
@@ -163,6 +168,7 @@ class GroupElement:
             A group is missing or unknown, a row is no permutation or breaks its blocks, groups that share a
             block permutation disagree, or a scale or a matrix is of the wrong kind.
         """
+        symmetry = table_of(symmetry)
         scaled = [group.id for group in symmetry.groups if group.scaled]
         for what, found, expected in (
             ("perms", self.perms, [group.id for group in symmetry.groups]),

@@ -14,6 +14,7 @@ from ckptzoo.schema.groups import MATRICES
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import Stacked, beside, fitting, is_float, positions, stored_dtype, to_numpy
 from ckptzoo.symmetry.matrix_action import gains_at_one, with_unit_gains
+from ckptzoo.symmetry.tables import Arch, table_of
 
 _Arrays = MutableMapping[str, NDArray[Any]]
 _CHUNK = 2**25
@@ -22,7 +23,7 @@ _ROWS = 2**20
 """Numbers of a matrix that change at a time."""
 
 
-def fold(weights: Stacked, symmetry: Symmetry) -> dict[str, Any]:
+def fold(weights: Stacked, symmetry: Arch) -> dict[str, Any]:
     """Weights of the same function whose additive freedoms are fixed, as ``Symmetry.folds`` says.
 
     Biases of keys become 0, those of values and the shifts of LayerNorms move into the biases behind them, what writes
@@ -34,7 +35,7 @@ def fold(weights: Stacked, symmetry: Symmetry) -> dict[str, Any]:
     weights
         tensor name to (K, *shape), numpy or torch on any device.
     symmetry
-        the table.
+        the table, or whatever names a network, as for ``canonicalize``.
 
     Returns
     -------
@@ -55,6 +56,7 @@ def fold(weights: Stacked, symmetry: Symmetry) -> dict[str, Any]:
     checkpoint that has a gain of 0. In memory beside input and output a tensor in float64 from the first fold that
     names it to the last. Tested in tests/symmetry/test_folds.py.
     """
+    symmetry = table_of(symmetry)
     arrays, K = fitting(weights, symmetry)
     _check(arrays, symmetry)
     last: dict[str, int] = {}

@@ -29,6 +29,7 @@ from ckptzoo.symmetry.report import Report
 from ckptzoo.symmetry.scales import Scales, solve
 from ckptzoo.symmetry.tables import Arch, finite, fits, pieces, table_of, take_rows
 from ckptzoo.symmetry.tie_breaking import complete_order
+from ckptzoo.text import brief_repr
 
 Scaling = Callable[[Moments], Scales]
 Order = Callable[[Moments, Scales, Report], dict[str, np.ndarray]]
@@ -205,6 +206,8 @@ class Canonical:
     element: GroupElement
     report: Report
     gauge: Gauge
+
+    __repr__ = brief_repr
 
 
 def canonicalize(

@@ -16,6 +16,7 @@ from ckptzoo.schema.groups import AxisAction, Fixed, Group, Like, Segment, Sym, 
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import Listing, listings
 from ckptzoo.symmetry.element import GroupElement, block_move
+from ckptzoo.symmetry.tables import Arch, table_of
 
 
 def is_nested(symmetry: Symmetry) -> bool:
@@ -23,7 +24,7 @@ def is_nested(symmetry: Symmetry) -> bool:
     return bool(_outside(symmetry))
 
 
-def unnested(symmetry: Symmetry) -> Symmetry:
+def unnested(symmetry: Arch) -> Symmetry:
     """The table of the symmetries that keep the order of heads of queries that share a head of keys and values.
 
     Heads of keys and values are permuted with all heads of queries that share them, and everything else is as before:
@@ -59,6 +60,7 @@ def unnested(symmetry: Symmetry) -> Symmetry:
     >>> [group.id for group in table.groups], [item.offset for item in table.actions_on("W_q")[0].segments]
     (['kv'], [0, 6, 3, 9])
     """
+    symmetry = table_of(symmetry)
     outside = _outside(symmetry)
     if not outside:
         return symmetry

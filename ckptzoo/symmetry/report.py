@@ -4,6 +4,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from ckptzoo.text import brief_repr
+
 
 @dataclass(frozen=True, eq=False)
 class Report:
@@ -37,6 +39,8 @@ class Report:
     clamped: np.ndarray
     degenerate: np.ndarray
     gauged: np.ndarray
+
+    __repr__ = brief_repr
 
     @classmethod
     def blank(cls, K: int) -> "Report":

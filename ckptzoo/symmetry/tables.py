@@ -10,7 +10,7 @@ from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.groups import AxisAction
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import Stacked, is_float, to_numpy
-from ckptzoo.symmetry.tracing.result import Traced
+from ckptzoo.symmetry.traced import Traced
 
 Arch = Symmetry | Traced | Architecture | str
 """Whatever names a network: its table, what ``trace`` found, an architecture or the name of a registered one."""

@@ -10,6 +10,7 @@ from ckptzoo.schema.groups import Like, Sym, Wreath
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import to_numpy
 from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.tables import Arch, table_of
 
 
 def transpositions(perms: ArrayLike) -> NDArray[np.int64]:
@@ -78,7 +79,7 @@ def transpositions_by_group(element: GroupElement) -> dict[str, NDArray[np.int64
     return {name: transpositions(to_numpy(perm)) for name, perm in element.perms.items()}
 
 
-def transpositions_in_total(element: GroupElement, symmetry: Symmetry) -> NDArray[np.int64]:
+def transpositions_in_total(element: GroupElement, symmetry: Arch) -> NDArray[np.int64]:
     """(K,) the sums over all groups, of which those that are like another one count once, with it.
 
     Examples
@@ -88,6 +89,7 @@ def transpositions_in_total(element: GroupElement, symmetry: Symmetry) -> NDArra
     >>> transpositions_in_total(random_element(table, 5, 2, np.random.default_rng(0)), table).tolist()
     [5, 5]
     """
+    symmetry = table_of(symmetry)
     own = {group.id for group in symmetry.groups if not isinstance(group.perm, Like)}
     return sum(
         (counts for name, counts in transpositions_by_group(element).items() if name in own),
@@ -95,7 +97,7 @@ def transpositions_in_total(element: GroupElement, symmetry: Symmetry) -> NDArra
     )
 
 
-def most_transpositions(symmetry: Symmetry) -> int:
+def most_transpositions(symmetry: Arch) -> int:
     """The largest number that ``random_element`` can be asked for: n - 1 of one group of n channels.
 
     Examples
@@ -104,10 +106,11 @@ def most_transpositions(symmetry: Symmetry) -> int:
     >>> [most_transpositions(archs.symmetry(name)) for name in ("mlp-784-128-10", "mlp-4-8-8-2", "optunet")]
     [127, 14, 8]
     """
+    symmetry = table_of(symmetry)
     return sum(size - 1 for _, _, size in _exchangeable(symmetry))
 
 
-def random_element(symmetry: Symmetry, count: int, K: int, rng: np.random.Generator) -> GroupElement:
+def random_element(symmetry: Arch, count: int, K: int, rng: np.random.Generator) -> GroupElement:
     r"""Elements of a symmetry group that only permute, uniform among those that have a given number of transpositions.
 
     With several groups the number is the sum over them. A group of n channels has :math:`c(n, n - t)` permutations of
@@ -118,7 +121,7 @@ def random_element(symmetry: Symmetry, count: int, K: int, rng: np.random.Genera
     Parameters
     ----------
     symmetry
-        the table of the network's groups.
+        the table, or whatever names a network, as for ``canonicalize``.
     count
         transpositions, 0 to ``most_transpositions(symmetry)``.
     K
@@ -142,6 +145,7 @@ def random_element(symmetry: Symmetry, count: int, K: int, rng: np.random.Genera
     >>> transpositions_by_group(found)["fc1"].tolist()
     [16, 16, 16]
     """
+    symmetry = table_of(symmetry)
     most = most_transpositions(symmetry)
     if not 0 <= count <= most:
         expected, step = f"0 to {most} in all groups", "Choose another number."

@@ -3,7 +3,9 @@
 import dataclasses
 import gzip
 import os
+import re
 import struct
+from dataclasses import fields
 from pathlib import Path
 
 import datasets
@@ -15,11 +17,12 @@ from builders import data, sources
 from builders import sources as gaussians
 from builders.__main__ import run
 from builders.build import CARDS
-from builders.recipe import FOLDER, GaussianRecipe, Recipe, TableRecipe, names
+from builders.recipe import FOLDER, KINDS, UNITS, GaussianRecipe, Recipe, TableRecipe, names
 from ckptzoo.errors import IntegrityError, SpecError, UnknownNameError, ZooError
 from ckptzoo.image_sets.digits import enlarge
 from ckptzoo.image_sets.idx import read_idx
 from ckptzoo.schema.card import Card
+from docs import recipes as recipes_page
 
 REAL = Path(os.environ.get(data.FOLDER_VARIABLE) or Path(__file__).parents[3] / "shared" / "data")
 TINY = dataclasses.replace(Recipe.load("mnist-optunet"), train=7, test=5)
@@ -153,6 +156,44 @@ def test_every_recipe_loads_and_is_named_after_its_file(name: str) -> None:
     assert Recipe.load(FOLDER / f"{name}.toml") == Recipe.load(name)
     card = Card.from_toml(CARDS / name / "card.toml")
     assert (card.name, card.dataset) == (name, Recipe.load(name).dataset)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("lr", "learning_rate"),
+        ("wd", "weight_decay"),
+        ("batch_size", "batch"),
+        ("arch", "architecture"),
+        ("epoch", "epochs"),
+        ("learning-rate", "learning_rate"),
+        ("Momentum", "momentum"),
+        ("milestone", "milestones"),
+        ("xyz", None),
+    ],
+)
+def test_a_key_that_is_not_known_suggests_the_near_one(tmp_path: Path, typed: str, meant: str | None) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(Recipe.load("digits-optunet").to_toml() + f"{typed} = 1\n")
+    with pytest.raises(
+        SpecError, match=f"key '{typed}': expected one of name, architecture, .*an unknown one"
+    ) as caught:
+        Recipe.load(path)
+    assert (f"Did you mean {meant}?" if meant else "Correct the recipe.") in str(caught.value)
+
+
+def test_the_page_of_keys_is_what_the_code_says(tmp_path: Path) -> None:
+    page = recipes_page.PAGE.read_text()
+    assert recipes_page.written(page) == page
+    for kind in KINDS.values():
+        numbers = {field.name for field in fields(kind) if "int" in str(field.type) or "float" in str(field.type)}
+        assert numbers - {"data_seed"} <= UNITS.keys() and all(
+            f"| `{name}` |" in page for name in numbers - recipes_page.LEFT_OUT
+        )
+    (example,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    path = tmp_path / "my-mlp.toml"
+    path.write_text(example)
+    assert Recipe.load(path).name == "my-mlp"
 
 
 def test_the_digest_is_of_what_decides_the_weights() -> None:

@@ -99,6 +99,26 @@ def test_build_carries_on_what_was_planned(tmp_path: Path, whole: ckptzoo.Zoo) -
     assert_same(path, whole)
 
 
+def test_steps_that_are_saved_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "zoo"
+    planned(path)
+    fresh = the_status(path)
+    assert (fresh.saved_steps, fresh.remaining_seconds) == (0, None)
+    work(TOY, path, seconds=0.0, console=QUIET)
+    found = the_status(path)
+    held = [unit for unit in found.units if unit.saved]
+    assert len(held) == 1 and 0 < held[0].saved <= TOY.steps and held[0].state in ("waiting", "finished")
+    assert found.saved_steps == 2 * held[0].saved and found.remaining_seconds is not None
+    with (console := Console(width=200)).capture() as printed:
+        found.print(console)
+    assert f"{found.saved_steps:,} of {12 * TOY.steps:,} steps saved" in printed.get()
+    assert found.to_json()["saved_steps"] == found.saved_steps
+    state = next((path / WORK_FOLDER).glob("*/*.state.safetensors"), None)
+    if state is not None:
+        state.write_bytes(b"damaged")
+        assert the_status(path).saved_steps == 0
+
+
 def worker(path: Path, *more: str) -> "subprocess.Popen[bytes]":
     arguments = ["work", "toy", "--to", str(path), "--save-every", "0.1", *more]
     return subprocess.Popen([sys.executable, "-c", COMMAND, *arguments], stdout=subprocess.DEVNULL)

@@ -1,5 +1,8 @@
 """Exit codes and single lines for everything that can go wrong."""
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +10,7 @@ import pytest
 
 import ckptzoo
 from ckptzoo import errors
-from ckptzoo.cli.exits import OUTCOMES, code_of
+from ckptzoo.cli.exits import OUTCOMES, code_of, stopping_imports
 
 
 def test_help_lists_commands_and_every_exit_code(cli: Any) -> None:
@@ -118,3 +121,32 @@ def test_a_mistake_of_ours_is_one_line_and_debug_shows_where(
 def test_debug_shows_the_traceback_of_an_expected_error(cli: Any, tmp_path: Path) -> None:
     ended = cli("--debug", "info", tmp_path / "nets")
     assert ended.code == 2 and "Traceback" in ended.err and "ckptzoo: error: " in ended.err
+
+
+_INTERRUPTED_IMPORT = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from ckptzoo.cli.exits import stopping_imports
+with stopping_imports("builders", "nothing was done."):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:
+        print("caught")
+    import interrupts
+"""
+
+
+def test_an_interrupt_while_packages_are_imported_ends_with_a_line(tmp_path: Path) -> None:
+    (tmp_path / "interrupts.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    done = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED_IMPORT, tmp_path], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (
+        130,
+        "caught\n",
+        "builders: interrupted: nothing was done.\n",
+    )
+    before = signal.getsignal(signal.SIGINT)
+    with stopping_imports("builders", "nothing was done."):
+        pass
+    assert signal.getsignal(signal.SIGINT) is before

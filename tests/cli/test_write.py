@@ -63,7 +63,7 @@ def test_the_check_that_derive_could_not_make_is_made_as_it_says(
     inputs: tuple[Any, ...] = ()
     if shape is None:
         other = cli("derive", path, "--gauge", "unit-norm", *module)
-        assert "the shape of an input; --certify all --module FILE.py:NAME --inputs FILE adds it." in other.out
+        assert "the shape of an input; --certify all --module FILE.py:NAME --input-shape SHAPE adds it." in other.out
         np.save(tmp_path / "inputs.npy", draw.standard_normal((3, 4), np.float32))
         inputs = ("--inputs", tmp_path / "inputs.npy")
     ended = cli("derive", path, "--certify", "all", *module, *inputs)

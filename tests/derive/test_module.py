@@ -50,7 +50,7 @@ def test_another_module_is_caught_before_anything_is_written(zoo: Path) -> None:
 
 def test_checks_that_cannot_be_made_are_refused_where_they_are_asked_for(zoo: Path) -> None:
     for certify in ("all", "sample"):
-        with pytest.raises(ZooError, match=r"--module FILE\.py:NAME and --inputs FILE"):
+        with pytest.raises(ZooError, match=r"--module FILE\.py:NAME and --input-shape SHAPE"):
             derive(zoo, certify=certify)
     with pytest.raises(ZooError, match="or a module"):
         derive(zoo, inputs=INPUTS)
@@ -89,12 +89,16 @@ def test_a_module_is_traced_for_a_table(tmp_path: Path) -> None:
     nameless = ckptzoo.Architecture.of(network().state_dict(), name="shapeless")
     with ckptzoo.create(tmp_path / "shapeless", arch=nameless) as writer:
         writer.add(network().state_dict(), {"id": "net"})
-    # a network whose inputs are of unknown shape is not traced
+    # a network whose inputs are of unknown shape is not traced before that is said
     for call in (lambda: derive(tmp_path / "shapeless"), lambda: symmetries(ckptzoo.open(tmp_path / "shapeless"))):
-        with pytest.raises(
-            SymmetryError, match=r"got none\. Declare one with ckptzoo\.derive\.declare\('/.*shapeless'"
-        ):
+        with pytest.raises(SymmetryError, match=r"--module FILE\.py:NAME --input-shape SHAPE.*declare\('/.*shapeless'"):
             call()
+    with pytest.raises(SymmetryError, match="Say the shape of one input, --module"):
+        derive(tmp_path / "shapeless", module=network())
+    (found,) = derive(tmp_path / "shapeless", module=network(), input_shape=(3, 6, 6)).certified
+    assert found.random is not None and ckptzoo.open(tmp_path / "shapeless").symmetry == traced
+    with pytest.raises(ZooError, match=r"shape of one input: expected \(3, 6, 6\), got \(3, 7, 7\)"):
+        derive(tmp_path / "mine", module=network(), input_shape=(3, 7, 7))
     assert dedupe(ckptzoo.open(tmp_path / "mine"), module=network()).groups == ()
     assert ckptzoo.open(tmp_path / "mine").symmetry is None
     (found,) = derive(tmp_path / "mine", module=network()).certified

@@ -1,6 +1,9 @@
 """Python, packages and extras, of the release that is installed and of one that asks for more."""
 
+import os
 import re
+import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -8,6 +11,7 @@ import pytest
 import torch
 
 import ckptzoo
+import ckptzoo_build
 from ckptzoo.doctor import NOTE, OK, PROBLEM, Check, installation
 
 RELEASE = """Metadata-Version: 2.1
@@ -68,3 +72,42 @@ def test_this_installation() -> None:
 def test_a_gpu_is_named() -> None:
     check = installation.gpu()
     assert check.outcome == OK and torch.cuda.get_device_name(0) in check.detail and "driver" in check.detail
+
+
+def test_another_package_named_builders_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found before ours, in the current folder, without recipes, and with files among ours."""
+    own = Path(ckptzoo.__file__).parents[1] / "builders"
+    assert installation.builders_package() == Check("builders", OK, str(own))
+
+    foreign = tmp_path / "first/builders"
+    foreign.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "first")
+    assert installation.builders_package().outcome == NOTE and str(foreign) in installation.builders_package().detail
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(foreign.parent)
+    assert installation.builders_package().outcome == OK, "a folder without __init__.py comes after a package"
+
+    for module in ("builders/__init__.py", "builders.py"):
+        folder = tmp_path / module.replace("/", "-")
+        (folder / module).parent.mkdir(parents=True, exist_ok=True)
+        (folder / module).write_text("raise RuntimeError('it was imported')")
+        command = [sys.executable, "-c", "import sys, ckptzoo_build; sys.exit(ckptzoo_build.main())", "recipes"]
+        environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{own.parent}"}
+        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 2 and done.stderr.startswith("ckptzoo-build: error: builders: expected"), done.stderr
+        assert str(folder / "builders") in done.stderr and str(own) in done.stderr
+
+    other = tmp_path / "other-1.0.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (other / "RECORD").write_text("builders/__init__.py,,\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = installation.builders_package()
+    assert found.outcome == PROBLEM and "got those of other" in found.detail and "pip uninstall other" in found.step
+
+
+def test_the_console_command_is_the_module(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["ckptzoo-build", "recipes"])
+    assert ckptzoo_build.main() == 0 and "toy" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["ckptzoo-build", "build", "--help"])
+    assert ckptzoo_build.main() == 0 and "Usage: ckptzoo-build build" in capsys.readouterr().out

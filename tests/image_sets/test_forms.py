@@ -157,10 +157,16 @@ def test_corrupted_cifar_is_read_severity_by_severity(tmp_path: Path) -> None:
 def test_sets_by_name(tmp_path: Path) -> None:
     labels = np.arange(4)
     np.savez(tmp_path / "clothes_test.npz", images=np.zeros((4, 8, 8), np.uint8), labels=labels)
-    whole, some = (image_sets.find_named(f"clothes/test{end}", tmp_path) for end in ("", "-3"))
+    whole, some = (image_sets.find(f"clothes/test{end}", tmp_path) for end in ("", "-3"))
     assert whole is not None and some is not None and len(whole) == 4 and some.labels.tolist() == [0, 1, 2]
-    assert image_sets.find_named("cifar10-c/fog-3", tmp_path) is None
-    assert image_sets.find_named("textures/test", tmp_path) is None
+    assert image_sets.find("cifar10-c/fog-3", tmp_path) is None
+    assert image_sets.find("textures/test", tmp_path) is None
+    for name in ("clothes", "Clothes/test", "org/clothes"):
+        found = image_sets.find(name, tmp_path)
+        assert found is not None and found.digest == whole.digest
+    assert image_sets.find("clothes/train", tmp_path) is None
+    digits = [image_sets.find(name, split=split) for name, split in (("digits/train-5", None), ("digits", "train"))]
+    assert digits[0] is not None and digits[1] is not None and digits[0].digest == digits[1].first(5).digest
 
 
 needs_cifar100 = pytest.mark.skipif(not (REAL / "cifar100").is_dir(), reason="no CIFAR-100 under $CKPTZOO_DATA")

@@ -31,7 +31,7 @@ def write(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 def test_a_pixel_is_the_mean_of_a_block(tmp_path: Path) -> None:
     images, labels = write(tmp_path)["test"]
-    found = image_sets.find_named("mnist-14x14/test-10", tmp_path)
+    found = image_sets.find("mnist-14x14/test-10", tmp_path)
     assert found is not None and found.name == "mnist-14x14" and found.images.shape == (10, 1, 14, 14)
     blocks = [
         [np.rint(images[:10, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2].mean((1, 2))) for j in range(14)] for i in range(14)

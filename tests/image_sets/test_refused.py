@@ -323,13 +323,16 @@ def test_names_that_are_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     refused(
         lambda: image_sets.load("textures", "test"), "textures: data set: expected files in a folder, got no folder"
     )
-    for name in ("cifar10", "cifar10/validation", "cifar10-c/fog-9x", "Cifar10/test", "cifar10/test-0"):
-        refused(lambda name=name: image_sets.find_named(name, tmp_path), "set of inputs: expected", repr(name))
-    refused(lambda: image_sets.find_named("mnist/fog-3", tmp_path), "set of corrupted images")
+    for name in ("cifar10/validation", "cifar10-c/fog-9x", "cifar10/test-0", "digits/all", "mnist-14x14/both"):
+        refused(lambda name=name: image_sets.find(name, tmp_path), "set of inputs: expected", repr(name))
+    refused(lambda: image_sets.find("mnist/fog-3", tmp_path), "set of corrupted images")
     refused(
-        lambda: image_sets.find_named("mnist/validation-5", tmp_path),
+        lambda: image_sets.find("mnist/validation-5", tmp_path),
         "set of inputs: expected a data set and /test",
-        "Choose such a one, or pass inputs of your own in Python: ckptzoo.derive.predict.",
+        "Choose such a one, or pass inputs of your own: --inputs FILE.npz, or ckptzoo.derive.predict.",
+    )
+    refused(
+        lambda: image_sets.find("mnist/test", tmp_path, split="train"), "split: expected test, as 'mnist/test' says"
     )
     np.savez(tmp_path / "a_test.npz", images=np.zeros((2, 4, 4), np.uint8), labels=np.zeros(2, int))
-    refused(lambda: image_sets.find_named("a/test-3", tmp_path), "images: expected at most 2 examples, got 3")
+    refused(lambda: image_sets.find("a/test-3", tmp_path), "images: expected at most 2 examples, got 3")

@@ -103,7 +103,7 @@ def test_corrupted_images_by_name(tmp_path: Path) -> None:
     images[20_005] = np.arange(3)
     images.flush()
     np.save(folder / "labels.npy", np.tile(np.arange(10_000) % 100, 5))
-    found = image_sets.find_named("cifar100-c/jpeg-compression-3", tmp_path)
+    found = image_sets.find("cifar100-c/jpeg-compression-3", tmp_path)
     assert found is not None and len(found) == 10_000 and np.array_equal(found.labels, np.arange(10_000) % 100)
     assert np.array_equal(found.images[5], np.broadcast_to(np.arange(3)[:, None, None], (3, 32, 32)))
     assert found.images.sum() == 3 * 32 * 32

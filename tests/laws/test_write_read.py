@@ -148,8 +148,10 @@ def test_modules_and_what_is_no_state_dict(tmp_path):
 
 
 def test_files_that_are_not_there_are_named(tmp_path):
-    with pytest.raises(IntegrityError, match=r"optunet: file: expected a readable file, got No such file"):
-        ckptzoo.create(tmp_path / "zoo", arch="optunet")
+    with pytest.raises(IntegrityError, match=r"net\.json: file: expected a readable file, got No such file"):
+        ckptzoo.create(tmp_path / "zoo", arch="net.json")
+    with pytest.raises(UnknownNameError, match=r"architecture 'optunett'.*Did you mean optunet\?"):
+        ckptzoo.create(tmp_path / "zoo", arch="optunett")
     with pytest.raises(SpecError, match=r"card\.toml: file: expected a card in TOML"):
         ckptzoo.create(tmp_path / "zoo", arch=MIXED, card=tmp_path / "card.toml")
     assert not (tmp_path / "zoo").exists()
@@ -186,7 +188,7 @@ def test_non_finite_values_are_kept_and_marked(tmp_path):
         (lambda weights, rows: rows[1].pop("id"), "column 'id': expected a value in every row"),
         (lambda weights, rows: rows[1].update(sed=3), "Did you mean seed"),
         (lambda weights, rows: rows[1].update(seed="three"), "column 'seed': expected int64"),
-        (lambda weights, rows: rows[1].update(seed=1.5), "column 'seed': expected int64, got 1.5"),
+        (lambda weights, rows: rows[1].update(seed=1.5), "column 'seed': expected int64 .an integer., got 1.5"),
         (lambda weights, rows: rows[1].update(id=3), "column 'id': expected string"),
         (lambda weights, rows: rows[1].update(id=""), "id: expected 1 to 200 printable characters"),
         (lambda weights, rows: rows[1].update(id="a b"), "1 others, such as 'a b'"),

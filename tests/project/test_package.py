@@ -38,7 +38,12 @@ def test_public_names_are_there_and_documented():
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ckptzoo.")
         for alias in node.names
     }
-    assert typed | {"__version__"} == set(ckptzoo.__all__) <= set(dir(ckptzoo))
+    assert typed | {"__version__"} == set(ckptzoo.__all__)
+    shown = "import ckptzoo; from ckptzoo import format, hub, studies; print(*dir(ckptzoo)); print(*dir(hub))"
+    names = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    packages = {path.parent.name for path in (ROOT / "ckptzoo").glob("*/__init__.py")} | {"errors"}
+    first, second = (set(line.split()) for line in names.splitlines())
+    assert set(ckptzoo.__all__) == first - packages and second == set(ckptzoo.hub.__all__)
     for name in ckptzoo.__all__:
         assert getattr(ckptzoo, name).__doc__
     with pytest.raises(AttributeError, match="no attribute 'opne'"):

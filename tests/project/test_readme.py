@@ -126,8 +126,13 @@ def test_the_make_lines_are_targets_and_the_extras_exist():
     makefile, project = (ROOT / "Makefile").read_text(), (ROOT / "pyproject.toml").read_text()
     for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
-    for extra in re.findall(r"pip install '\.\[([\w,]+)\]'", README)[0].split(","):
-        assert re.search(rf"^{extra} = \[", project, re.MULTILINE)
+    named = re.findall(
+        r"pip install '(?:\.|ckptzoo)\[([\w,]+)\]'",
+        "".join(page.read_text() for page in ROOT.glob("docs/**/*.md")) + README,
+    )
+    assert len(named) > 15
+    for extra in ",".join(named).split(","):
+        assert re.search(rf"^{extra} = \[", project, re.MULTILINE), extra
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "cards/README.md"])
@@ -135,7 +140,8 @@ def test_pictures_and_links_exist(page):
     """Those of the pages of the documentation are checked where it is built."""
     text = (ROOT / page).read_text()
     for link in re.findall(r"\]\(([^)#]+)\)|^\[\w+\]: ([^#\n]+)", text, re.MULTILINE):
-        assert ((ROOT / page).parent / "".join(link)).exists(), link
+        address = "".join(link)
+        assert address.startswith("https://") or ((ROOT / page).parent / address).exists(), link
 
 
 def test_the_readme_is_short():

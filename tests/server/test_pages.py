@@ -375,6 +375,63 @@ def test_answers_and_status(proposed: Hosted, bob: Browser) -> None:
     assert bob.get(f"{PULL}/files").text.count('class="added"') == 1
 
 
+def test_every_licence_of_a_card_is_shown_and_chosen_by(laboratory: Hosted, bob: Browser) -> None:
+    cards = {
+        "lab/open": b"license: [apache-2.0, cc-by-4.0, cc-by-4.0]\ntags: [arch:mlp, arch:cnn, dataset:mnist]",
+        "lab/many": b"license: [mit, cc-by-4.0]\ntags: [" + b", ".join(b"t%d" % at for at in range(40)) + b"]",
+        "lab/one": b"license: mit",
+        "lab/odd": b"license: {a: b}",
+    }
+    for repo, card in cards.items():
+        laboratory.api().create_repo(repo, repo_type="dataset", exist_ok=True)
+        push(laboratory, {"README.md": b"---\n" + card + b"\n---\n# Card\n"}, f"datasets/{repo}")
+    text = bob.get("/lab").text
+    assert "<span>apache-2.0, cc-by-4.0</span>" in text and "[&#39;" not in text and "['" not in text
+    assert "{&#39;a" not in text
+    page = bob.get("/datasets/lab/open").text
+    assert "<dt>licences</dt><dd>apache-2.0, cc-by-4.0</dd>" in page
+    assert "<dt>licence</dt><dd>mit</dd>" in bob.get("/datasets/lab/one").text
+    facet = text.partition("<h2>Licence</h2>")[2].partition("</ul>")[0]
+    counts = dict(re.findall(r">([a-z0-9.-]+)</a> <span>(\d+)</span>", facet))
+    assert counts == {"apache-2.0": "1", "cc-by-4.0": "2", "mit": "2"}
+    assert ">cnn</a> <span>1</span>" in text and ">mlp</a> <span>1</span>" in text
+    for query, found in (
+        ("license=cc-by-4.0", {"lab/open", "lab/many"}),
+        ("license=apache-2.0", {"lab/open"}),
+        ("license=mit", {"lab/many", "lab/one"}),
+        ("arch=cnn", {"lab/open"}),
+        ("arch=mlp&license=cc-by-4.0", {"lab/open"}),
+        ("license=no", set()),
+    ):
+        rows = bob.get(f"/lab?{query}").text.partition('<ul class="rows">')[2].partition("</ul>")[0]
+        assert set(re.findall(r"<h2><a [^>]*>([^<]*)</a>", rows)) == found, query
+
+
+def test_pictures_and_the_explorer_are_said_to_be_of_before_a_merge(laboratory: Hosted, ada: Browser) -> None:
+    card = b"---\ntags: [ckptzoo]\nckptzoo: {checkpoints: 12}\n---\n# Card\n"
+    files = {"parts/000001-00000000/a.txt": b"1", "README.md": card, "pictures/a.png": b"1"}
+    push(laboratory, {**files, "pages/explorer.html": b"<p>1</p>"}, f"datasets/{OPEN}")
+    api = laboratory.api("contribute")
+    api.create_pull_request(OPEN, title="More", repo_type="dataset")
+    push(laboratory, {"parts/000002-00000000/a.txt": b"2"}, f"datasets/{OPEN}", revision="refs%2Fpr%2F2")
+    laboratory.api().change_discussion_status(OPEN, 2, "open", repo_type="dataset")
+    visitor = Browser(laboratory)
+    assert "Not up to date" not in visitor.get(f"/datasets/{OPEN}").text
+    laboratory.api().merge_pull_request(OPEN, 2, repo_type="dataset")
+    seen, own = visitor.get(f"/datasets/{OPEN}").text, ada.get(f"/datasets/{OPEN}").text
+    for text in (seen, own):
+        assert "<code>pictures</code>, <code>pages/explorer.html</code>" in text
+        assert "Counts are those before pull request 2." in text
+    assert "--finish" not in seen and "--finish" in own and "ckptzoo page FOLDER --in-place" in own
+    assert "(before the last merge)" in visitor.get("/").text
+    push(laboratory, {"README.md": card + b"more"}, f"datasets/{OPEN}")
+    own = ada.get(f"/datasets/{OPEN}").text
+    assert "--finish" not in own and "Counts are" not in own and "<code>pictures</code>" in own
+    assert "(before the last merge)" not in visitor.get("/").text
+    push(laboratory, {"pictures/a.png": b"2", "pages/explorer.html": b"<p>2</p>"}, f"datasets/{OPEN}")
+    assert "Not up to date" not in ada.get(f"/datasets/{OPEN}").text
+
+
 def test_what_a_merge_leaves_behind(laboratory: Hosted, ada: Browser) -> None:
     files = {"parts/000001-00000000/a.txt": b"1", "derived/canonical/000001-00000000/a.txt": b"1", "README.md": b"1"}
     push(laboratory, files, f"datasets/{OPEN}")

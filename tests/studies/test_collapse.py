@@ -141,6 +141,31 @@ def test_what_is_missing_is_said_with_the_command_that_makes_it(predicted: Make,
         collapse(zoo)
 
 
+def test_samples_stand_for_no_data_set(predicted: Make) -> None:
+    """What zoos ship to be compared, the first examples of a set, is taken where it is named alone."""
+    zoo = predicted(spread_members(4, 1.0, 1.0), dataset="own")
+    units = np.eye(OWN + OTHER, dtype=np.float32)
+    module = torch.nn.Linear(OWN + OTHER, CLASSES, bias=False)
+    predict(zoo.path, units[:3], set="digits/test-3", module=module)
+    predict(zoo.path, units[:4], set="a/test-4", targets=np.arange(4) % CLASSES, module=module)
+    zoo = ckptzoo.open(zoo.path)
+    found = collapse(zoo, permutations=0, resamples=0)
+    assert (found.set, found.ood) == ("own/test", "other/test")
+    assert "in distribution own/test" in printed(found) and "out of distribution other/test" in printed(found)
+    named = collapse(zoo, "a/test-4", "digits/test-3", permutations=0, resamples=0)
+    assert (named.set, named.ood) == ("a/test-4", "digits/test-3")
+
+
+def test_a_sample_alone_is_no_other_set(predicted: Make) -> None:
+    zoo = predicted(spread_members(4, 1.0, 1.0), ("own/test",), dataset="digits")
+    module = torch.nn.Linear(OWN + OTHER, CLASSES, bias=False)
+    predict(zoo.path, np.eye(OWN + OTHER, dtype=np.float32)[:3], set="digits/test-3", module=module)
+    with pytest.raises(
+        ZooError, match=r"without labels beside own/test, got digits/test-3 \(a sample\), own/test.*--ood"
+    ):
+        collapse(ckptzoo.open(zoo.path))
+
+
 def test_the_other_set_and_one_set_twice_are_asked_for(predicted: Make) -> None:
     zoo = predicted(spread_members(4, 1.0, 1.0), ("own/test",), dataset="digits")
     with pytest.raises(ZooError, match=r"expected a set without labels beside own/test, got own/test.* OTHER/test"):

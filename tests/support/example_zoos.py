@@ -15,7 +15,7 @@ import ckptzoo
 from builders import planted
 from builders.build import build
 from ckptzoo.derive import derive, predict
-from ckptzoo.image_sets import find_named
+from ckptzoo.image_sets import find
 from tests.support.hosted import hosted
 from tests.support.hub_clients import isolate_clients
 
@@ -37,7 +37,7 @@ def write_zoos(folder: Path) -> Path:
         draws,
         where="method in ['dropout', 'swag'] and seed < 2 and draw < 2",
     )
-    digits = find_named("digits/test-100")
+    digits = find("digits/test-100")
     assert digits is not None
     inputs = digits.normalized((0.1307,), (0.3081,))
     noise = np.random.default_rng(0).standard_normal(inputs.shape).astype(np.float32)

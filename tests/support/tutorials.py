@@ -49,7 +49,6 @@ def run(page: Path, folder: Path) -> list[Block]:
         A block failed; the message has what it printed.
     """
     shutil.copytree(ROOT / "cards", folder / "cards")
-    (folder / "zoos").mkdir()
     port = str(free_port())
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "CKPTZOO_"))}
     environment = {
@@ -116,6 +115,7 @@ def _outputs(programs: list[list[str]]) -> Iterator[str]:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--run"]:
+        sys.path.insert(0, "")  # as in an interactive session, modules are found in the folder
         json.dump(list(_outputs(json.load(sys.stdin))), sys.stdout)
         sys.exit()
     for page in PAGES:

@@ -272,7 +272,9 @@ class Client(Connection):
             else:  # too many for one answer
                 pages = self.api.list_repo_tree(repo, revision=info.sha, repo_type=DATASET, recursive=True)
                 files = {item.path: repo_file_of(item) for item in pages if hasattr(item, "size")}
-            return Listing(info.sha, files, info.private)
+            # ckptzoo serve says what the token may do
+            role = vars(info).get("role")
+            return Listing(info.sha, files, info.private, role if isinstance(role, str) else None)
 
         return self.ask(call, self.address(repo), f"revision {revision}")
 

@@ -13,13 +13,20 @@ class RepoFile(NamedTuple):
     oid: str | None
 
 
+WITHOUT_WRITE = ("read", "contribute")
+"""Roles of tokens that may not commit; ``ckptzoo serve`` has the second."""
+
+
 @dataclass(frozen=True)
 class Listing:
-    """A commit, the files it holds by name, and whether the repository is private where the hub says so."""
+    """A commit, the files it holds by name, and where the hub says so whether the repository is private, and what the
+    token may do there.
+    """
 
     commit: str
     files: dict[str, RepoFile]
     private: bool | None = None
+    role: str | None = None
 
 
 class Committed(NamedTuple):

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ckptzoo
+from ckptzoo.arguments import checked
 from ckptzoo.errors import HubError, Problem, SpecError
 from ckptzoo.format.part import Part
 from ckptzoo.hub.client import Client, Listing
@@ -153,6 +154,7 @@ def _evaluation(row: Row, submission: Submission, target: TargetZoo | None) -> E
     return evaluation
 
 
+@checked
 def contribute(
     files: Sequence[str | Path],
     *,
@@ -177,7 +179,8 @@ def contribute(
     Parameters
     ----------
     files
-        .safetensors, .pt, .pth, .th and .npz files, one state dict or several in each, or K stacked; or zoos.
+        files of safetensors, torch.save or numpy.savez, whatever they are called, one state dict or several in each, or
+        K stacked; or zoos. Where several have the same name, their folders tell them apart.
     to
         ``org/zoo``. Where there is no such zoo yet and the contribution has a table ``[zoo]``, a new one is made and
         published, which needs a token that may write.
@@ -438,11 +441,9 @@ def _check_paths(files: Sequence[str | Path]) -> list[Path]:
         for path in paths
         if not path.exists()
     ]
-    names = [path.name for path in paths]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    problems += [
-        Problem(name, "file", "names that differ", "several of this name", "Rename one of them.") for name in repeated
-    ]
+    places = [path.absolute() for path in paths]
+    repeated = sorted({place for place in places if places.count(place) > 1})
+    problems += [Problem(str(place), "file", "each once", "it twice", "Leave one out.") for place in repeated]
     if problems or not paths:
         raise SpecError(problems or [Problem("contribution", "files", "at least one", "none", "Name some files.")])
     return paths

@@ -1,9 +1,8 @@
 """``Ingestor``: reads a contributor's files one after another, and makes stacked weights and metadata rows of each."""
 
 import hashlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,12 @@ from numpy.typing import NDArray
 
 import ckptzoo
 from ckptzoo.errors import Problem, SpecError
-from ckptzoo.hub.contributions.file_names import own_columns
+from ckptzoo.hub.contributions.file_names import distinct_names, own_columns
 from ckptzoo.hub.contributions.matching import NamesError, State, fit
 from ckptzoo.hub.contributions.submission import CheckpointDescription, Row, Submission
 from ckptzoo.hub.contributions.target_zoo import batches
 from ckptzoo.hub.untrusted import StateDict, read_all
+from ckptzoo.hub.untrusted.runs import identifier, without_suffixes
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.metadata import MAX_ID, parse_extra
@@ -100,12 +100,14 @@ class Ingestor:
 
     def read_states(self, paths: Sequence[Path]) -> Iterator[tuple[Path, StateDict]]:
         """The state dicts of files; files that cannot be read are problems."""
+        names = distinct_names(paths)
         for file in read_all(paths):
             if file.error is not None:
                 step = str(file.error)
                 self.problems += file.error.problems or [Problem(file.path.name, "file", "checkpoints", "none", step)]
             for state in file.states:
-                yield file.path, state
+                _, mark, key = state.source.partition("#")
+                yield file.path, replace(state, source=f"{names[file.path]}{mark}{key}")
 
     def fit_state(self, path: Path, state: StateDict, arch: Architecture) -> IngestedBatch:
         """One state dict of a file, or K of them stacked, under the names of an architecture."""
@@ -146,7 +148,8 @@ class Ingestor:
         """
         submission, file = self.submission, source.partition("#")[0]
         described = _description_of(submission, source) or _description_of(submission, file)
-        values: Row = (submission.pattern.columns(file) if submission.pattern is not None else None) or {}
+        pattern, name = submission.pattern, file.rpartition("/")[2]
+        values: Row = (pattern.columns(name) if pattern is not None else None) or {}
         if described is not None:
             self._used_descriptions.add(described.file)
             values |= described.values
@@ -158,7 +161,9 @@ class Ingestor:
                 values["draw"] += int(source.rpartition("#")[2])
         # A checkpoint's unit is the digest of its weights in the zoo that it goes to; the writer finds what is finite.
         from_zoo = {key: value for key, value in zoo_row.items() if value is not None and key not in ("unit", "finite")}
-        own = own_columns(origin.get("facts", {}))
+        own = own_columns(file, origin.get("facts", {})) if "file" in origin else {}
+        if count > 1:  # networks that are stacked are no steps of one run
+            own.pop("member", None)
         row = {**own, **submission.defaults, **from_zoo, **values}
         row.setdefault("id", id_from_source(source))
         extras = [submission.defaults.get("extra"), parse_extra(from_zoo.get("extra")), values.get("extra"), origin]
@@ -191,13 +196,12 @@ def with_aliases(state: StateDict) -> dict[str, NDArray[Any]]:
 def id_from_source(source: str) -> str:
     """An id from the name of a source.
 
-    >>> id_from_source("runs/net 3.pt#ema")
-    'net-3-ema'
+    >>> id_from_source("run 1/net 3.pth.tar#ema")
+    'run-1-net-3-ema'
     """
-    name, _, key = source.rpartition("/")[2].partition("#")
-    stem = re.sub(r"\.(safetensors|pt|pth|th|bin|ckpt|npz)$", "", name)
-    cleaned = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{stem}-{key}" if key else stem).strip("-.")
-    return cleaned[:MAX_ID] or "checkpoint"
+    name, _, key = source.partition("#")
+    stem = without_suffixes(name).replace("/", "-")
+    return identifier(f"{stem}-{key}" if key else stem)[:MAX_ID]
 
 
 def file_digest(path: Path) -> str:

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from ckptzoo import image_sets
 from ckptzoo.derive.labelled import Labelled
-from ckptzoo.errors import Problem, ZooError
+from ckptzoo.errors import MissingExtraError, Problem, ZooError
 from ckptzoo.hub.contributions.evaluation import Evaluation, evaluation_of
 from ckptzoo.image_sets import ImageSet
+from ckptzoo.image_sets.lookup import not_a_set, set_of
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.text import counted
@@ -88,11 +89,17 @@ def inputs_of(zoo: Zoo, name: str, *, data: str | Path | None = None) -> ZooInpu
     ZooError
         There is no such set on this machine, no row says how pixels are scaled, rows differ in it and some do not say
         it, or rows were trained on different data sets.
+    MissingExtraError
+        It is that of the digits, and scikit-learn, which has them, is not installed.
     """
     first, ids_of_others = _evaluations(zoo)
-    test_set = image_sets.find_named(name, data)
+    if set_of(name) is None:
+        raise not_a_set(name)
+    test_set = image_sets.find(name, data)
     what, dataset = f"set of inputs {name!r}", name.partition("/")[0]
     if test_set is None:
+        if dataset == "digits":
+            raise MissingExtraError("scikit-learn", "stats")  # which has them; nothing else is needed
         folder = image_sets.folder_of(data)
         got = "no folder to look in" if folder is None else f"none in {folder} nor in {folder / dataset}"
         step = f"Name the folder that holds it with --data or {image_sets.FOLDER_VARIABLE}."
@@ -135,8 +142,12 @@ def _evaluations(zoo: Zoo) -> tuple[Evaluation, Mapping[Evaluation, frozenset[st
         if evaluation is not None:
             by_recipe.setdefault(row["recipe"], set()).add(evaluation)
     kinds = list(dict.fromkeys(evaluation for evaluation in stated if evaluation is not None))
-    where = "Choose others with --where, or scale the images yourself and call ckptzoo.derive.predict."
+    where = "Choose others with --where, or pass inputs as the networks take them: --inputs FILE.npz."
     if not kinds:
+        where = (
+            "Pass inputs as the networks take them, --inputs FILE.npz; rows that are written say it so that inputs are "
+            '(pixel / 255 - mean) / std: "extra": {"mean": 0, "std": 1}.'
+        )
         raise ZooError(Problem(zoo.name, "scaling of the pixels", "one in the rows", "no row that says it", where))
     chosen, ids_of = set(zoo.ids), dict[Evaluation, set[str]]()
     silent: list[str] = []

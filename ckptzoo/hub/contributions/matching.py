@@ -28,8 +28,13 @@ MAX_NAMES = 2_000
 """Names of one shape up to which an assignment is computed: every pair of names is compared."""
 COUNTER = "num_batches_tracked"
 """BatchNorm's counter of batches, which no output in evaluation mode depends on."""
-WRAPPERS = ("module", "_orig_mod")
-"""Words that ``torch.nn.DataParallel`` and ``torch.compile`` put into names, anywhere."""
+WRAPPERS = (
+    "module", "_orig_mod", "_fsdp_wrapped_module", "_fpw_module", "_checkpoint_wrapped_module", "_forward_module",
+    "_module",
+)  # fmt: skip
+"""Words that ``torch.nn.DataParallel``, ``torch.compile``, FSDP, checkpointed activations, Lightning's strategies and
+Opacus put into names, anywhere."""
+CONTRIBUTION = "contribution.toml"
 State = Mapping[str, NDArray[Any]]
 
 
@@ -157,8 +162,23 @@ class NamesError(SpecError):
         return type(self), (self.problems, self.proposals)
 
 
+def fitting_names(
+    shapes: Mapping[str, Shape], arch: Architecture, names: Mapping[str, str]
+) -> tuple[str, dict[str, str]] | None:
+    """What ``match_names`` gives; None where names do not fit. Entries of the table may be about other files."""
+    renamed_names, _ = rename(tuple(shapes), names)
+    fixed = frozenset(_renamed_by_table(names, tuple(shapes)))
+    note, by_new, repeated = _first_fitting_change(renamed_names, fixed, arch)
+    return (note, by_new) if not repeated and _fits(by_new, arch) else None
+
+
 def match_names(
-    shapes: Mapping[str, Shape], arch: Architecture, names: Mapping[str, str], *, location: str
+    shapes: Mapping[str, Shape],
+    arch: Architecture,
+    names: Mapping[str, str],
+    *,
+    location: str,
+    table: str = CONTRIBUTION,
 ) -> tuple[str, dict[str, str]]:
     """What was done to the names, and the zoo's name of each tensor to the file's.
 
@@ -168,6 +188,8 @@ def match_names(
         of the file's tensors, by name.
     names
         old to new, ``*`` for any text.
+    table
+        where people write a table of names, for messages.
 
     Raises
     ------
@@ -190,7 +212,7 @@ def match_names(
         if not any(name in by_new for name in (item.name, *item.aliases)) and not item.name.endswith(COUNTER)
     ]
     if unknown or missing or repeated or problems:
-        raise _names_error(shapes, arch, location, unknown, missing, repeated, problems)
+        raise _names_error(shapes, arch, location, unknown, missing, repeated, problems, table)
     return note, by_new
 
 
@@ -202,6 +224,7 @@ def _names_error(
     missing: list[str],
     repeated: list[str],
     problems: list[Problem],
+    table: str,
 ) -> NamesError:
     shapes = {name: shape for name, shape in shapes.items() if not name.endswith(COUNTER)}
     wanted = {item.name: item.shape for item in arch.tensors if not item.name.endswith(COUNTER)}
@@ -213,7 +236,7 @@ def _names_error(
         if set(wanted) <= {names.get(name, name) for name in shapes} <= known
     ]
     in_order = list(shapes.values()) == list(wanted.values())
-    step = _proposal_step(proposals, shapes, in_order=in_order) if proposals else _next_step(unknown, missing)
+    step = _proposal_step(proposals, shapes, table, in_order=in_order) if proposals else _next_step(unknown, missing)
     expected = f"those of {arch.name}: {_first_names(arch.names)}"
     parts = [f"{_first_names(unknown)} instead of {_first_names(missing)}" if unknown and missing else ""]
     parts += [f"also {_first_names(unknown)}" if unknown and not missing else ""]
@@ -224,20 +247,23 @@ def _names_error(
     return NamesError([*problems, *names_problem], proposals)
 
 
-def _proposal_step(proposals: Sequence[Mapping[str, str]], shapes: Mapping[str, Shape], *, in_order: bool) -> str:
-    """What to add to contribution.toml, and where it may be wrong."""
+def _proposal_step(
+    proposals: Sequence[Mapping[str, str]], shapes: Mapping[str, Shape], table: str, *, in_order: bool
+) -> str:
+    """What to add to the table of names, and where it may be wrong."""
     first, *others = map(names_table, proposals)
     if others:
         commented = "\n".join(f"# {line}" for line in others[0].splitlines())
+        tell = " With --module FILE.py:NAME of the network that the file came with, its outputs tell which one that is."
         return (
-            "Tensors of equal shapes can be matched in two ways; add the right one to contribution.toml. With --module "
-            "FILE.py:NAME of the network that the file came with, its outputs tell which one that is.\n# By the order "
-            f"of the tensors:\n{first}\n# By similar names:\n{commented}"
+            f"Tensors of equal shapes can be matched in two ways; add the right one to {table}."
+            f"{tell if table == CONTRIBUTION else ''}\n# By the order of the tensors:\n{first}\n"
+            f"# By similar names:\n{commented}"
         )
     counts, check = Counter(shapes.values()), ""
     if not in_order and (uncertain := [old for old in proposals[0] if counts[shapes[old]] > 1]):
         check = f" Check {_first_names(uncertain)}: the order differs, and other tensors have their shapes."
-    return f"If these are the same tensors, add the table [names] to contribution.toml.{check}\n{first}"
+    return f"If these are the same tensors, add the table [names] to {table}.{check}\n{first}"
 
 
 def _next_step(unknown: list[str], missing: list[str]) -> str:
@@ -340,7 +366,7 @@ def _has_word(names: Sequence[str], word: str) -> bool:
 
 
 def without_wrappers(name: str) -> str:
-    """A name without the words ``module.`` and ``_orig_mod.``.
+    """A name without the words of ``WRAPPERS``.
 
     >>> without_wrappers("module.features._orig_mod.conv1.weight")
     'features.conv1.weight'

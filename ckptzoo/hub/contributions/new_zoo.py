@@ -11,12 +11,9 @@ from ckptzoo.hub.contributions.ingest import Ingestor, with_aliases
 from ckptzoo.hub.contributions.matching import rename, without_wrappers
 from ckptzoo.hub.contributions.submission import NewZoo, Submission
 from ckptzoo.schema import layout
-from ckptzoo.schema.architecture import Architecture, Tensor
+from ckptzoo.schema.architecture import Architecture, Tensor, kind_of
 from ckptzoo.schema.card import CARDS, Card
 from ckptzoo.schema.symmetry import Symmetry
-
-# BatchNorm's tensors that are not trained: a file does not say which of its tensors are buffers.
-_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def create_zoo(
@@ -87,7 +84,7 @@ def _architecture(new_zoo: NewZoo, ingestor: Ingestor, paths: list[Path]) -> tup
             new_names[name],
             tuple(array.shape),
             array.dtype.name,
-            "buffer" if name.rpartition(".")[2] in _BUFFERS else "parameter",
+            kind_of(name, array.dtype.name, arrays),
             tuple(tied.get(name, ())),
         )
         for name, array in state.tensors.items()

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from ckptzoo.console import say
 from ckptzoo.hub.card import markdown
+from ckptzoo.hub.contributions.file_names import claimed_accuracy
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.text import printable, shortened
 
@@ -129,11 +130,11 @@ def summarize(
     zoo: Zoo, measured: Mapping[str, Mapping[str, float]], copies: Mapping[str, str]
 ) -> tuple[CheckpointSummary, ...]:
     """A summary of each checkpoint of a zoo, with its measured accuracy and what it is a copy of."""
-    columns = ["id", "claimed_test_accuracy", "test_accuracy", "finite"]
+    columns = ["id", "claimed_test_accuracy", "test_accuracy", "finite", "extra"]
     return tuple(
         CheckpointSummary(
             row["id"],
-            row["claimed_test_accuracy"],
+            claimed_accuracy(row),
             row["test_accuracy"],
             measured.get(row["id"], {}).get("test_accuracy"),
             row["finite"],

@@ -15,11 +15,13 @@ from typing import Any
 
 from rich.console import Console
 
+from ckptzoo.arguments import checked
 from ckptzoo.console import PrintedResult, say
 from ckptzoo.errors import HubError, Problem, ZooError
 from ckptzoo.format.durable import naming
 from ckptzoo.hub.card.markdown import code
-from ckptzoo.hub.client import Client, Discussion, Listing, RepoFile
+from ckptzoo.hub.client import Client, Discussion, Listing, NotThereError, RepoFile
+from ckptzoo.hub.client.models import WITHOUT_WRITE
 from ckptzoo.hub.client.retry import HubRetryPolicy, RaceError
 from ckptzoo.hub.contributions.completion import complete
 from ckptzoo.hub.contributions.evaluation import EvaluatorPool, Factory, own_network
@@ -326,6 +328,7 @@ def fetch(
         done += stored.size
 
 
+@checked
 def review(
     address: str,
     number: int,
@@ -407,6 +410,8 @@ def review(
         got = discussion.status if discussion.revision is not None else "a discussion without changes"
         return replace(result, checks=(Check("open", "failed", f"expected an open pull request, it is {got}"),))
     changes = compare(client, repo, number)
+    if merge:
+        _require_merging(client, repo, changes.main.role)
     target = TargetZoo(open_target(client, repo, changes.main))
     sizes = changes.check_sizes(max_bytes)
     checks = [_check_conflicts(discussion), changes.check(), sizes, changes.check_order()]
@@ -453,6 +458,17 @@ def review(
             step = f"Bring them up to date with ckptzoo card {repo}."
             notes = (f"merged, but the page and the snapshot are as they were: {error} {step}",)
     return replace(result, notes=notes)
+
+
+def _require_merging(client: Client, repo: str, role: str | None) -> None:
+    """Refuse before anything is fetched where the token may not merge, as far as the hub says so."""
+    try:
+        account = client.whoami()
+    except NotThereError:  # a hub without this call
+        return
+    if (role or account.role) in WITHOUT_WRITE:
+        got, step = f"one of {account.name} that may {role or account.role}", "Use another token, or leave out --merge."
+        raise HubError(Problem(client.address(repo), "token", "one that may merge", got, step))
 
 
 def _check_conflicts(discussion: Discussion) -> Check:

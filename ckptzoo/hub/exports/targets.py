@@ -12,7 +12,6 @@ from ckptzoo.format.checks import variant_dtype
 from ckptzoo.format.durable import Staging, naming, restore
 from ckptzoo.hub.exports.page import config, metadata, readme
 from ckptzoo.hub.exports.weights import INDEX, index_of, names_of, shards_of, write_safetensors
-from ckptzoo.hub.untrusted.formats import SUFFIXES
 from ckptzoo.loader.checkpoint import Checkpoint, import_torch
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
@@ -24,6 +23,8 @@ MAX_SHARD_SIZE = 5 * 10**9
 """Bytes of a file in a folder, as in huggingface_hub."""
 FILES = (".safetensors", ".pt")
 """How the names of files end that are written; other names are folders."""
+_OTHER_FILES = (*FILES, ".pth", ".th", ".bin", ".ckpt", ".npz")
+"""How names of checkpoint files end, which are no folders."""
 
 
 def export(
@@ -129,7 +130,7 @@ def check_target(to: str | os.PathLike[str], *, zoo: Zoo, force: bool = False) -
     """
     target = Path(to)
     is_file = target.suffix in FILES
-    if not is_file and target.name.lower().endswith(tuple(SUFFIXES)):
+    if not is_file and target.name.lower().endswith(_OTHER_FILES):
         expected = f"a folder, or a file that ends in {' or '.join(FILES)}"
         raise ZooError(Problem("export", "output", expected, str(target), "Choose another name."))
     real = Path(os.path.realpath(target))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ckptzoo.errors import Problem, RemoteError, ZooError
-from ckptzoo.hub.imports.sources import Blob, Source, SourceFile, open_blob, open_path
+from ckptzoo.hub.imports.sources import Blob, Source, SourceFile, natural, open_blob, open_path
 from ckptzoo.remote import http
 from ckptzoo.remote.address import HubAddress, WebAddress, candidates, model_address
 from ckptzoo.remote.http import Connections
@@ -94,10 +94,13 @@ def _blob(store: Store, name: str, address: str) -> Blob:
 class RepositorySource(Source):
     """A folder of a repository."""
 
+    is_local = False
+    is_reopened = True
+
     def __init__(self, store: HubStore, address: str, inside: str, names: list[str]) -> None:
         name = (inside.rstrip("/") or store.place.repo).rpartition("/")[2]
         super().__init__(address, name, sum(store.entries[name].size for name in names))
-        self._store, self._inside, self._names = store, inside, names
+        self._store, self._inside, self._names = store, inside, sorted(names, key=natural)
 
     def files(self) -> Iterator[SourceFile]:
         """A pass over all files; what is not read is not fetched."""

@@ -1,10 +1,11 @@
 """The report of an import: what was added, left out and passed over."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckptzoo.console import PrintedResult
+from ckptzoo.hub.imports.opened import OpenedSource
 from ckptzoo.text import counted, excerpt, size
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ class ImportResult(PrintedResult):
         ids of one network that came several times, by the first of them.
     notes
         what was done to how many kinds of files, or to how many files.
+    forms
+        what files were taken for, and how many of each.
     seconds, nbytes
         time taken, bytes of the source.
     """
@@ -49,6 +52,7 @@ class ImportResult(PrintedResult):
     passed_over: Sequence[Mapping[str, str]]
     repeated: Mapping[str, Sequence[str]]
     notes: Mapping[str, int]
+    forms: Mapping[str, int]
     seconds: float
     nbytes: int
 
@@ -65,6 +69,7 @@ class ImportResult(PrintedResult):
             "passed_over": [dict(item) for item in self.passed_over],
             "repeated": {first: list(others) for first, others in self.repeated.items()},
             "notes": dict(self.notes),
+            "forms": dict(self.forms),
             "seconds": round(self.seconds, 3),
             "bytes": self.nbytes,
         }
@@ -79,6 +84,10 @@ class ImportResult(PrintedResult):
         """
         done = f"{counted(self.added, 'checkpoint')} added to {self.to}"
         lines = [f"{self.source} ({self.adapter}): {done} in {self.seconds:.1f} s, {size(self.nbytes)} read"]
+        if self.forms:
+            lines.append(
+                "read: " + ", ".join(f"{words} ({counted(count, 'file')})" for words, count in self.forms.items())
+            )
         if self.present:
             lines.append(f"{counted(self.present, 'file')} left out, whose checkpoints the zoo has")
         if len(self.zoos) > 1:
@@ -86,7 +95,7 @@ class ImportResult(PrintedResult):
         lines += [f"note: {note} ({counted(count, 'time')})" for note, count in self.notes.items()]
         for first, others in list(self.repeated.items())[:_MAX_LISTED]:
             lines.append(f"note: one network {len(others) + 1} times: {first} and {_listed(others)}")
-        lines += _passed_over(self.passed_over)
+        lines += passed_over_lines(self.passed_over)
         lines += [f"skipped: {item['problem']}" for item in self.skipped[:_MAX_LISTED]]
         if len(self.skipped) > _MAX_LISTED:
             lines.append(f"... and {len(self.skipped) - _MAX_LISTED:,} more that were skipped")
@@ -94,7 +103,32 @@ class ImportResult(PrintedResult):
             (print if console is None else console.print)(line)
 
 
-def _passed_over(files: Sequence[Mapping[str, str]]) -> Iterator[str]:
+def passed_over_files(
+    source: OpenedSource, adapter: str, found: Collection[str], reasons: Mapping[str, str]
+) -> tuple[dict[str, str], ...]:
+    """Files that hold no network, those that were not opened, and those that no adapter sees, each with the reason.
+
+    Parameters
+    ----------
+    adapter
+        the format's name.
+    found
+        paths of the files that were taken for checkpoints.
+    reasons
+        those of files that were passed over for a reason of their own.
+    """
+    by_name = f"no checkpoint of the format {adapter}, by its name"
+    by_form = {
+        path: by_name if form.is_read or form.is_container else form.reason
+        for path, form in source.forms.items()
+        if path not in source.opened and path not in found
+    }
+    return tuple(
+        {"file": path, "reason": text} for path, text in (source.passed_over | by_form | dict(reasons)).items()
+    )
+
+
+def passed_over_lines(files: Sequence[Mapping[str, str]]) -> Iterator[str]:
     """A line for each reason for which files were passed over."""
     by_reason: dict[str, list[str]] = {}
     for item in files:

@@ -6,20 +6,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 import ckptzoo
+from ckptzoo.arguments import checked
 from ckptzoo.errors import IntegrityError, Problem, SpecError, ZooError
 from ckptzoo.format import durable
 from ckptzoo.hub.contributions.evaluation import Factory, network_factory, trace_symmetry
-from ckptzoo.hub.imports.adapters import ADAPTERS, Adapter, Found, Options
+from ckptzoo.hub.imports.adapters import Adapter, Found, Options
 from ckptzoo.hub.imports.adapters.adapter import (
+    Broken,
     FoundArrays,
     PassedOver,
     Picked,
@@ -27,33 +30,36 @@ from ckptzoo.hub.imports.adapters.adapter import (
     checkpoint_id,
     identifier,
 )
+from ckptzoo.hub.imports.choice import AUTO, chosen_adapter
 from ckptzoo.hub.imports.facts import Row, merged
+from ckptzoo.hub.imports.opened import JUNK, OpenedSource
 from ckptzoo.hub.imports.remote_sources import open_source
-from ckptzoo.hub.imports.report import ImportResult
-from ckptzoo.hub.imports.sources import Source, WatchedSource
-from ckptzoo.hub.imports.target import Declaration, Target, check_folder, unit_of
+from ckptzoo.hub.imports.report import ImportResult, passed_over_files
+from ckptzoo.hub.imports.same_architecture import Saved
+from ckptzoo.hub.imports.target import Arriving, Declaration, Target, check_folder, unit_of
 from ckptzoo.hub.untrusted import Limits, StateDict
 from ckptzoo.hub.untrusted.errors import NoNetworkError
-from ckptzoo.hub.untrusted.formats import HEAD_BYTES, content_format
+from ckptzoo.hub.untrusted.formats import HEAD_BYTES, Form
+from ckptzoo.hub.untrusted.forms import read_form
 from ckptzoo.hub.untrusted.process import ReadingProcess
 from ckptzoo.hub.untrusted.protocol import Job
 from ckptzoo.hub.untrusted.safetensors import read_state_dict
-from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.documents import canonical
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import common
-from ckptzoo.text import Progress, counted, excerpt
+from ckptzoo.text import Progress, excerpt
+
+if TYPE_CHECKING:
+    from torch import nn
 
 BATCH_FILES, BATCH_BYTES = 256, 64 * 2**20
 """Files that are read together; two such batches are in memory."""
-AUTO = "auto"
-_RECOGNISED_BY, _RECOGNISED_BYTES = 1_000, 256 * 2**20
-"""Paths of a source that ``auto`` looks at, and bytes of their files: packed ones are unpacked for it."""
 _MAX_LISTED = 20
 _MAX_NOTES, _MAX_FOLDERS = 200, 10_000
 
 
+@checked
 def import_zoo(
     source: str | Path,
     to: str | Path,
@@ -65,6 +71,8 @@ def import_zoo(
     input_shape: Sequence[int] | None = None,
     split_by: str | None = None,
     skip_bad: bool = False,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
     license: str | None = None,
     dataset: str | None = None,
     scaling: tuple[Sequence[float], Sequence[float]] | None = None,
@@ -78,13 +86,14 @@ def import_zoo(
     Parameters
     ----------
     source
-        a folder, an archive (.tar .tgz .tar.xz .zip) or a file, here, ``https://...``, ``hf://datasets/org/name`` or
+        a folder, an archive (tar, also packed, or zip) or a file, here, ``https://...``, ``hf://datasets/org/name`` or
         ``hf://org/model``.
     to
         the zoo's folder, new or there already: what it has is not read again. Where the source holds several
         architectures, a collection with a zoo for each.
     adapter
-        a name of ``ADAPTERS``; ``auto`` recognises the format by the paths in the source.
+        a name of ``ADAPTERS``; ``auto`` recognises the format by the paths in the source, and takes any other source
+        for ``files``, which are told by their content.
     names
         old to new names of tensors; ``"order"`` matches them by order where all shapes agree.
     arch
@@ -98,6 +107,9 @@ def import_zoo(
         ``extra.<name>`` or a column: members that differ in it go to zoos of their own.
     skip_bad
         leave out what cannot be read, and say so; otherwise the first such file ends the import.
+    include, exclude
+        patterns of the shell (``*.pt``, ``seed0``) that paths, their last parts or their folders fit; by default all
+        files are looked at.
     license
         SPDX identifier; needed where the format has none of its own.
     dataset
@@ -130,9 +142,10 @@ def import_zoo(
     ('files', 1)
     """
     start = time.monotonic()
-    opened, folder = WatchedSource(open_source(source, endpoint=endpoint, token=token)), Path(to).absolute()
+    folder = Path(to).absolute()
+    opened = OpenedSource(open_source(source, endpoint=endpoint, token=token), include, exclude)
     check_folder(folder)
-    chosen, options = _adapter(opened, adapter), options or Options()
+    chosen, options = chosen_adapter(opened, adapter), options or Options()
     check_options(chosen.name, options)
     license = license or chosen.license
     if license is None:
@@ -147,12 +160,13 @@ def import_zoo(
     importer = _Importer(opened, chosen, target, defaults, split_by, skip_bad=skip_bad)
     importer.run(options, progress)
     importer.note_unclear_runs()
+    target.note_unused_names()
     if target.has_several:
         ckptzoo.write_collection(folder)
     result = ImportResult(
         str(to), opened.address, chosen.name, target.zoos, importer.added, importer.present, tuple(importer.skipped),
         importer.passed_over, {first: tuple(others) for first, others in importer.repeated.items()},
-        {**target.notes, **importer.notes},
+        {**target.notes, **importer.notes}, dict(importer.forms),
         time.monotonic() - start, opened.nbytes,
     )  # fmt: skip
     if skip_bad:
@@ -176,7 +190,7 @@ def _tracer(
         for item in modules:
             factory = network_factory(arch, item)
             assert factory is not None
-            table, reason = trace_symmetry(arch, factory)
+            table, reason = trace_symmetry(arch, partial(_with_tensors_of, arch, factory))
             if table is None:
                 step = "Name networks with these tensors in --module, and the shape of their inputs in --input-shape."
                 raise SpecError(Problem(arch.name, "symmetry table", "one of each module", reason, step))
@@ -186,32 +200,22 @@ def _tracer(
     return symmetry_of if modules else None
 
 
-def _adapter(source: Source, name: str) -> Adapter:
-    if name != AUTO:
-        if name not in ADAPTERS:
-            step = "Name one of these."
-            raise ZooError(Problem("--as", "format", ", ".join([AUTO, *ADAPTERS]), repr(name), step))
-        return ADAPTERS[name]
-    paths, nbytes = list[str](), 0
-    for file in source.files():
-        paths.append(file.path)
-        nbytes += file.size
-        if len(paths) >= _RECOGNISED_BY or nbytes > _RECOGNISED_BYTES:
-            break
-    if zoo := next((path for path in paths if path.rpartition("/")[2] == layout.ZOO), None):
-        step = "Open it as it is, or copy it with ckptzoo pull; ckptzoo export writes its checkpoints to files."
-        raise ZooError(Problem(source.address, "source", "checkpoints of others", f"a zoo: {excerpt(zoo, 80)!r}", step))
-    fitting = [adapter for adapter in ADAPTERS.values() if adapter.recognises(paths)]
-    # files of any program have the suffixes that the other formats have too
-    special = [adapter for adapter in fitting if adapter.name != "files"]
-    if len(special) > 1:
-        got = " and ".join(adapter.name for adapter in special)
-        raise ZooError(Problem(source.address, "format", "one", got, "Say which with --as."))
-    if not fitting:
-        got = f"{counted(len(paths), 'file')}, such as {excerpt(paths[0], 80)!r}" if paths else "no files"
-        step = "Name the format with --as."
-        raise ZooError(Problem(source.address, "format", "one of " + ", ".join(ADAPTERS), got, step))
-    return (special or fitting)[0]
+def _with_tensors_of(arch: Architecture, factory: Factory) -> "nn.Module":
+    """A network whose weights are no longer normalised by hooks or parametrizations, where the zoo's are not either."""
+    module = factory()
+    if not any(name not in arch for name in module.state_dict()):
+        return module
+    from torch.nn import utils
+
+    for layer in module.modules():
+        for name in list(getattr(layer, "parametrizations", {})):
+            utils.parametrize.remove_parametrizations(layer, name)
+        for remove in (utils.remove_weight_norm, utils.remove_spectral_norm):
+            # only hooks tell the names of weights that they make
+            for hook in list(layer._forward_pre_hooks.values()):  # pyright: ignore[reportPrivateUsage]
+                with suppress(ValueError):
+                    remove(layer, getattr(hook, "name", ""))
+    return module
 
 
 @dataclass
@@ -226,7 +230,7 @@ class _Importer:
 
     def __init__(
         self,
-        source: WatchedSource,
+        source: OpenedSource,
         adapter: Adapter,
         target: Target,
         defaults: Row,
@@ -239,12 +243,14 @@ class _Importer:
         self.added = self.present = 0
         self.skipped: list[dict[str, str]] = []
         self.notes: dict[str, int] = {}
+        self.forms: dict[str, int] = {}
         self._passed_over: dict[str, str] = {}
         self._found: set[str] = set()
         self._times: dict[str, dict[str, tuple[Any, Any]]] = {}
         self.repeated: dict[str, list[str]] = {}
         self._first_ids: dict[bytes, str] = {}
         self._seen: set[str] = set()
+        self._batch = _Batch()
 
     def run(self, options: Options, progress: Progress | None) -> None:
         """Import everything; what was read before an error is published."""
@@ -268,47 +274,61 @@ class _Importer:
             self.target.commit()
 
     def _collect(self, options: Options, progress: Progress | None) -> None:
-        batch, member, total = _Batch(), None, self.source.nbytes
+        total = self.source.nbytes
         for found in self.adapter.checkpoints(self.source, options):
             if progress is not None:
                 progress(min(self.source.position, total), total)
-            if isinstance(found, PassedOver):
-                self._passed_over[found.path] = found.reason
-                continue
-            self._found.add(found.path)
-            if isinstance(found, FoundArrays):
-                self._finish()
-                self._add_arrays(found)
-                continue
-            unit = self._unit(found)
-            if unit in self._seen:
-                got = found.id or checkpoint_id(found.member, found.step)
-                self._refuse(found.path, "id" if found.id else "member and step", "each once", got)
-                continue
-            self._seen.add(unit)
-            if unit in self.target.units:
-                self.present += 1
-                continue
-            if batch.found and (len(batch.found) >= BATCH_FILES or batch.nbytes + found.size > BATCH_BYTES):
-                batch.ends_member = found.member != member or bool(found.id)
-                self._submit(batch)
-                batch = _Batch()
-            try:
-                batch.found.append((found, found.read()))
-            except IntegrityError:
-                raise
-            except ZooError as error:
-                self._skip(found.path, error)
-                continue
-            batch.nbytes += found.size
-            member = found.member
-        if batch.found:
-            self._submit(batch)
+            self._skip_broken()
+            self._take(found)
+        self._skip_broken()
+        self._submit()
 
-    def _submit(self, batch: _Batch) -> None:
-        """Begin to read a batch, and to add the one that was read meanwhile."""
+    def _skip_broken(self) -> None:
+        """Leave out archives that cannot be read to their end."""
+        while self.source.broken:
+            self._skip(*self.source.broken.pop(0))
+
+    def _take(self, found: Found | FoundArrays | PassedOver | Broken) -> None:
+        """Read a file into the batch."""
+        if isinstance(found, PassedOver):
+            self._passed_over[found.path] = found.reason
+            return
+        self._found.update(() if isinstance(found, FoundArrays) else found.parts, (found.path,))
+        if isinstance(found, Broken):
+            self._skip(found.path, found.error)
+            return
+        if isinstance(found, FoundArrays):
+            self._finish()
+            self._add_arrays(found)
+            return
+        unit = self._unit(found)
+        if unit in self._seen:
+            got = found.id or checkpoint_id(found.member, found.step)
+            self._refuse(found.path, "id" if found.id else "member and step", "each once", got)
+            return
+        self._seen.add(unit)
+        if unit in self.target.units:
+            self.present += 1
+            return
+        batch = self._batch
+        if batch.found and (len(batch.found) >= BATCH_FILES or batch.nbytes + found.size > BATCH_BYTES):
+            batch.ends_member = found.member != batch.found[-1][0].member or bool(found.id)
+            self._submit()
+        try:
+            contents = found.read()
+        except ZooError as error:
+            self._skip(found.path, error)
+            return
+        self._batch.found.append((found, contents))
+        # what is packed is larger than its file
+        self._batch.nbytes += max(found.size, sum(map(len, contents)))
+
+    def _submit(self) -> None:
+        """Begin to read the batch, and to add the one that was read meanwhile."""
+        batch, self._batch = self._batch, _Batch()
         self._advance()
-        self._read_ahead = batch, self.readers.submit(self._read, batch)
+        if batch.found:
+            self._read_ahead = batch, self.readers.submit(self._read, batch)
 
     def _advance(self) -> None:
         if self._writing is not None:
@@ -326,10 +346,11 @@ class _Importer:
     def _finish_quietly(self) -> None:
         """Add what was read before an error; a second error is a consequence of the first."""
         with suppress(Exception):
+            self._submit()
             self._finish()
 
     def _add_files(self, batch: _Batch, read: list[list[StateDict] | ZooError]) -> None:
-        checkpoints: list[tuple[Any, Row, bool, str]] = []
+        checkpoints: list[tuple[Found, Arriving]] = []
         for (found, _), states in zip(batch.found, read, strict=True):
             try:
                 if isinstance(states, ZooError):
@@ -339,12 +360,8 @@ class _Importer:
                 for note in dict.fromkeys(picked.note for picked in checkpoints_of_file if picked.note):
                     self._note(note)
                 made = [self._checkpoint(found, picked) for picked in checkpoints_of_file]
-                self._note_times(found, [row for _, row, _, _ in made])
-                if not self.skip_bad:
-                    checkpoints += made
-                    continue
-                # one by one, so that what does not fit is left out alone
-                self._add(made)
+                self._note_times(found, [item.row for item in made])
+                checkpoints += [(found, item) for item in made]
             except NoNetworkError as error:
                 self._passed_over[found.path] = "; ".join(item.got for item in error.problems)
             except ZooError as error:
@@ -365,11 +382,12 @@ class _Importer:
             location, name = f"{self.source.address}: {found.path}", found.path.rpartition("/")[2]
             for data in contents:
                 try:
-                    file_format = content_format(data[:HEAD_BYTES], location=location)
-                    if file_format == "safetensors":
-                        parts.append([read_state_dict(BytesIO(data), location, name, Limits())])
+                    form = read_form(data[:HEAD_BYTES], name, location=location)
+                    self.forms[form.words] = self.forms.get(form.words, 0) + 1
+                    if form.name == "safetensors":
+                        parts.append([read_state_dict(BytesIO(data), location, name, Limits(), with_moments=True)])
                     else:
-                        jobs.append((parts, name, Job(location, file_format, len(data), strict=False), data))
+                        jobs.append((parts, name, Job(location, form.name, len(data), strict=False), data))
                 except ZooError as error:
                     parts.append(error)
         if jobs:
@@ -422,9 +440,7 @@ class _Importer:
     @property
     def passed_over(self) -> tuple[dict[str, str], ...]:
         """Files that hold no network, and those that were not opened."""
-        unopened = (path for path in self.source.paths if path not in self.source.opened and path not in self._found)
-        reasons = dict.fromkeys(unopened, f"no checkpoint of the format {self.adapter.name}, by its name")
-        return tuple({"file": path, "reason": reason} for path, reason in (reasons | self._passed_over).items())
+        return passed_over_files(self.source, self.adapter.name, self._found, self._passed_over)
 
     def _check_found(self) -> None:
         """Refuse a source in which no file held a network.
@@ -432,17 +448,21 @@ class _Importer:
         Raises
         ------
         ZooError
-            So it is; the first files are named, and why they are none.
+            So it is; the first files are named, and why they are none, and what to do with those of another program.
         """
         if self.added or self.present or self.skipped:
             return
-        passed = self.passed_over
-        got = "; ".join(f"{item['file'][:80]}: {item['reason'][:160]}" for item in passed[:3]) or "no files"
+        passed = [item for item in self.passed_over if item["reason"] != JUNK]
+        forms = self.source.forms
+        first = sorted(passed, key=lambda item: _order(forms.get(item["file"])))
+        got = "; ".join(f"{item['file'][:80]}: {item['reason'].partition('. ')[0][:160]}" for item in first[:3])
         got += f"; and {len(passed) - 3:,} more" if len(passed) > 3 else ""
+        form = forms.get(first[0]["file"]) if first else None
         step = "Save model.state_dict() of each network, or say with --layout what vectors hold."
-        raise ZooError(Problem(self.source.address, "networks", "at least one", got, step))
+        step = form.next_step if form is not None and form.next_step and not form.is_read else step
+        raise ZooError(Problem(self.source.address, "networks", "at least one", got or "no files", step))
 
-    def _checkpoint(self, found: Found, picked: Picked) -> tuple[Any, Row, bool, str]:
+    def _checkpoint(self, found: Found, picked: Picked) -> Arriving:
         suffix = f"/{identifier(picked.suffix)}" if picked.suffix else ""
         row: Row = {**self.defaults, **found.row, **picked.row}
         row["extra"] = merged(
@@ -457,7 +477,9 @@ class _Importer:
             row.setdefault("step", found.step)
         row["unit"] = self._unit(found) + suffix
         row["source"] = self.source.name
-        return picked.tensors, row, picked.gaussian, self._label(row, found.path)
+        self.target.name_apart(row)
+        saved = Saved(picked.tensors, picked.ties, picked.buffers)
+        return Arriving(saved, row, picked.gaussian, self._label(row, found.path))
 
     def _label(self, row: Row, location: str) -> str:
         """The zoo's name where ``split_by`` gives one to each value."""
@@ -473,11 +495,17 @@ class _Importer:
             raise ZooError(Problem(location, f"--split-by {self.split_by}", "a value", "none", step))
         return identifier(f"{last}-{value if isinstance(value, str | int | float) else json.dumps(value)}")
 
-    def _add(self, checkpoints: list[tuple[Any, Row, bool, str]]) -> None:
-        self.target.add(checkpoints)
-        self.added += len(checkpoints)
-        for tensors, row, _, _ in checkpoints:
-            self._note_repeated(_digest(tensors.values()), row["id"])
+    def _add(self, checkpoints: list[tuple[Found, Arriving]]) -> None:
+        """Add the checkpoints of a batch; with ``skip_bad`` those that do not fit are left out alone."""
+        paths = {id(item): found.path for found, item in checkpoints}
+
+        def refuse(item: Arriving, error: ZooError) -> None:
+            self._skip(paths[id(item)], error)
+
+        added = self.target.add([item for _, item in checkpoints], refuse if self.skip_bad else None)
+        self.added += len(added)
+        for item in added:
+            self._note_repeated(_digest(item.saved.tensors.values()), item.row["id"])
 
     def _note_repeated(self, digest: bytes, name: str) -> None:
         first = self._first_ids.setdefault(digest, name)
@@ -503,6 +531,7 @@ class _Importer:
             row |= {"id": checkpoint_id(member, step), "member": member}
             if step is not None:
                 row.setdefault("step", step)
+            self.target.name_apart(row)
             rows.append(row)
             kept.append(number)
         if not kept:
@@ -517,13 +546,18 @@ class _Importer:
         self.target.end_member()
 
     def _refuse(self, path: str, what: str, expected: str, got: str) -> None:
-        step = "Leave one of the files out."
+        step = "Leave one of the files out, with --exclude."
         self._skip(path, ZooError(Problem(f"{self.source.address}: {path}", what, expected, f"{got!r} twice", step)))
 
     def _skip(self, path: str, error: ZooError) -> None:
         if not self.skip_bad:
             raise error
         self.skipped.append({"file": path, "problem": str(error)})
+
+
+def _order(form: Form | None) -> int:
+    """Where a file stands among those of which none is read: networks of other programs, others, texts."""
+    return 1 if form is None or form.is_read else 2 if form.is_text else 0 if form.next_step else 1
 
 
 def _whole(parts: Sequence[list[StateDict] | ZooError], path: str) -> list[StateDict] | ZooError:

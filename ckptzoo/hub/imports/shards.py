@@ -1,17 +1,49 @@
 """Networks whose tensors are cut into several files, ``model-00001-of-00003.safetensors``, put together again."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from ckptzoo.errors import IntegrityError, Problem
+from ckptzoo.hub.imports.opened import OpenedFile
 from ckptzoo.hub.imports.sources import SourceFile
 from ckptzoo.hub.untrusted import Limits
 
 _SHARD = re.compile(
-    r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.(?:safetensors|bin|pt|pth))", re.IGNORECASE
+    r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>(?:\.\w+)?\.(?:safetensors|bin|pt|pth|msgpack|h5))",
+    re.IGNORECASE,
 )
 """Names of shards, as transformers and diffusers write them; the numbers begin at 1."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A network whose shards are all there.
+
+    Parameters
+    ----------
+    path
+        of the network: that of its shards without their numbers.
+    size
+        bytes of all shards.
+    read
+        the bytes of each, in order.
+    parts
+        their paths.
+    """
+
+    path: str
+    size: int
+    read: Callable[[], Sequence[bytes]] = field(repr=False)
+    parts: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class _Shard:
+    path: str
+    size: int
+    read: Callable[[], bytes]
 
 
 def is_shard(path: str) -> bool:
@@ -23,17 +55,17 @@ def is_shard(path: str) -> bool:
 class Shards:
     """The shards of networks that are not whole yet.
 
-    Their bytes are kept, because a tar archive cannot be read backwards; those of all together are bounded as those of
-    one file are.
+    Of a source that can be read once alone, such as a tar archive, their bytes are kept; those of all together are
+    bounded as those of one file are.
     """
 
     location: str
-    _held: dict[tuple[str, str, int], dict[int, bytes]] = field(
-        default_factory=dict[tuple[str, str, int], dict[int, bytes]]
+    _held: dict[tuple[str, str, int], dict[int, _Shard]] = field(
+        default_factory=dict[tuple[str, str, int], dict[int, _Shard]]
     )
 
-    def add(self, file: SourceFile) -> tuple[str, list[bytes]] | None:
-        """The network's path and the bytes of its shards in order, once this one makes it whole.
+    def add(self, file: OpenedFile) -> Whole | None:
+        """The network, once this shard makes it whole.
 
         Raises
         ------
@@ -48,29 +80,35 @@ class Shards:
         if not 1 <= number <= count:
             step = "Leave it out, or name it as it was published."
             raise IntegrityError(Problem(file.path, "number of the shard", f"1 to {count}", str(number), step))
-        limit, nbytes = Limits().file_bytes, file.size + sum(self._sizes())
-        if nbytes > limit:
-            step = "Import its networks one after another."
-            raise IntegrityError(Problem(file.path, "shards in memory", f"at most {limit} bytes", str(nbytes), step))
-        shards[number] = file.read(limit)
+        limit = Limits().file_bytes
+        if (reopen := file.reopen) is not None:
+            again = SourceFile(file.path, file.size, reopen)
+            shards[number] = _Shard(file.path, file.size, lambda: again.read(limit))
+        else:
+            nbytes = file.size + sum(shard.size for held in self._held.values() for shard in held.values())
+            if nbytes > limit:
+                step = "Import its networks one after another."
+                expected = f"at most {limit} bytes"
+                raise IntegrityError(Problem(file.path, "shards in memory", expected, str(nbytes), step))
+            data = file.read(limit)
+            shards[number] = _Shard(file.path, len(data), lambda: data)
         if len(shards) < count:
             return None
         del self._held[key]
-        return f"{key[0]}{key[1]}", [shards[number] for number in sorted(shards)]
+        whole = [shards[number] for number in sorted(shards)]
+        read = partial(_read_all, whole)
+        size = sum(shard.size for shard in whole)
+        return Whole(f"{key[0]}{key[1]}", size, read, [shard.path for shard in whole])
 
-    def check_whole(self) -> None:
-        """Refuse networks of which shards are missing.
-
-        Raises
-        ------
-        IntegrityError
-            There are some; the first is named.
-        """
+    def missing(self) -> Iterator[tuple[IntegrityError, list[str]]]:
+        """For each network of which shards are missing which is the first of them, and the paths of those there are."""
         for (stem, suffix, count), shards in self._held.items():
             missing = next(number for number in range(1, count + 1) if number not in shards)
             step = "Fetch the missing ones, or leave this network out."
             location = f"{self.location}: {stem}-{missing:05d}-of-{count:05d}{suffix}"
-            raise IntegrityError(Problem(location, "shards", f"{count}", f"{len(shards)} without this one", step))
+            error = IntegrityError(Problem(location, "shards", f"{count}", f"{len(shards)} without this one", step))
+            yield error, [shard.path for shard in shards.values()]
 
-    def _sizes(self) -> Iterator[int]:
-        return (len(data) for shards in self._held.values() for data in shards.values())
+
+def _read_all(shards: Sequence[_Shard]) -> list[bytes]:
+    return [shard.read() for shard in shards]

@@ -1,24 +1,27 @@
 """Where checkpoints are imported from: folders, files, tar and zip archives, read member by member, never unpacked."""
 
-import contextlib
-import gzip
+import errno
 import io
 import os
+import re
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
 from ckptzoo.errors import IntegrityError, Problem, ZooError
-from ckptzoo.hub.imports.tar import Paths, TarReader, XzFile
+from ckptzoo.hub.imports.packed import PACKED, first_bytes, unpacked
+from ckptzoo.hub.imports.tar import Paths, TarReader
+from ckptzoo.hub.untrusted.formats import HEAD_BYTES, is_tar
+from ckptzoo.hub.untrusted.forms import form_of
 from ckptzoo.text import excerpt
 
-_TAR_SUFFIXES = (".tar", ".tgz", ".tar.gz", ".txz", ".tar.xz")
-_ARCHIVE_SUFFIXES = (*_TAR_SUFFIXES, ".zip")
+_TAR_SUFFIXES = (".tar", ".tgz", ".tar.gz", ".txz", ".tar.xz", ".tbz2", ".tar.bz2")
+_ARCHIVE_SUFFIXES = (*_TAR_SUFFIXES, ".zip", ".keras")
 _EXPANSION, _ALWAYS_ALLOWED = 1000, 2**30
 """An archive may unpack to so many times its size, and to so much in any case: deflate reaches 1,032."""
 _ENCRYPTED = 0x1
@@ -121,7 +124,20 @@ class Source(ABC):
         bytes in all, as ``position`` counts them.
     position
         bytes that the last pass has read or skipped.
+    is_local
+        whether looking into a file costs no request.
+    is_reopened
+        whether a file may be opened again while the pass goes on.
+    in_order
+        whether all of it has to be read to know its files.
+    dangling
+        paths of links that lead to no file.
     """
+
+    is_local = True
+    is_reopened = False
+    in_order = False
+    dangling: Sequence[str] = ()
 
     def __init__(self, address: str, name: str, nbytes: int) -> None:
         self.address, self.name, self.nbytes, self.position = address, stem(name), nbytes, 0
@@ -129,27 +145,6 @@ class Source(ABC):
     @abstractmethod
     def files(self) -> Iterator[SourceFile]:
         """A pass over all files: folders and zip archives in order of their paths, tar archives in their own."""
-
-
-class WatchedSource(Source):
-    """A source that remembers the paths of its files, and which of them were opened."""
-
-    def __init__(self, source: Source) -> None:
-        super().__init__(source.address, source.name, source.nbytes)
-        self.name = source.name
-        self._source, self.paths, self.opened = source, dict[str, None](), set[str]()
-
-    def files(self) -> Iterator[SourceFile]:
-        """A pass over all files."""
-        for file in self._source.files():
-            self.position = self._source.position
-            self.paths[file.path] = None
-            yield SourceFile(file.path, file.size, partial(self._open, file))
-        self.position = self._source.position
-
-    def _open(self, file: SourceFile) -> IO[bytes]:
-        self.opened.add(file.path)
-        return file.open()
 
 
 def open_path(path: Path) -> Source:
@@ -169,10 +164,41 @@ def open_path(path: Path) -> Source:
 
 
 def open_blob(blob: Blob) -> Source:
-    """An archive, by its suffix, or a single file."""
-    if blob.name.lower().endswith(_TAR_SUFFIXES):
-        return TarSource(blob)
-    return ZipSource(blob) if blob.name.lower().endswith(".zip") else FileSource(blob)
+    """An archive, by its content, or a single file."""
+
+    def inner_head(form: str) -> bytes:
+        with blob.open() as stream:
+            return first_bytes(stream, form, HEAD_BYTES)
+
+    with blob.open() as stream:
+        head = stream.read(HEAD_BYTES)
+    kind = archive_kind(head, blob.name, inner_head)
+    return TarSource(blob) if kind == "tar" else ZipSource(blob) if kind == "zip" else FileSource(blob)
+
+
+def archive_kind(head: bytes, name: str, inner_head: Callable[[str], bytes]) -> str:
+    """What holds the files of an archive, ``tar`` or ``zip``; empty for any other file.
+
+    What is called an archive and is nothing that is read is taken for one, so that it is refused as one.
+
+    Parameters
+    ----------
+    head, name
+        its first bytes and its name.
+    inner_head
+        the first bytes of what is packed in it by a form.
+    """
+    form, lower = form_of(head, name), name.lower()
+    is_called_tar = lower.endswith(_TAR_SUFFIXES)
+    if form.name in PACKED:
+        inner = inner_head(form.name)
+        is_file = not is_called_tar or form_of(inner, name).read is not None  # checkpoint.pth.tar.gz
+        return "tar" if is_tar(inner) or not is_file else ""
+    if form.name in ("tar", "zip"):
+        return form.name
+    if form.read is not None or form.name == "git-lfs":  # checkpoint.pth.tar
+        return ""
+    return "tar" if is_called_tar else "zip" if lower.endswith(".zip") else ""
 
 
 def stem(name: str) -> str:
@@ -185,13 +211,46 @@ def stem(name: str) -> str:
     return name[: len(name) - len(ending)] if len(ending) < len(name) else name
 
 
+def natural(path: str) -> tuple[list[Any], str]:
+    """A key that sorts numbers in paths by their size.
+
+    >>> sorted(["fold_10/a", "fold_2/a", "fold_2"], key=natural)
+    ['fold_2', 'fold_2/a', 'fold_10/a']
+    """
+    parts = re.split(r"([0-9]{1,18})", path)
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)], path
+
+
 class FolderSource(Source):
     """A folder and those inside it; links to files are followed, links to folders are not."""
 
+    is_reopened = True
+
     def __init__(self, path: Path) -> None:
-        found = {item.relative_to(path).as_posix(): item.stat().st_size for item in _walk(path)}
+        self._dangling = list[str]()
+        found = dict(self._walk(path, ""))
         super().__init__(str(path), path.resolve().name, sum(found.values()))
-        self._path, self._sizes = path, {name: found[name] for name in sorted(found)}
+        self.dangling = tuple(sorted(self._dangling))
+        self._path, self._sizes = path, {name: found[name] for name in sorted(found, key=natural)}
+
+    def _walk(self, folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
+        """The files below a folder, with their sizes."""
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                path = f"{prefix}{entry.name}"
+                try:
+                    if entry.is_dir(follow_symlinks=False):
+                        yield from self._walk(Path(entry.path), f"{path}/")
+                    elif entry.is_file():
+                        yield path, entry.stat().st_size
+                    elif entry.is_symlink() and not entry.is_dir():
+                        self._dangling.append(path)
+                except OSError as error:  # links that lead to one another, folders that may not be read
+                    if error.errno != errno.ELOOP:
+                        step = "Leave it out, or let it be read."
+                        got = error.strerror or type(error).__name__
+                        raise ZooError(Problem(entry.path, "folder", "one that can be read", got, step)) from None
+                    self._dangling.append(path)
 
     def files(self) -> Iterator[SourceFile]:
         """A pass over all files."""
@@ -201,21 +260,14 @@ class FolderSource(Source):
             self.position += size
 
 
-def _walk(folder: Path) -> Iterator[Path]:
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                yield from _walk(Path(entry.path))
-            elif entry.is_file():
-                yield Path(entry.path)
-
-
 def _opener(path: Path) -> Callable[[], IO[bytes]]:
     return lambda: path.open("rb")
 
 
 class FileSource(Source):
     """A single file."""
+
+    is_reopened = True
 
     def __init__(self, blob: Blob) -> None:
         super().__init__(blob.address, blob.name, blob.size)
@@ -230,6 +282,8 @@ class FileSource(Source):
 
 class ZipSource(Source):
     """A zip archive."""
+
+    is_reopened = True
 
     def __init__(self, blob: Blob) -> None:
         super().__init__(blob.address, blob.name, blob.size)
@@ -250,7 +304,7 @@ class ZipSource(Source):
             if total > max(_ALWAYS_ALLOWED, _EXPANSION * self.nbytes):
                 _refuse_expansion(self.address, archive.infolist()[0].filename, total, self.nbytes)
             paths = Paths(self.address)
-            for info in sorted(archive.infolist(), key=lambda item: item.filename):
+            for info in sorted(archive.infolist(), key=lambda item: natural(item.filename)):
                 if not info.is_dir():
                     path = self._checked(info, paths)
                     yield SourceFile(path, info.file_size, self._opener(archive, info))
@@ -279,7 +333,9 @@ class ZipSource(Source):
 
 
 class TarSource(Source):
-    """A tar archive, as it is or packed by gzip or xz, read in its own order."""
+    """A tar archive, as it is or packed, read in its own order."""
+
+    in_order = True
 
     def __init__(self, blob: Blob) -> None:
         super().__init__(blob.address, blob.name, blob.size)
@@ -287,24 +343,42 @@ class TarSource(Source):
 
     def files(self) -> Iterator[SourceFile]:
         """A pass over all files."""
-        with self._blob.open() as packed, _unpacked(self._blob, packed) as (stream, consumed):
-            yield from self._members(stream, consumed)
-            self.position = self.nbytes
+        self.position = 0
+        with self._blob.open() as packed:
+            form = form_of(packed.read(HEAD_BYTES), "")
+            packed.seek(0)
+            stream = unpacked(packed, form.name) if form.name in PACKED else packed
+            for file in tar_files(stream, packed.tell, self.address):
+                self.position = packed.tell()
+                yield file
+        self.position = self.nbytes
 
-    def _members(self, stream: IO[bytes], consumed: Callable[[], int]) -> Iterator[SourceFile]:
-        paths = Paths(self.address)
-        for member in TarReader(stream, self.address):
-            self.position = consumed()
-            if member.end > max(_ALWAYS_ALLOWED, _EXPANSION * max(self.position, _READ_BYTES)):
-                _refuse_expansion(self.address, member.path, member.end, self.position)
-            if member.kind == "folder":
-                continue
-            path = _checked_path(member.path, self.address)
-            if member.kind != "file":
-                step = "Repack it with the files themselves: tar --dereference, without --sparse."
-                _refuse(self.address, f"member {excerpt(path)!r}", "a file", member.kind, step)
-            paths.add(path, self.position)
-            yield SourceFile(path, member.size, partial(io.BufferedReader, member))
+
+def tar_files(stream: IO[bytes], consumed: Callable[[], int], location: str) -> Iterator[SourceFile]:
+    """The files of a tar archive.
+
+    Parameters
+    ----------
+    stream
+        its own bytes.
+    consumed
+        how many bytes of the packed archive were used for those that were read.
+    location
+        as messages have it.
+    """
+    paths = Paths(location)
+    for member in TarReader(stream, location):
+        position = consumed()
+        if member.end > max(_ALWAYS_ALLOWED, _EXPANSION * max(position, _READ_BYTES)):
+            _refuse_expansion(location, member.path, member.end, position)
+        if member.kind == "folder":
+            continue
+        path = _checked_path(member.path, location)
+        if member.kind != "file":
+            step = "Repack it with the files themselves: tar --dereference, without --sparse."
+            _refuse(location, f"member {excerpt(path)!r}", "a file", member.kind, step)
+        paths.add(path, position)
+        yield SourceFile(path, member.size, partial(io.BufferedReader, member))
 
 
 class _ZipBytes:
@@ -358,19 +432,6 @@ class _Checked(io.RawIOBase, IO[bytes]):
         """Close the member."""
         self._stream.close()
         super().close()
-
-
-@contextlib.contextmanager
-def _unpacked(blob: Blob, packed: IO[bytes]) -> Iterator[tuple[Any, Callable[[], int]]]:
-    """The tar archive's own bytes, and how many of the packed ones were used for them."""
-    name = blob.name.lower()
-    if name.endswith((".xz", ".txz")):
-        yield io.BufferedReader(XzFile(packed), _READ_BYTES), packed.tell
-    elif name.endswith((".gz", ".tgz")):
-        with gzip.open(packed) as stream:
-            yield stream, packed.tell
-    else:
-        yield packed, packed.tell
 
 
 def _checked_path(name: str, location: str) -> str:

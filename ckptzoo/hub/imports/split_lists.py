@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, SpecError, UnknownNameError, ZooError
 from ckptzoo.format.splits import write_split
 from ckptzoo.hub.imports.tables import text_of
@@ -34,6 +35,7 @@ class _Entry(NamedTuple):
 _Lists = dict[str, list[_Entry]]
 
 
+@checked
 def import_split(
     path: str | Path,
     name: str,

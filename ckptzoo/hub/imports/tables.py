@@ -132,7 +132,7 @@ def read_layout(data: bytes, location: str) -> tuple[Slice, ...]:
     for line, row in enumerate(rows, start=2):
         name = next((str(row[key]) for key in _NAMES if key in row), "")
         start, stop = row.get("start_idx"), row.get("end_idx")
-        shape = _shape(row.get("shape"))
+        shape = shape_of(row.get("shape"))
         if not name or type(start) is not int or type(stop) is not int or shape is None:
             got = ", ".join(f"{key} {value!r}" for key, value in row.items())[:160]
             raise ZooError(Problem(location, f"line {line}", "a name, two positions and a shape", got, _STEP))
@@ -153,7 +153,7 @@ def read_layout(data: bytes, location: str) -> tuple[Slice, ...]:
     return tuple(slices)
 
 
-def _shape(text: Any) -> tuple[int, ...] | None:
+def shape_of(text: Any) -> tuple[int, ...] | None:
     """A shape as it is printed, ``(3, 3, 1, 16)``; nothing of it is evaluated."""
     if type(text) is int:
         return (text,) if text >= 0 else None

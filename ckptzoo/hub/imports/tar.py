@@ -27,8 +27,6 @@ _MAX_PADDING = 2**26
 """Zeros behind the end: writers fill their last record, which is 10 KiB unless somebody says otherwise."""
 _LONGEST_SIZE = 18
 """Digits of a size in a pax header."""
-_XZ_MEMORY = 80 * 2**20
-"""What unpacking may take: ``xz -9`` needs 65 MiB, a hostile stream asks for up to 4 GiB."""
 _READ_BYTES = 2**16
 _NAMES, _LINKS = tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK
 _FIELDS = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
@@ -243,55 +241,6 @@ class Paths:
             got = f"{excerpt(path)!r} twice"
             raise IntegrityError(Problem(self._location, "member", "every path once", got, "Repack it."))
         self._seen.add(digest)
-
-
-class XzFile(io.RawIOBase):
-    """What is packed in a file of xz streams, one behind another; unlike ``lzma.open``, within bounded memory.
-
-    Parameters
-    ----------
-    packed
-        the file.
-    """
-
-    def __init__(self, packed: IO[bytes]) -> None:
-        self._packed, self._data = packed, b""
-        self._unpacker = lzma.LZMADecompressor(memlimit=_XZ_MEMORY)
-
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill a buffer with the next bytes; returns how many, 0 at the end.
-
-        Raises
-        ------
-        lzma.LZMAError
-            It is damaged, or needs more memory.
-        EOFError
-            It is cut off.
-        """
-        unpacked = b""
-        while not unpacked and self._begin_stream():
-            if self._unpacker.needs_input and not self._data:
-                self._data = self._packed.read(_READ_BYTES)
-                if not self._data:
-                    raise EOFError("it ends within a stream")
-            unpacked, self._data = self._unpacker.decompress(self._data, len(buffer)), b""
-        buffer[: len(unpacked)] = unpacked
-        return len(unpacked)
-
-    def _begin_stream(self) -> bool:
-        """Begin with the next stream where one has ended; False behind the last. Zeros may be between them."""
-        if not self._unpacker.eof:
-            return True
-        self._data = self._unpacker.unused_data.lstrip(b"\0")
-        while not self._data and (more := self._packed.read(_READ_BYTES)):
-            self._data = more.lstrip(b"\0")
-        if self._data:
-            self._unpacker = lzma.LZMADecompressor(memlimit=_XZ_MEMORY)
-        return bool(self._data)
 
 
 def _text(data: bytes) -> str:

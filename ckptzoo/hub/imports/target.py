@@ -2,28 +2,47 @@
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import save
 
 import ckptzoo
 from ckptzoo import archs
 from ckptzoo.errors import Problem, SpecError, ZooError
+from ckptzoo.format import durable
 from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import read_documents
 from ckptzoo.format.writer import Writer
-from ckptzoo.hub.contributions.matching import match_names, rename, without_wrappers
-from ckptzoo.hub.imports.facts import Row
+from ckptzoo.hub.contributions.matching import match_names, rename
+from ckptzoo.hub.imports.adapters.adapter import identifier
+from ckptzoo.hub.imports.effective_weights import effective
+from ckptzoo.hub.imports.facts import Row, merged
+from ckptzoo.hub.imports.same_architecture import (
+    Fit,
+    Saved,
+    Signature,
+    Tensors,
+    architecture_of,
+    fit,
+    in_architecture,
+    is_like,
+    kinds_of,
+    of_one,
+    signature_of,
+    table_without_wrappers,
+    widest,
+)
 from ckptzoo.schema import layout
-from ckptzoo.schema.architecture import ITEMSIZE, TENSOR_NAME, Architecture, Tensor
+from ckptzoo.schema.architecture import ITEMSIZE, TENSOR_NAME, Architecture
 from ckptzoo.schema.card import Card
 from ckptzoo.schema.documents import canonical
+from ckptzoo.schema.metadata import MAX_ID
 from ckptzoo.schema.symmetry import Symmetry
 
 PART_BYTES, PART_SECONDS = 2 * 2**30, 15 * 60
@@ -32,11 +51,8 @@ MAX_OPEN = 32
 """Zoos that are written at the same time."""
 BY_ORDER = "order"
 """In place of a table of names: tensors are matched by their order, where all shapes agree."""
-_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
-
-Signature = tuple[tuple[str, tuple[int, ...], str], ...]
-"""Name, shape and dtype of each tensor, in order."""
-Tensors = Mapping[str, NDArray[Any]]
+_TABLE = "a file, and name it with --names"
+"""Where people write a table of names."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +84,28 @@ class Declaration:
     dataset: str | None = None
 
 
+@dataclass(frozen=True)
+class Arriving:
+    """A checkpoint that is to be added.
+
+    Parameters
+    ----------
+    saved
+        its tensors by the names of the file.
+    row
+        its columns; those that are added are changed in it.
+    gaussian
+        whether they are means and standard deviations.
+    label
+        of its zoo; empty where one zoo holds all of an architecture.
+    """
+
+    saved: Saved
+    row: Row
+    gaussian: bool = False
+    label: str = ""
+
+
 @dataclass
 class _Zoo:
     """One zoo that is written: its folder and architecture, and the writer while it is open."""
@@ -79,8 +117,9 @@ class _Zoo:
     nbytes: int = 0
     since: float = 0.0
     added: int = 0
-    # of a state dict: the zoo's name of each tensor to its own
-    matched: dict[Signature, dict[str, str]] = field(default_factory=dict[Signature, dict[str, str]])
+
+
+_Key = tuple[Signature, tuple[tuple[str, str], ...], str, bool]
 
 
 class Target:
@@ -97,15 +136,25 @@ class Target:
     def __init__(self, folder: Path, declaration: Declaration, *, by_order: bool) -> None:
         self.folder, self.declaration, self.by_order = folder, declaration, by_order
         self.notes: dict[str, int] = {}
+        table = {} if isinstance(declaration.names, str) else declaration.names
+        self._table = table_without_wrappers(table)
+        self._unused = set(self._table)
         self._zoos: list[_Zoo] = []
-        self._places: dict[tuple[Signature, str, bool], _Zoo] = {}
+        self._places: dict[_Key, list[tuple[_Zoo, Fit]]] = {}
         self._finish_move()
         self.units: set[str] = set()
+        self._sources: dict[str, set[str]] = {}
         for path in self._paths():
             _, arch, _ = read_documents(Folder(path))
             self._zoos.append(_Zoo(path, arch, "" if path == folder else path.name))
-            units = ckptzoo.open(path).contents.raw.rows["unit"].to_pylist()
-            self.units.update(unit.partition("/")[0] for unit in units if unit is not None)
+            rows = ckptzoo.open(path).metadata
+            columns = [rows[name].to_pylist() for name in ("unit", "id", "member", "source")]
+            for unit, id, member, source in zip(*columns, strict=True):
+                if unit is not None:
+                    self.units.add(unit_of_file({"unit": unit}))
+                for name in (id, member):
+                    self._sources.setdefault(name, set()).add(source or "")
+        self._older = tuple(self._zoos)
 
     @property
     def has_several(self) -> bool:
@@ -117,34 +166,117 @@ class Target:
         """The zoos' folders inside the target, and how many checkpoints were added to each."""
         return {str(zoo.path.relative_to(self.folder)): zoo.added for zoo in self._zoos}
 
-    def add(self, checkpoints: Sequence[tuple[Tensors, Row, bool, str]]) -> None:
-        """Add checkpoints: tensors by their own names, a row, whether they are Gaussians, and the label of their zoo.
+    @property
+    def masks(self) -> Path:
+        """The folder beside the zoos with the masks of pruned networks."""
+        return self.folder.with_name(f"{self.folder.name}-masks")
+
+    def add(
+        self, checkpoints: Sequence[Arriving], refuse: Callable[[Arriving, ZooError], None] | None = None
+    ) -> list[Arriving]:
+        """Add checkpoints, and return those that were added.
+
+        Parameters
+        ----------
+        checkpoints
+            the architecture of a new zoo is that of all of them that are of one.
+        refuse
+            called with each that cannot be added; the first one ends it where there is no such function.
 
         Raises
         ------
         SpecError
             Names do not fit those of the zoo of this architecture.
         """
-        groups: dict[int, list[tuple[Signature, Tensors, Row]]] = {}
-        for named, row, gaussian, label in checkpoints:
-            tensors = with_usable_names(named)
-            signature = signature_of(tensors)
-            zoo = self._place(signature, row["id"], label, gaussian=gaussian)
-            groups.setdefault(self._zoos.index(zoo), []).append((signature, tensors, row))
+        usable: list[tuple[Arriving, Saved]] = []
+        groups: dict[int, list[tuple[Tensors, Row]]] = {}
+        added: list[Arriving] = []
+        failed: tuple[Arriving, ZooError] | None = None
+        for item in checkpoints:
+            try:
+                usable.append((item, self._effective(item)))
+            except ZooError as error:
+                if refuse is None:
+                    failed = item, error
+                    break
+                refuse(item, error)
+        for number, (item, saved) in enumerate(usable):
+            try:
+                zoo, found = self._place(item, saved, usable[number + 1 :])
+            except ZooError as error:
+                if refuse is None:
+                    failed = item, error
+                    break
+                refuse(item, error)
+                continue
+            tensors, facts = in_architecture(saved.tensors, found, zoo.arch)
+            if facts:
+                item.row["extra"] = merged(item.row.get("extra", {}), facts)
+            groups.setdefault(self._zoos.index(zoo), []).append((tensors, item.row))
+            added.append(item)
+        # a file is added whole or not at all: what the zoo has of it is not read again
+        file = "" if failed is None else unit_of_file(failed[0].row)
         for number, items in groups.items():
+            items = [(tensors, row) for tensors, row in items if failed is None or unit_of_file(row) != file]
             zoo = self._zoos[number]
-            stacked = {
-                tensor.name: _stacked([tensors[zoo.matched[signature][tensor.name]] for signature, tensors, _ in items])
-                for tensor in zoo.arch.tensors
-            }
-            self._write(zoo, stacked, [row for _, _, row in items])
+            if items:
+                stacked = {name: _stacked([tensors[name] for tensors, _ in items]) for name in zoo.arch.names}
+                self._write(zoo, stacked, [row for _, row in items])
+        if failed is not None:
+            raise failed[1]
+        return added
+
+    def name_apart(self, row: Row) -> None:
+        """Give a row names of its own where another source has brought its id or its member into the zoo.
+
+        The source's name goes before both, for every checkpoint of the member, so that no member is of two sources.
+        """
+        source = identifier(row["source"])
+        if not any(self._sources.get(row[name], set()) - {row["source"]} for name in ("id", "member")):
+            return
+        for name in ("id", "member", "mode"):
+            if isinstance(row.get(name), str):
+                row[name] = f"{source}/{row[name]}"[:MAX_ID]
+
+    def _effective(self, item: Arriving) -> Saved:
+        """A checkpoint with the tensors that its network computes with, under names that a zoo may have."""
+        saved, row = item.saved, item.row
+        made = effective(saved.tensors, row["id"])
+        if made.computed and any(fit(saved, zoo.arch, self._table) is not None for zoo in self._older):
+            return saved  # the zoo has the parts of which weights are computed
+        if made.tensors is not saved.tensors:
+            facts = dict(made.facts)
+            if made.masks:
+                facts["pruning"] = write_masks(self.masks, made.masks)
+            for note in made.notes:
+                self._note(note)
+            row["extra"] = merged(row.get("extra", {}), facts)
+            names = {name: made.names.get(name, name) for name in (*saved.ties, *saved.ties.values(), *saved.buffers)}
+            ties = {names[name]: names[first] for name, first in saved.ties.items()}
+            saved = Saved(
+                made.tensors,
+                {name: first for name, first in ties.items() if name in made.tensors and first in made.tensors},
+                frozenset(names[name] for name in saved.buffers) - made.computed,
+            )
+        usable = usable_names(saved.tensors)
+        return saved if usable is None else saved.renamed(usable)
+
+    def _note(self, note: str) -> None:
+        self.notes[note] = self.notes.get(note, 0) + 1
 
     def add_stacked(self, tensors: Tensors, rows: Sequence[Row], label: str) -> None:
         """Add K checkpoints whose tensors (K, *shape) are stacked already."""
-        tensors = with_usable_names(tensors)
-        signature = tuple((name, tuple(array.shape[1:]), array.dtype.name) for name, array in tensors.items())
-        zoo = self._place(signature, rows[0]["id"], label, gaussian=False)
-        self._write(zoo, {name: tensors[own] for name, own in zoo.matched[signature].items()}, rows)
+        if (usable := usable_names(tensors)) is not None:
+            tensors = {usable[name]: array for name, array in tensors.items()}
+        first = Saved({name: array[0] for name, array in tensors.items()})
+        zoo, found = self._place(Arriving(first, rows[0], label=label), first, ())
+        stacked = {name: tensors[own] for name, own in found.own_names.items() if own is not None}
+        self._write(zoo, stacked, rows)
+
+    def note_unused_names(self) -> None:
+        """Note entries of the table of names that are about no file."""
+        if self._unused and any(zoo.added for zoo in self._zoos):
+            self._note(f"--names: no file has {', '.join(sorted(self._unused)[:4])}")
 
     def end_member(self) -> None:
         """Publish the parts that are large or old enough, now that a member has ended."""
@@ -174,73 +306,90 @@ class Target:
         zoo.nbytes += sum(array.nbytes for array in stacked.values())
         zoo.added += len(rows)
 
-    def _place(self, signature: Signature, location: str, label: str, *, gaussian: bool) -> _Zoo:
-        key = (signature, label, gaussian)
-        if key not in self._places:
-            self._places[key] = self._find(signature, location, label) or self._new(
-                signature, location, label, gaussian=gaussian
-            )
-        return self._places[key]
+    def _place(self, item: Arriving, saved: Saved, later: Sequence[tuple[Arriving, Saved]]) -> tuple[_Zoo, Fit]:
+        """The zoo of a checkpoint, and what its tensors are there."""
+        signature = signature_of(saved.tensors)
+        places = self._places.setdefault((signature, tuple(saved.ties.items()), item.label, item.gaussian), [])
+        for zoo, found in places:
+            if found.holds(saved.tensors):
+                return zoo, found
+        place = self._find(item, saved, signature)
+        if place is None:
+            self._new(item, saved, signature, [other for one, other in later if _may_be_one(one, item)])
+            place = self._find(item, saved, signature, self._zoos[-1:])
+            assert place is not None
+        if place[1].note:
+            self._note(place[1].note)
+        places.append(place)
+        return place
 
-    def _find(self, signature: Signature, location: str, label: str) -> _Zoo | None:
-        """The zoo whose architecture a state dict has."""
-        kinds = [(shape, dtype) for _, shape, dtype in signature]
-        names = {name: (shape, dtype) for name, shape, dtype in signature}
-        for zoo in self._zoos:
-            if label and zoo.label and not zoo.label.startswith(f"{label}"):
-                continue
-            wanted = [(tensor.shape, tensor.dtype) for tensor in zoo.arch.tensors]
-            same_names = {tensor.name: (tensor.shape, tensor.dtype) for tensor in zoo.arch.tensors} == names
-            if same_names or kinds == wanted or (self.declaration.forward and sorted(kinds) == sorted(wanted)):
-                zoo.matched[signature] = self._match(signature, zoo.arch, location)
-                return zoo
+    def _find(
+        self, item: Arriving, saved: Saved, signature: Signature, zoos: Sequence[_Zoo] | None = None
+    ) -> tuple[_Zoo, Fit] | None:
+        """The zoo whose architecture a state dict has.
+
+        Raises
+        ------
+        NamesError
+            Shapes are those of a zoo in the same order, and names are not.
+        """
+        zoos = [zoo for zoo in zoos or self._zoos if not (item.label and zoo.label) or zoo.label.startswith(item.label)]
+        used = set(self._table) - set(rename(tuple(saved.tensors), self._table)[1])
+        for table in ({old: new for old, new in self._table.items() if old in used}, {}):
+            for zoo in zoos:
+                if (found := fit(saved, zoo.arch, table)) is not None:
+                    self._unused -= set(table)
+                    return zoo, found
+            if not table:
+                break
+        kinds, declared = kinds_of(signature), self.declaration.forward
+        for zoo in zoos:
+            wanted = kinds_of([(tensor.name, tensor.shape, tensor.dtype) for tensor in zoo.arch.tensors])
+            if kinds == wanted or (declared and sorted(kinds) == sorted(wanted)):
+                found = self._by_order(saved, zoo.arch, row_id=item.row["id"])
+                if found is not None:
+                    return zoo, found
         return None
 
-    def _match(self, signature: Signature, arch: Architecture, location: str) -> dict[str, str]:
-        """The zoo's name of each tensor to that of a state dict."""
-        shapes = {name: shape for name, shape, _ in signature}
-        table = self.declaration.names
-        in_order = [shape for _, shape, _ in signature] == [tensor.shape for tensor in arch.tensors]
-        try:
-            note, own_names = match_names(shapes, arch, {} if isinstance(table, str) else table, location=location)
-        except SpecError:
-            if not in_order or not (self.by_order or table == BY_ORDER):
-                raise
-            note = "tensors were matched by their order and shapes"
-            own_names = {tensor.name: name for tensor, (name, _, _) in zip(arch.tensors, signature, strict=True)}
-        if note:
-            self.notes[note] = self.notes.get(note, 0) + 1
-        kinds = {name: (shape, dtype) for name, shape, dtype in signature}
-        for tensor in arch.tensors:
-            if kinds[own_names[tensor.name]] != (tensor.shape, tensor.dtype):
-                shape, dtype = kinds[own_names[tensor.name]]
-                step = "Bring it to a zoo of its own architecture."
-                expected, got = f"{tensor.shape} {tensor.dtype}", f"{shape} {dtype}"
-                raise SpecError(Problem(location, f"tensor {tensor.name!r}", expected, got, step))
-        return {tensor.name: own_names[tensor.name] for tensor in arch.tensors}
+    def _by_order(self, saved: Saved, arch: Architecture, *, row_id: str) -> Fit | None:
+        """A state dict of which only shapes fit; None where a zoo has a lower precision."""
+        pairs = list(zip(arch.tensors, saved.tensors, strict=False))
+        in_order = len(arch.tensors) == len(saved.tensors) and all(
+            tensor.size == saved.tensors[name].size for tensor, name in pairs
+        )
+        if in_order and (self.by_order or self.declaration.names == BY_ORDER):
+            if not all(is_like(saved.tensors[name], tensor) for tensor, name in pairs):
+                return None
+            own_names = {tensor.name: name for tensor, name in pairs}
+            return Fit(own_names, note="tensors were matched by their order and shapes")
+        shapes = {name: array.shape for name, array in saved.tensors.items()}
+        used = set(self._table) - set(rename(tuple(shapes), self._table)[1])
+        table = {old: new for old, new in self._table.items() if old in used}
+        match_names(shapes, arch, table, location=row_id, table=_TABLE)
+        return None
 
-    def _new(self, signature: Signature, location: str, label: str, *, gaussian: bool) -> _Zoo:
+    def _new(self, item: Arriving, saved: Saved, signature: Signature, later: Sequence[Saved]) -> None:
         """A zoo for an architecture that none of the others has."""
-        declaration = self.declaration
+        declaration, location = self.declaration, item.row["id"]
         for name, _, dtype in signature:
             if dtype not in ITEMSIZE:
                 step = "Leave it out, or cast it where it was made."
                 raise SpecError(Problem(location, f"dtype of {name!r}", "one of " + ", ".join(ITEMSIZE), dtype, step))
+        self._unused -= set(self._table) - set(rename(tuple(saved.tensors), self._table)[1])
+        several = of_one(self._renamed(saved), [self._renamed(other) for other in later])
         symmetry: Symmetry | None = None
         if declaration.forward is not None:
-            forward = f"gaussian-{declaration.forward}" if gaussian else declaration.forward
+            forward = f"gaussian-{declaration.forward}" if item.gaussian else declaration.forward
             arch, symmetry = archs.architecture(forward), archs.symmetry(forward)
-            dtypes = {dtype for _, _, dtype in signature}
-            if len(dtypes) == 1:  # published in another precision
-                (dtype,) = dtypes
-                tensors = tuple(Tensor(item.name, item.shape, dtype, item.kind, item.aliases) for item in arch.tensors)
-                arch = Architecture(arch.name, tensors, arch.forward, arch.input_shape)
+            arch = _in_precision(arch, several)
+            if self._find(item, saved, signature, [_Zoo(self.folder, arch, item.label)]) is None:
+                self._refuse_misfit(saved, arch, location)
         else:
-            arch = self._unnamed(signature, gaussian=gaussian)
+            name = re.sub(r"[^A-Za-z0-9._-]+", "-", declaration.name)
+            arch = architecture_of(several, f"gaussian-{name}" if item.gaussian else name, declaration.input_shape)
             if declaration.symmetry_of is not None:
                 symmetry = declaration.symmetry_of(arch)
-        matched = self._match(signature, arch, location)
-        label = label or ("" if not self._zoos else _label_of(arch))
+        label = item.label or ("" if not self._zoos else _label_of(arch))
         if label and self.folder.joinpath(layout.ZOO).is_file():
             self._make_room()
         path = self.folder / label if label else self.folder
@@ -248,23 +397,24 @@ class Target:
             path.name if label else declaration.name, license=declaration.license, dataset=declaration.dataset or ""
         )
         ckptzoo.create(path, arch=arch, card=card, symmetry=symmetry)
-        zoo = _Zoo(path, arch, label, matched={signature: matched})
-        self._zoos.append(zoo)
-        return zoo
+        self._zoos.append(_Zoo(path, arch, label))
 
-    def _unnamed(self, signature: Signature, *, gaussian: bool) -> Architecture:
-        """The architecture of a first state dict, with the names that it has after renaming."""
-        table = self.declaration.names
-        names, _ = rename(tuple(name for name, _, _ in signature), {} if isinstance(table, str) else table)
-        plain = {old: without_wrappers(new) for old, new in names.items()}
-        if len(set(plain.values())) < len(plain):
-            plain = names
-        tensors = tuple(
-            Tensor(plain[name], shape, dtype, "buffer" if name.rpartition(".")[2] in _BUFFERS else "parameter")
-            for name, shape, dtype in signature
-        )
-        name = re.sub(r"[^A-Za-z0-9._-]+", "-", self.declaration.name)
-        return Architecture(f"gaussian-{name}" if gaussian else name, tensors, None, self.declaration.input_shape)
+    def _refuse_misfit(self, saved: Saved, arch: Architecture, location: str) -> NoReturn:
+        """Refuse a state dict that does not fit the network that a person named."""
+        shapes = {name: array.shape for name, array in saved.tensors.items()}
+        _, by_new = match_names(shapes, arch, self._table, location=location, table=_TABLE)
+        for tensor in arch.tensors:
+            array = saved.tensors.get(by_new.get(tensor.name, ""))
+            if array is not None and not is_like(array, tensor):
+                expected, got = f"{tensor.shape} {tensor.dtype}", f"{array.shape} {array.dtype.name}"
+                step = "Bring it to a zoo of its own architecture."
+                raise SpecError(Problem(location, f"tensor {tensor.name!r}", expected, got, step))
+        raise SpecError(Problem(location, "tensors", f"those of {arch.name}", "others", "Name another network."))
+
+    def _renamed(self, saved: Saved) -> Saved:
+        """A state dict under the names that it has in a new zoo."""
+        names, _ = rename(tuple(saved.tensors), self._table)
+        return saved.renamed(names) if len(set(names.values())) == len(names) else saved
 
     def _paths(self) -> list[Path]:
         if (self.folder / layout.ZOO).is_file():
@@ -313,18 +463,32 @@ def _commit(zoo: _Zoo) -> None:
     zoo.writer, zoo.nbytes = None, 0
 
 
-def with_usable_names(tensors: Tensors) -> Tensors:
-    """Tensors under names that a zoo may have: those of other libraries have slashes and tildes in them.
+def usable_names(names: Collection[str]) -> dict[str, str] | None:
+    """Names that a zoo may have for others: those of other libraries have slashes and tildes in them.
 
-    >>> list(with_usable_names({"mlp/~/linear_0.w": np.ones(1)}))
-    ['mlp.linear_0.w']
+    >>> usable_names(["mlp/~/linear_0.w"])
+    {'mlp/~/linear_0.w': 'mlp.linear_0.w'}
     """
-    if all(map(TENSOR_NAME.fullmatch, tensors)):
-        return tensors
-    usable = {_usable_name(name): array for name, array in tensors.items()}
-    return (
-        usable if len(usable) == len(tensors) else {f"tensor_{at}": array for at, array in enumerate(tensors.values())}
-    )
+    if all(map(TENSOR_NAME.fullmatch, names)):
+        return None
+    usable = {name: _usable_name(name) for name in names}
+    if len(set(usable.values())) < len(usable):
+        usable = {name: f"tensor_{at}" for at, name in enumerate(names)}
+    return usable
+
+
+def _in_precision(arch: Architecture, several: Sequence[Saved]) -> Architecture:
+    """An architecture whose floats have the widest dtype of some state dicts: networks are published in others."""
+    dtypes = [array.dtype.name for saved in several for array in saved.tensors.values() if "float" in array.dtype.name]
+    dtype = widest(dtypes) if dtypes else None
+    if dtype is None:
+        return arch
+    tensors = tuple(replace(item, dtype=dtype) if "float" in item.dtype else item for item in arch.tensors)
+    return Architecture(arch.name, tensors, arch.forward, arch.input_shape)
+
+
+def _may_be_one(one: Arriving, other: Arriving) -> bool:
+    return (one.label, one.gaussian) == (other.label, other.gaussian)
 
 
 def _usable_name(name: str) -> str:
@@ -332,15 +496,25 @@ def _usable_name(name: str) -> str:
     return ".".join(word for word in words if word) or "tensor"
 
 
-def signature_of(tensors: Tensors) -> Signature:
-    """Name, shape and dtype of each tensor, in order."""
-    return tuple((name, array.shape, _dtype_name(array.dtype)) for name, array in tensors.items())
+def write_masks(folder: Path, masks: Tensors) -> dict[str, Any]:
+    """Write the masks of a pruned network into a file that is named by their digest, and tell it and the sparsity."""
+    held = {name: mask != 0 for name, mask in masks.items()}
+    if not all(bool((mask == held[name]).all()) for name, mask in masks.items()):
+        held = {name: np.asarray(mask, np.float32) for name, mask in masks.items()}  # weights of connections
+    content = save({name: np.ascontiguousarray(mask) for name, mask in held.items()})
+    digest = sha256(content).hexdigest()
+    path = folder / f"{digest[:32]}.safetensors"
+    if not path.is_file():
+        folder.mkdir(exist_ok=True)
+        durable.write_file(path, content)
+    count = sum(mask.size for mask in masks.values())
+    kept = sum(int(np.count_nonzero(mask)) for mask in masks.values())
+    return {"masks": f"{folder.name}/{path.name}", "digest": f"sha256:{digest}", "sparsity": 1 - kept / count}
 
 
-@lru_cache(maxsize=64)
-def _dtype_name(dtype: np.dtype[Any]) -> str:
-    """numpy puts a dtype's name together whenever it is asked for."""
-    return dtype.name
+def unit_of_file(row: Row) -> str:
+    """The unit of the file that a row is of; its networks have it with a key behind it."""
+    return row["unit"].partition("/")[0]
 
 
 def unit_of(source: str, member: str, step: int | None) -> str:

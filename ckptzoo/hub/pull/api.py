@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ckptzoo.arguments import checked
 from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import Contents, list_trees, read_contents
 from ckptzoo.hub.pull.mirror import mirror
@@ -72,6 +73,7 @@ class Pulled:
         }
 
 
+@checked
 def pull(
     address: str | os.PathLike[str],
     folder: str | Path,

@@ -4,11 +4,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from ckptzoo.arguments import checked
 from ckptzoo.hub.pull.api import Pulled, pull
 from ckptzoo.loader.collection import open_collection, write_collection
 from ckptzoo.text import Progress
 
 
+@checked
 def pull_collection(
     address: str | os.PathLike[str],
     folder: str | Path,

@@ -47,7 +47,7 @@ def read_card_files(files: RemoteFiles) -> dict[str, bytes]:
         pictures, lacking = read_pictures(files, card)
         problems += [dataclasses.replace(problem, next_step="The pull goes on without it.") for problem in lacking]
     for problem in problems:
-        warnings.warn(str(problem), UserWarning, stacklevel=4)  # at the caller of pull
+        warnings.warn(str(problem), UserWarning, stacklevel=5)  # at the caller of pull
     return card_files | pictures | explorer
 
 

@@ -39,7 +39,7 @@ def write_splits(root: Path, splits: Sequence[Split], identity: Identity) -> Non
         )
         if path.is_file() and path.read_bytes() != data:
             note = f"{path}: another split {split.name!r} is here already; it stays, and the zoo's was not pulled."
-            warnings.warn(note, UserWarning, stacklevel=4)  # at the caller of pull
+            warnings.warn(note, UserWarning, stacklevel=5)  # at the caller of pull
         elif not path.is_file():
             path.parent.mkdir(exist_ok=True)
             write_file(path, data)

@@ -103,7 +103,7 @@ def _open_standing(files: RemoteFiles) -> Zoo:
     contents = read_contents(files)
     rows = standing(contents)
     if warning := left_out(contents, rows):
-        warnings.warn(f"{files.name}: {warning}.", UserWarning, stacklevel=4)  # at the caller of pull
+        warnings.warn(f"{files.name}: {warning}.", UserWarning, stacklevel=5)  # at the caller of pull
     return Zoo(contents, {}, rows)
 
 
@@ -307,7 +307,7 @@ def _only_derived(zoo: Zoo, gauges: Sequence[str]) -> Zoo:
     if not is_derived.all():
         count = len(zoo) - int(is_derived.sum())
         warning = f"{count} of {len(zoo)} checkpoints are not derived in {', '.join(gauges)}, and left out."
-        warnings.warn(f"{zoo.address}: {warning}", UserWarning, stacklevel=5)  # at the caller of pull
+        warnings.warn(f"{zoo.address}: {warning}", UserWarning, stacklevel=6)  # at the caller of pull
     return zoo.take(is_derived)
 
 

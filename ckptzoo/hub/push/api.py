@@ -9,13 +9,14 @@ from typing import Any
 
 from rich.console import Console
 
+from ckptzoo.arguments import checked
 from ckptzoo.console import PrintedResult, say
 from ckptzoo.errors import HubError, IntegrityError, Problem, ZooError
 from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import list_trees
 from ckptzoo.format.verify import verify
 from ckptzoo.hub.client import Client
-from ckptzoo.hub.client.models import Listing
+from ckptzoo.hub.client.models import WITHOUT_WRITE, Listing
 from ckptzoo.hub.client.retry import HubRetryPolicy, NotThereError, RaceError
 from ckptzoo.hub.push.plan import CommitBatch, PushPlan, is_committed, plan_push
 from ckptzoo.hub.push.sources import LocalZoo, RepositoryFiles, links_outside, read_local
@@ -24,8 +25,6 @@ from ckptzoo.text import Progress, counted, size
 
 MAX_RACES = 16
 """Races that may be lost one after another, before the push gives up."""
-_ROLES_WITHOUT_WRITE = ("read", "contribute")
-"""Roles of tokens that may not commit; ``ckptzoo serve`` has the second."""
 _PUBLIC = "the repository was there, is public, and stays so; --private is for one that is made."
 
 
@@ -156,6 +155,7 @@ class Planned(PrintedResult):
         say(console or Console(), *lines, *(f"note: {note}" for note in self.notes))
 
 
+@checked
 def push(
     zoo: str | Path,
     address: str,
@@ -346,7 +346,7 @@ class _Push:
             account = self._client.whoami()
         except NotThereError:  # a hub without this call
             return
-        if account.role in _ROLES_WITHOUT_WRITE:
+        if account.role in WITHOUT_WRITE:
             got = f"one of {account.name} that may {account.role}"
             may_contribute = account.role == "contribute" and not new
             step = f"Use another token{', or open a pull request with ckptzoo contribute' if may_contribute else ''}."

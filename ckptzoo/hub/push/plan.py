@@ -16,8 +16,9 @@ from ckptzoo.hub.client.stored_files import LocalFile, is_stored
 from ckptzoo.hub.push.page import page_or_note
 from ckptzoo.hub.push.sources import LocalPart, LocalZoo, OverlayFiles, RepositoryFiles
 from ckptzoo.schema import layout
+from ckptzoo.schema.architecture import Architecture, architecture_difference
 from ckptzoo.schema.card import CARD_TOML
-from ckptzoo.schema.documents import unseal
+from ckptzoo.schema.documents import Identity, unseal
 from ckptzoo.text import shortened
 
 MAX_FILES = 100
@@ -272,12 +273,34 @@ def _check_same_zoo(local: LocalZoo, repository: RepositoryFiles, listing: Listi
     for name, file in local.documents.items():
         if name in stored and not is_stored(file, stored[name]):
             (theirs,) = repository.read([name], listing)
-            what = "zoo" if name == layout.ZOO else name
-            step = "Push to another repository: this one holds another zoo."
-            if name != layout.ZOO:
-                step = "Fetch the repository's with ckptzoo pull; documents of a zoo are never replaced."
+            if name in (layout.ZOO, layout.ARCHITECTURE) and (differs := _other_zoo(local, repository, listing)):
+                expected, got = differs
+                step = "Push to another repository: this one holds another zoo."
+                raise HubError(Problem(repository.name, "zoo", expected, got, step))
+            step = "Fetch the repository's with ckptzoo pull; documents of a zoo are never replaced."
             expected, got = f"digest {_digest(file.path.read_bytes(), name)}", _digest(theirs, name)
-            raise HubError(Problem(repository.name, what, expected, got, step))
+            raise HubError(Problem(repository.name, name, expected, got, step))
+
+
+def _other_zoo(local: LocalZoo, repository: RepositoryFiles, listing: Listing) -> tuple[str, str] | None:
+    """The zoo that is pushed and that of the repository by their names; None where these cannot be read."""
+    try:
+        names = [name for name in (layout.ZOO, layout.ARCHITECTURE) if name in listing.files]
+        theirs = dict(zip(names, repository.read(names, listing), strict=True))
+        ours = {name: local.documents[name].path.read_bytes() for name in names}
+        (mine, arch), (other, other_arch) = (
+            (
+                Identity.from_json(unseal(files[layout.ZOO], location=layout.ZOO)[0], location=layout.ZOO).name,
+                Architecture.from_json(unseal(files[layout.ARCHITECTURE], location=layout.ARCHITECTURE)[0]),
+            )
+            for files in (ours, theirs)
+        )
+    except Exception:  # somebody else wrote them: not JSON, not UTF-8, without a document
+        return None
+    said = [f"{name!r} of {found.name!r}" for name, found in ((mine, arch), (other, other_arch))]
+    difference = architecture_difference(arch, other_arch)
+    got = f"{said[1]}, whose tensors differ: {difference}" if difference else said[1]
+    return (said[0], got) if difference or said[0] != said[1] else (said[0], "another zoo of these names")
 
 
 def _digest(data: bytes, name: str) -> str:

@@ -12,8 +12,8 @@ lie about sizes to exhaust memory, time or disk, and can be damaged so that a na
 ========================== ============================================================================================
 layer                      what it does
 ========================== ============================================================================================
-``formats``, ``archives``  refuse content that is not what the suffix says; archives that unpack to too much, lead out
-                           of themselves, overlap, hold two directories, or whose checksums are wrong
+``forms``, ``archives``    tell what a file is by its content, and refuse what is not read; archives that unpack to too
+                           much, lead out of themselves, overlap, hold two directories, or whose checksums are wrong
 ``inert``                  reads pickles with classes of its own alone: nothing that a pickle names is imported or
                            called, in files within files too
 ``tensor_forms``           reads sparse tensors whose indices are checked; tensors of other forms are refused by name
@@ -33,8 +33,7 @@ weights that are well formed.
 """
 
 from ckptzoo.hub.untrusted.api import read, read_all
-from ckptzoo.hub.untrusted.formats import SUFFIXES
 from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.results import FileResult, StateDict
 
-__all__ = ["SUFFIXES", "FileResult", "Limits", "StateDict", "read", "read_all"]
+__all__ = ["FileResult", "Limits", "StateDict", "read", "read_all"]

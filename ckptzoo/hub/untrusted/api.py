@@ -8,7 +8,8 @@ from typing import IO
 
 from ckptzoo.errors import IntegrityError, ZooError
 from ckptzoo.hub.untrusted.errors import reject
-from ckptzoo.hub.untrusted.formats import HEAD_BYTES, format_of
+from ckptzoo.hub.untrusted.formats import HEAD_BYTES
+from ckptzoo.hub.untrusted.forms import read_form
 from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.process import Content, ReadingProcess
 from ckptzoo.hub.untrusted.protocol import Job
@@ -26,7 +27,7 @@ def read(path: str | os.PathLike[str], *, limits: Limits | None = None) -> list[
     Parameters
     ----------
     path
-        a .safetensors, .pt, .pth, .th, .bin, .ckpt or .npz file.
+        a file of safetensors, of torch.save or of numpy.savez, whatever it is called.
     limits
         how much is read; by default ``Limits()``.
 
@@ -81,12 +82,12 @@ def _read_file(path: Path, process: ReadingProcess, limits: Limits) -> list[Stat
         # Checked before a byte is read, and again below by the time of the last change: the file may be replaced.
         if before.st_size > limits.file_bytes:
             reject(location, "size", f"at most {limits.file_bytes} bytes", f"{before.st_size} bytes", "Split the file.")
-        file_format = format_of(path.name, os.pread(descriptor, HEAD_BYTES, 0), location=location)
-        if file_format == "safetensors":
+        form = read_form(os.pread(descriptor, HEAD_BYTES, 0), path.name, location=location, strict=True)
+        if form.name == "safetensors":
             with os.fdopen(os.dup(descriptor), "rb") as file:
                 states = [read_state_dict(file, location, name, limits)]
         else:
-            job = Job(location, file_format, before.st_size, strict=True)
+            job = Job(location, form.name, before.st_size, strict=True)
             (answer,), arrays = process.read([job], [_content_of(descriptor, before.st_size, location)])
             if isinstance(answer, IntegrityError):
                 raise answer

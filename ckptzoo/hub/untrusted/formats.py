@@ -1,115 +1,260 @@
-"""Tells which format a file has by its first bytes, and compares it with its suffix."""
+"""Forms of files that are told apart by their content, or by the names that a program gives to its files.
 
-from typing import Literal
+``forms.FORMS`` is the registry: those that are read stand in the modules that read them, all others here, with what to
+do where one of them holds the networks that are wanted.
+"""
 
-from ckptzoo.hub.untrusted.errors import reject
+import importlib.util
+import json
+import re
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
-FileFormat = Literal["safetensors", "torch", "npz", "npy", "pickle"]
-
-SUFFIXES: dict[str, FileFormat] = {
-    ".safetensors": "safetensors",
-    ".pt": "torch",
-    ".pth": "torch",
-    ".th": "torch",
-    ".bin": "torch",
-    ".ckpt": "torch",
-    ".npz": "npz",
-}
-"""The suffixes that are accepted, and the format of each."""
+from ckptzoo.hub.untrusted.limits import Limits
 
 HEAD_BYTES = 512
-"""First bytes of a file that ``format_of`` needs: a block of a tar archive, the longest of the magic numbers."""
+"""First bytes of a file from which its form is told: a block of a tar archive."""
 LEGACY_MAGIC = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."
 """First bytes of a file of torch.save that is not a zip archive (before torch 1.6): ``MAGIC_NUMBER`` of
 ``torch.serialization``, pickled."""
-_NUMPY = b"\x93NUMPY"
-_PLAIN_PICKLE = "a plain pickle, which torch.save did not write"
-_OTHER_MAGICS = {
-    _NUMPY: "a .npy file: an array without a name",
-    b"\x89HDF\r\n": "an HDF5 file",
-    b"GGUF": "a GGUF file",
-    b"\x1f\x8b": "gzip-compressed bytes",
-    b"\xfd7zXZ": "xz-compressed bytes",
-    b"BZh": "bzip2-compressed bytes",
-    b"\x28\xb5\x2f\xfd": "zstd-compressed bytes",
-    b"7z\xbc\xaf": "a 7-Zip archive",
-    b"\x7fELF": "a program",
-    b"#!": "a script",
-    b"version https://git-lfs": "a pointer to a file that git-lfs has not fetched",
-    b"<": "a web page or XML",
-}
-FORMAT_NAMES = {
-    "safetensors": "a safetensors file",
-    "torch": "a file of torch.save",
-    "npz": "an .npz archive",
-    "zip": "a zip archive",
-}
+_ZIP = (b"PK\x03\x04", b"PK\x05\x06")
+_EXTRA = "pip install 'ckptzoo[import]' reads it."
 
 
-def format_of(name: str, head: bytes, *, location: str) -> FileFormat:
-    """The format of a file from its name and its first ``HEAD_BYTES`` bytes; ``check_archive`` tells archives apart.
+@dataclass(frozen=True)
+class Form:
+    """A form of files.
 
-    Raises
-    ------
-    IntegrityError
-        The suffix is none of ``SUFFIXES``, or the content is something else than the suffix says.
+    Parameters
+    ----------
+    name
+        one word for it.
+    words
+        what a file of it is, for messages.
+    recognised_by
+        for people: the bytes or names that tell it.
+    recognises
+        tells it by the first ``HEAD_BYTES`` bytes and the path; None where paths alone do.
+    paths
+        a regular expression of paths that are this form whatever is in them; empty where content decides.
+    read
+        what makes an object of a file's bytes, in the reading process: called with the bytes, how messages call the
+        file, the limits, and whether objects other than dense tensors and plain containers are refused. None where the
+        form is not read.
+    package
+        that has to be installed for it.
+    becomes, facts
+        for people: what it is imported as, and what is known about it then.
+    step
+        what to do where it is not read.
+    is_container
+        whether it holds files, which are looked at in its place.
     """
-    suffix = "." + name.rpartition(".")[2].lower() if "." in name else ""
-    if suffix not in SUFFIXES:
-        step = "Give a state dict in one of these formats."
-        reject(location, "format", "one of " + ", ".join(SUFFIXES), repr(suffix) if suffix else "no suffix", step)
-    file_format, content = SUFFIXES[suffix], _describe_content(head)
-    accepted = {"safetensors": ("safetensors",), "torch": ("torch", "zip"), "npz": ("zip",)}[file_format]
-    if content not in accepted:
-        right_suffix = next((end for end, its in SUFFIXES.items() if its == content), None)
-        step = (
-            f"Rename it to end in {right_suffix}." if right_suffix else f"Give a state dict as {', '.join(SUFFIXES)}."
-        )
-        reject(
-            location,
-            "format",
-            f"{FORMAT_NAMES[file_format]}, as {suffix} says",
-            FORMAT_NAMES.get(content, content),
-            step,
-        )
-    return file_format
+
+    name: str
+    words: str
+    recognised_by: str
+    recognises: Callable[[bytes, str], bool] | None = None
+    paths: str = ""
+    read: Callable[[bytes, str, Limits, bool], Any] | None = None
+    package: str = ""
+    becomes: str = ""
+    facts: str = ""
+    step: str = ""
+    is_container: bool = False
+
+    @cached_property
+    def is_read(self) -> bool:
+        """Whether files of it are read on this machine."""
+        return self.read is not None and (not self.package or importlib.util.find_spec(self.package) is not None)
+
+    @property
+    def reason(self) -> str:
+        """What it is; of what may hold networks also what to do."""
+        has_step = self.next_step and not self.is_text
+        return f"{self.words}, which is not read. {self.next_step}" if has_step else self.words
+
+    @property
+    def next_step(self) -> str:
+        """What to do where it is not read."""
+        return _EXTRA if self.read is not None else self.step
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it is for people, or of any kind."""
+        return self.name in ("json", "table", "text", "web-page", "picture", "program", "empty", "unknown")
 
 
-def content_format(head: bytes, *, location: str) -> FileFormat | Literal["zip"]:
-    """The format of a file that may have any name, from its first ``HEAD_BYTES`` bytes.
-
-    Raises
-    ------
-    IntegrityError
-        It is none that can be read.
-    """
-    if head.startswith(_NUMPY):
-        return "npy"
-    content = _describe_content(head)
-    if content == _PLAIN_PICKLE:
-        return "pickle"
-    if content not in FORMAT_NAMES:
-        expected = "safetensors, a file of torch.save or of numpy, or a pickle"
-        reject(location, "format", expected, content, "Leave it out.")
-    return "torch" if content == "torch" else "zip" if content == "zip" else "safetensors"
+def begins(*magic: bytes) -> Callable[[bytes, str], bool]:
+    """A test of the first bytes."""
+    return lambda head, path: head.startswith(magic)
 
 
-def _describe_content(head: bytes) -> str:
-    """A format's name, or words for what else the bytes are."""
-    if not head:
-        return "an empty file"
-    # safetensors: the length of the header in 8 bytes, then a JSON object.
-    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**32:
-        return "safetensors"
-    if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
-        return "zip"
-    if head.startswith(LEGACY_MAGIC):
-        return "torch"
-    for magic, words in _OTHER_MAGICS.items():
-        if head.startswith(magic):
-            return words
+def first_member(head: bytes) -> str | None:
+    """The name of a zip archive's first member; None where the bytes are of something else."""
+    if not head.startswith(_ZIP):
+        return None
+    return head[30 : 30 + int.from_bytes(head[26:28], "little")].decode("utf-8", "replace")
+
+
+def _is_torchscript(head: bytes, path: str) -> bool:
+    """Tells a program of ``torch.jit.save``: numbers before ``data.pkl``, or code."""
+    return re.fullmatch(r"[^/]+/(data/\d+|code/.+|constants\.pkl|extra/.+)", first_member(head) or "") is not None
+
+
+def _is_export(head: bytes, path: str) -> bool:
+    member = first_member(head)
+    names = r"(data/weights/(weight_\d+|model_weights_config\.json)|archive_(format|version))"
+    of_export = re.fullmatch(rf"([^/]+/)?{names}|serialized_exported_program\.json", member or "")
+    return member is not None and (of_export is not None or path.lower().endswith(".pt2"))
+
+
+def _is_onnx(head: bytes, path: str) -> bool:
+    """Tells a ModelProto: its version in field 1, then a text in field 2 or the graph in field 7."""
+    return head[:1] == b"\x08" and head[2:3] in (b"\x12", b"\x3a", b"\x42") and path.lower().endswith(".onnx")
+
+
+def is_tar(head: bytes, path: str = "") -> bool:
+    """Tells a tar archive by its first block, whose checksum is right; archives before POSIX have no other mark."""
     if head[257:262] == b"ustar":
-        return "a tar archive (torch.save before 0.1.10 wrote such)"
-    if head[:1] == b"\x80" and head[1:2] in b"\x00\x01\x02\x03\x04\x05":
-        return _PLAIN_PICKLE
-    return "unknown bytes"
+        return True
+    if len(head) < tarfile.BLOCKSIZE or not head[:1].strip(b"\0") or not path.lower().endswith(".tar"):
+        return False
+    try:
+        tarfile.TarInfo.frombuf(head[: tarfile.BLOCKSIZE], "utf-8", "surrogateescape")
+    except (tarfile.HeaderError, ValueError):
+        return False
+    return True
+
+
+def is_zlib(head: bytes, path: str) -> bool:
+    """Tells a stream of zlib: deflate with a window of 32 KiB, and a check of the two bytes."""
+    is_marked = head[:1] == b"\x78" and len(head) > 2 and int.from_bytes(head[:2]) % 31 == 0 and not head[1] & 0x20
+    return is_marked and not _is_text(head, path)
+
+
+def _is_text(head: bytes, path: str) -> bool:
+    if b"\0" in head:
+        return False
+    try:
+        text = head.decode()
+    except UnicodeDecodeError as error:
+        # the last character may be cut off
+        if error.start < len(head) - 3 or len(head) < HEAD_BYTES:
+            return False
+        text = head[: error.start].decode()
+    return all(character.isprintable() or character in "\t\r\n\f\x1b" for character in text)
+
+
+def _is_json(head: bytes, path: str) -> bool:
+    if not _is_text(head, path) or head.lstrip()[:1] not in (b"{", b"["):
+        return False
+    if path.lower().endswith((".json", ".jsonl", ".ipynb")):
+        return True
+    try:
+        json.loads(head)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _savez(arrays: str) -> str:
+    return f"Convert it where its program is installed: numpy.savez('net.npz', **{arrays})."
+
+
+CONTAINERS = (
+    Form("tar", "a tar archive", "its first header", is_tar, is_container=True),
+    Form("zip", "a zip archive", "`PK`, and first a file that is none of torch.save, numpy or torch.export",
+         begins(*_ZIP), is_container=True),
+    Form("gzip", "gzip-compressed bytes", "`1f 8b`", begins(b"\x1f\x8b"), is_container=True),
+    Form("bzip2", "bzip2-compressed bytes", "`BZh`", begins(*(b"BZh%d" % level for level in range(1, 10))),
+         is_container=True),
+    Form("xz", "xz-compressed bytes", "`fd` `7zXZ`", begins(b"\xfd7zXZ\0"), is_container=True),
+    Form("zlib", "zlib-compressed bytes", "`78`, and a check of the second byte", is_zlib, is_container=True),
+)  # fmt: skip
+"""Forms that hold files: what is in them is looked at in their place."""
+
+NOT_READ_BY_PATH = (
+    Form("dcp", "a part of a folder of torch.distributed.checkpoint", "`.distcp`, `.metadata`",
+         paths=r"\.distcp$|(?:^|/)\.metadata$",
+         step="Convert the folder: python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER net.pt."),
+    Form("deepspeed", "a part of a network that DeepSpeed cut by ZeRO", "`zero_pp_rank_N_mp_rank_N_model_states.pt`",
+         paths=r"(?:^|/)zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt$",
+         step="Put it together with the script beside it: python zero_to_fp32.py . OUT."),
+    Form("tensor-parallel", "a part of a network that was cut for several devices",
+         "`mp_rank_01_...`, `consolidated.01.pth`",
+         paths=r"(?:^|/)(?:mp_rank_(?!0+_)\d+_model_states\.pt|consolidated\.(?!0+\.)\d+\.pth)$",
+         step="Put the parts together with the program that wrote them, and import that."),
+    Form("deepspeed-optimiser", "the state of an optimiser of DeepSpeed", "`..._optim_states.pt`",
+         paths=r"(?:^|/)(?:bf16_|fp16_)?zero_pp_rank_\d+_mp_rank_\d+_optim_states\.pt$"),
+    Form("orbax", "a part of a checkpoint of Orbax", "`_CHECKPOINT_METADATA`, `manifest.ocdbt` and their folders",
+         paths=r"(?:^|/)(?:_CHECKPOINT_METADATA|_METADATA|_sharding|_strings\.json|manifest\.ocdbt|array_metadatas/[^/]+)$"
+               r"|(?:^|/)(?:ocdbt\.process_\d+/.+|d/[0-9a-f]{8,32})$",
+         step="Convert it where Orbax is installed: Path('net.msgpack').write_bytes(flax.serialization.to_bytes("
+              "orbax.checkpoint.StandardCheckpointer().restore(FOLDER)))."),
+    Form("tensorflow", "a part of a TensorFlow checkpoint", "`checkpoint`, `.index`, `.meta`, `.data-N-of-N`",
+         paths=r"\.data-\d{5}-of-\d{5}$|(?:\.ckpt|-\d+)\.(?:index|meta)$"
+               r"|(?:^|/)variables/variables\.index$",
+         step=_savez("{name: tf.train.load_variable(PREFIX, name) for name, _ in tf.train.list_variables(PREFIX)}")),
+    Form("saved-model", "a program of TensorFlow (SavedModel)", "`saved_model.pb`, `keras_metadata.pb`",
+         paths=r"(?:^|/)(?:saved_model|keras_metadata|fingerprint|frozen_inference_graph)\.pb(?:txt)?$",
+         step=_savez("{item.name: item.numpy() for item in tf.saved_model.load(FOLDER).variables}")),
+    Form("zarr", "a part of a zarr array", "`.zarray`, `.zgroup`, `zarr.json`",
+         paths=r"(?:^|/)(?:\.zarray|\.zgroup|\.zattrs|\.zmetadata|zarr\.json)$|\.zarr/.+",
+         step=_savez("{name: array[...] for name, array in zarr.open(FOLDER).arrays()}")),
+    Form("blob", "a file of a hub's cache, which its snapshots name", "`models--ORG--NAME/blobs/`",
+         paths=r"(?:^|/)(?:models|datasets|spaces)--[^/]+/(?:blobs|refs|\.no_exist)/.+"),
+)  # fmt: skip
+"""Forms that are not read, and are told by the names of their files."""
+
+NOT_READ = (
+    Form("git-lfs", "a pointer to a file that git-lfs has not fetched", "its first line",
+         begins(b"version https://git-lfs", b"version https://hawser"),
+         step="Fetch it: git lfs install, and git lfs pull in its repository."),
+    Form("torchscript", "a program of torch.jit.save (TorchScript)", "its members", _is_torchscript,
+         step="Save its numbers: torch.save(torch.jit.load(FILE).state_dict(), 'net.pt')."),
+    Form("torch-export", "a program of torch.export (.pt2)", "its members", _is_export,
+         step="Save its numbers: torch.save(torch.export.load(FILE).state_dict, 'net.pt')."),
+    Form("gguf", "a file of quantised weights (GGUF)", "`GGUF`, `ggml`", begins(b"GGUF", b"ggml", b"lmgg", b"tjgg"),
+         step="Import the safetensors files from which it was made."),
+    Form("onnx", "an ONNX model", "`.onnx` and its first fields", _is_onnx,
+         step=_savez("{item.name: onnx.numpy_helper.to_array(item) for item in onnx.load(FILE).graph.initializer}")),
+    Form("tflite", "a TensorFlow Lite model", "`TFL3`", lambda head, path: head[4:8] == b"TFL3",
+         step="Import the network from which it was made."),
+    Form("matlab", "a MATLAB file", "`MATLAB`", begins(b"MATLAB "),
+         step=_savez("{name: array for name, array in scipy.io.loadmat(FILE).items() if name[0] != '_'}")),
+    Form("netcdf", "a netCDF file of version 3", "`CDF`", begins(b"CDF\x01", b"CDF\x02", b"CDF\x05"),
+         step=_savez("{name: item.values for name, item in xarray.open_dataset(FILE).data_vars.items()}")),
+    Form("parquet", "a Parquet table", "`PAR1`", begins(b"PAR1")),
+    Form("arrow", "an Arrow table", "`ARROW1`", begins(b"ARROW1")),
+    Form("sqlite", "an SQLite database", "`SQLite format 3`", begins(b"SQLite format 3\0")),
+    Form("lz4", "lz4-compressed bytes", "`04 22 4d 18`", begins(b"\x04\x22\x4d\x18"),
+         step="Unpack it: lz4 -d FILE; of joblib: joblib.dump(joblib.load(FILE), 'net.joblib')."),
+    Form("zstd", "zstd-compressed bytes", "`28 b5 2f fd`", begins(b"\x28\xb5\x2f\xfd"),
+         step="Unpack it: zstd -d FILE."),
+    Form("lzma", "lzma-compressed bytes", "`5d 00 00`", begins(b"\x5d\x00\x00"), step="Unpack it: unlzma FILE."),
+    Form("7z", "a 7-Zip archive", "`7z`", begins(b"7z\xbc\xaf\x27\x1c"), step="Unpack it: 7z x FILE."),
+    Form("rar", "a RAR archive", "`Rar!`", begins(b"Rar!"), step="Unpack it: unrar x FILE."),
+    Form("program", "a program", "`ELF`, `#!`, `MZ`", begins(b"\x7fELF", b"#!", b"MZ\x90")),
+    Form("picture", "a picture or a document", "its first bytes",
+         begins(b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"%PDF", b"II*\0", b"MM\0*", b"RIFF", b"\0\0\0 ftyp")),
+    Form("web-page", "a web page or XML", "`<`",
+         lambda head, path: head.lstrip()[:1] == b"<" and _is_text(head, path),
+         step="Fetch the file itself: where it should be there is a page, as of a login or an error."),
+    Form("empty", "an empty file", "no bytes", lambda head, path: not head),
+    Form("table", "a table of texts (CSV)", "`.csv`, `.tsv`",
+         lambda head, path: path.lower().endswith((".csv", ".tsv")) and _is_text(head, path),
+         step="Save numbers as arrays: numpy.save('w.npy', numpy.loadtxt(FILE, delimiter=',')), and say with --layout "
+              "which of them are which tensor."),
+    Form("json", "JSON", "`{` or `[`", _is_json,
+         step="Save lists of numbers as arrays: numpy.savez('net.npz', **{name: numpy.array(value) for name, value in "
+              "json.load(open(FILE)).items()})."),
+    Form("tf-list", "a list of TensorFlow checkpoints", "`model_checkpoint_path:`", begins(b"model_checkpoint_path:")),
+    Form("text", "a text", "printable characters", _is_text),
+)  # fmt: skip
+"""Forms that are not read, and are told by their content."""
+
+UNKNOWN = Form("unknown", "unknown bytes", "anything else")

@@ -15,8 +15,10 @@ them for the next one.
 
 import copyreg
 import pickle  # noqa: TID251 - the one module that reads pickles; its find_class imports nothing
+import re
 from collections.abc import Callable
-from typing import IO, Any
+from math import prod
+from typing import IO, Any, ClassVar
 
 import numpy as np
 
@@ -211,9 +213,7 @@ class Unpickler(pickle.Unpickler):
     ) -> None:
         # texts of Python 2 may be bytes of any kind, which come back from ``_bytes``
         super().__init__(stream, encoding="utf-8", errors="surrogateescape")
-        if copyreg._inverted_registry:  # pyright: ignore[reportAttributeAccessIssue]
-            # an extension code stands for an object of this process, which find_class does not always see
-            raise InertError("this process", "no extension codes of copyreg", "some")
+        _check_no_extension_codes()
         self.globals: dict[str, None] = {}
         self._storages, self._load_nested = storages, load_nested
 
@@ -242,6 +242,83 @@ class Unpickler(pickle.Unpickler):
         if (storage.dtype, storage.numel) != (dtype, numel):
             raise InertError(f"storage {key[:80]!r}", "one type and size", "two")
         return _piece(storage, pid[5]) if len(pid) == 6 and pid[5] is not None else storage
+
+
+_MACHINE: Any = pickle._Unpickler  # pyright: ignore[reportPrivateUsage]
+"""CPython's machine in Python; pickle's public name for it is the one in C."""
+_KIND = re.compile(r"([a-zA-Z])(\d{1,9})")
+"""What numpy writes for a dtype: its kind, and bytes of an item, of texts their characters."""
+_MAX_NESTED = 3
+
+
+class JoblibUnpickler(_MACHINE):
+    """Reads a pickle of joblib, in which the bytes of each array follow the object that describes it.
+
+    Where the next byte of a pickle is can be told by CPython's machine in Python alone; it looks names up in the same
+    way, and builds the same classes.
+
+    Parameters
+    ----------
+    stream
+        where the pickle begins.
+    level
+        how many pickles this one is in.
+
+    Raises
+    ------
+    InertError
+        An array is not as joblib writes it.
+    """
+
+    find_class = Unpickler.find_class
+    persistent_load = Unpickler.persistent_load
+    _storages = _load_nested = None
+
+    def __init__(self, stream: IO[bytes], level: int = 0) -> None:
+        super().__init__(stream, encoding="utf-8", errors="surrogateescape")
+        _check_no_extension_codes()
+        self.globals: dict[str, None] = {}
+        self._stream, self._level = stream, level
+
+    def load_build(self) -> None:
+        """Build an object; one that describes an array is replaced by the array, whose bytes are next."""
+        super().load_build()
+        built = self.stack[-1]
+        if isinstance(built, Inert) and built.name == "joblib.numpy_pickle.NumpyArrayWrapper":
+            self.stack[-1] = self._array(built.attributes)
+
+    def _array(self, described_by: dict[Any, Any]) -> Any:
+        shape: Any = described_by.get("shape")
+        dtype = described_by.get("dtype")
+        if not are_naturals(shape) or not isinstance(dtype, DType):
+            raise InertError("array of joblib", "a shape and a dtype", described(shape))
+        kind = _KIND.fullmatch(dtype.text)
+        if kind is None:
+            raise InertError("array of joblib", "a dtype of numpy", dtype.text[:80])
+        if kind[1] == "O":  # objects are a pickle of their own
+            if self._level >= _MAX_NESTED:
+                raise InertError("pickle", f"at most {_MAX_NESTED} pickles of joblib within one another", "more")
+            return JoblibUnpickler(self._stream, self._level + 1).load()
+        # since joblib 1.3 a byte says how many follow it before the numbers, which begin at a multiple of 16 bytes
+        if described_by.get("numpy_array_alignment_bytes") is not None:
+            self._stream.read(int.from_bytes(self._stream.read(1)))
+        nbytes = prod(shape) * int(kind[2]) * (4 if kind[1] == "U" else 1)
+        position = self._stream.tell()
+        left = self._stream.seek(0, 2) - position
+        self._stream.seek(position)
+        if nbytes > left:
+            raise InertError(f"array of shape {shape}"[:200], f"{nbytes} bytes", str(left))
+        array = Array()
+        array.__setstate__((shape, dtype, described_by.get("order") == "F", self._stream.read(nbytes)))
+        return array
+
+    dispatch: ClassVar[dict[int, Any]] = {**_MACHINE.dispatch, pickle.BUILD[0]: load_build}
+
+
+def _check_no_extension_codes() -> None:
+    if copyreg._inverted_registry:  # pyright: ignore[reportAttributeAccessIssue]
+        # an extension code stands for an object of this process, which find_class does not always see
+        raise InertError("this process", "no extension codes of copyreg", "some")
 
 
 def _is_storage_id(pid: Any) -> bool:

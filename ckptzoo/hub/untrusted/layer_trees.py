@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ckptzoo.hub.untrusted.objects import MAX_DEPTH, MAX_LEAVES, is_aside, is_tensor, items_of, number_list
+from ckptzoo.hub.untrusted.objects import MAX_DEPTH, MAX_LEAVES, as_dict, is_aside, is_tensor, items_of, number_list
 from ckptzoo.hub.untrusted.tensor_forms import holds_numbers
 
 # Names of a layer's own tensors in torch, Flax and TensorFlow.
@@ -36,6 +36,7 @@ def layer_tree(value: Any, depth: int = 0) -> Tree | None:
 
     A mapping with dotted names is a state dict by itself, and no layer. What is empty is a layer without parameters.
     """
+    value = as_dict(value)
     if depth > MAX_DEPTH or not isinstance(value, dict | list | tuple):
         return None
     items = [(key, item) for key, item in items_of(value) if not _is_empty(item)]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.hub.untrusted.archives import check_archive
 from ckptzoo.hub.untrusted.errors import reject
-from ckptzoo.hub.untrusted.formats import FORMAT_NAMES
+from ckptzoo.hub.untrusted.formats import Form, begins, first_member
 from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.schema.architecture import ITEMSIZE
 from ckptzoo.text import excerpt
@@ -17,11 +17,18 @@ from ckptzoo.text import excerpt
 _MAX_HEADER = 10_000
 """Characters of an array's header; numpy's own default."""
 _MAX_DIMENSIONS = 32
+_MAX_TEXTS, _MAX_TEXT_BYTES = 1024, 4096
+"""Texts of an array, and bytes of one, at four a character."""
 _STEP = "Save it again with numpy.savez and plain arrays of numbers."
 
 
-def read_npz(data: bytes, *, location: str, limits: Limits) -> dict[str, NDArray[Any]]:
+def read_npz(data: bytes, *, location: str, limits: Limits, with_texts: bool = False) -> dict[str, Any]:
     """The arrays of an archive, by name, in the archive's order.
+
+    Parameters
+    ----------
+    with_texts
+        whether arrays of texts are taken, as lists; they are refused otherwise.
 
     Raises
     ------
@@ -31,13 +38,28 @@ def read_npz(data: bytes, *, location: str, limits: Limits) -> dict[str, NDArray
     """
     archive = check_archive(data, location=location, limits=limits)
     if archive.file_format != "npz":
-        expected, step = f"{FORMAT_NAMES['npz']}, as .npz says", "Rename it to end in .pt."
-        reject(location, "format", expected, FORMAT_NAMES["torch"], step)
+        reject(location, "format", NPZ.words, "a file of torch.save", _STEP)
     members = {name.removesuffix(".npy"): name for name in archive.infos}
-    return {
-        name: read_npy(archive.read(member), name=name, location=location, limits=limits)
-        for name, member in members.items()
-    }
+    found: dict[str, Any] = {}
+    for name, member in members.items():
+        content = archive.read(member)
+        texts = _read_texts(content) if with_texts else None
+        found[name] = read_npy(content, name=name, location=location, limits=limits) if texts is None else texts
+    return found
+
+
+def _read_texts(content: bytes | memoryview) -> list[str] | None:
+    """A short array of texts; None for any other array."""
+    stream = BytesIO(content)
+    try:
+        shape, _, dtype = _read_header(stream)
+    except Exception:  # as in read_npy, which names what is wrong
+        return None
+    if dtype.kind != "U" or len(shape) > 1 or prod(shape) > _MAX_TEXTS or not 0 < dtype.itemsize <= _MAX_TEXT_BYTES:
+        return None
+    if len(content) - stream.tell() != prod(shape) * dtype.itemsize:
+        return None
+    return [str(text) for text in np.atleast_1d(np.frombuffer(content, dtype, offset=stream.tell()))]
 
 
 def read_npy(content: bytes | memoryview, *, name: str, location: str, limits: Limits) -> NDArray[Any]:
@@ -76,3 +98,30 @@ def _read_header(stream: BytesIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]
     if version == (2, 0):
         return np.lib.format.read_array_header_2_0(stream, max_header_size=_MAX_HEADER)
     raise ValueError(f"version {version}")
+
+
+def _is_npz(head: bytes, path: str) -> bool:
+    """Tells an archive of arrays; what is called ``.zip`` is one of files, each with an array."""
+    member = first_member(head)
+    return member is not None and member.endswith(".npy") and not path.lower().endswith(".zip")
+
+
+NPZ = Form(
+    "npz",
+    "an .npz archive",
+    "a zip archive that begins with a `.npy`",
+    _is_npz,
+    read=lambda data, location, limits, strict: read_npz(data, location=location, limits=limits, with_texts=not strict),
+    becomes="one network of its arrays; vectors with `--layout`, samples with `--stacked`",
+    facts="scalars among the arrays",
+)
+NPY = Form(
+    "npy",
+    "an array of numpy.save",
+    "`93` `NUMPY`",
+    begins(b"\x93NUMPY"),
+    read=lambda data, location, limits, strict: {
+        "array": read_npy(data, name="array", location=location, limits=limits)
+    },
+    becomes="vectors with `--layout`; a folder of arrays that are named like tensors is one network",
+)

@@ -21,14 +21,16 @@ _MAX_NUMBERS = 10**6
 _TRAINING_NAMES = re.compile(
     r"(^|_)(optim\w*|opt|sched\w*|lr_?sched\w*|amp|scaler|grad_scaler|rng|callbacks?|loops)(_|$)"
 )
-_SETTINGS_NAMES = re.compile(r"(^|_)(hparams|hyper_parameters|args|config|cfg)(_|$)")
+_SETTINGS_NAMES = re.compile(
+    r"(^|_)(hparams|hyper_?parameters|args|arguments|config|cfg|conf|options|opts|settings)(_|$)"
+)
 _MASK_NAMES = re.compile(r"(^|_)masks?$")
 _FIGURE_NAMES = re.compile(
     r"(^|_)(loss|losses|acc|accuracy|accuracies|errors?|epochs?|steps?|iters?|iterations?|times?|lrs?|history|curve|"
     r"metrics?|scores?|rewards?|returns?|sizes?|shapes?|classes|seeds?|activations?)(_|$)"
 )
 """Names of lists of numbers that are noted about a network, and no tensors of it."""
-_CONSTRAINTS = "torch.distributions.constraints."
+_CONSTRAINTS = re.compile(r"(torch|pyro)\.distributions\.constraints\.")
 
 
 _READ = (Numbers, np.ndarray)
@@ -46,8 +48,8 @@ def is_module(value: Any) -> bool:
     )
 
 
-def module_tensors(module: Inert, prefix: str = "", depth: int = 0) -> dict[str, Any]:
-    """The tensors that ``module.state_dict()`` would give.
+def module_tensors(module: Inert, buffers: set[str], prefix: str = "", depth: int = 0) -> dict[str, Any]:
+    """The tensors that ``module.state_dict()`` would give; the names of its buffers are added to ``buffers``.
 
     Raises
     ------
@@ -62,11 +64,12 @@ def module_tensors(module: Inert, prefix: str = "", depth: int = 0) -> dict[str,
         for name, value in own.items()
         if is_tensor(value) and not (isinstance(dropped, set) and name in attributes["_buffers"] and name in dropped)
     }
+    buffers.update(name for name in found if name.removeprefix(prefix) in attributes["_buffers"])
     for name, inner in attributes["_modules"].items():
         if is_module(inner):
             if depth >= _MAX_MODULES or len(found) >= MAX_LEAVES:
                 raise InertError("module", f"at most {MAX_LEAVES} tensors in {_MAX_MODULES} levels", "more")
-            found |= module_tensors(inner, f"{prefix}{name}.", depth + 1)
+            found |= module_tensors(inner, buffers, f"{prefix}{name}.", depth + 1)
     return found
 
 
@@ -100,31 +103,74 @@ def number_list(key: Any, value: Any) -> np.ndarray[Any, Any] | None:
         return None
 
 
-def plain(value: Any) -> Any:
-    """What OmegaConf and argparse keep settings in, as plain values; a constraint of torch as its name."""
+def plain(value: Any, *, as_settings: bool = False) -> Any:
+    """What programs keep settings in, as plain values.
+
+    Dicts of their own classes, what OmegaConf, ml_collections, pydantic, argparse and ``types.SimpleNamespace`` keep,
+    dataclasses, enumerations and paths; a class or a function as its name, and so a constraint of torch.
+
+    Parameters
+    ----------
+    as_settings
+        whether an object is settings because of its key; otherwise it is if all its attributes are plain values.
+    """
     for _ in range(MAX_DEPTH):
-        if not isinstance(value, Inert):
+        if isinstance(value, type) and issubclass(value, Inert):
+            return value.name
+        if not isinstance(value, Inert) or is_module(value) or unread_form(value) is not None:
             break
-        attributes = value.attributes
-        if value.name.startswith(_CONSTRAINTS):
+        attributes, args = value.attributes, value.args
+        if (module := _CONSTRAINTS.match(value.name)) is not None:
             arguments = [f"{name}={item!r}" for name, item in attributes.items() if isinstance(item, int | float)]
-            return f"{value.name.removeprefix(_CONSTRAINTS)}({', '.join(arguments)})"
-        whole = attributes if value.name == "argparse.Namespace" else value
-        inner = attributes.get("_val", attributes.get("_content", whole))
-        if inner is value:
+            return f"{value.name[module.end() :]}({', '.join(arguments)})"
+        if value.pairs is not None:
+            return value.pairs
+        inner = next((attributes[name] for name in _INSIDE if name in attributes), None)
+        if inner is None and attributes:
+            return attributes if as_settings or _are_plain(attributes) or value.name in _NAMESPACES else value
+        if inner is None and value.name.startswith("pathlib.") and all(isinstance(part, str) for part in args):
+            return "/".join(args)
+        is_member = len(args) == 1 and isinstance(args[0], str | int | float) and not _LIBRARIES.match(value.name)
+        if inner is None and not is_member:
             break
-        value = inner
+        value = args[0] if inner is None else inner
     return value
+
+
+_INSIDE = ("_val", "_content", "_fields", "__dict__")
+"""Attributes in which OmegaConf, ml_collections and pydantic keep values."""
+_LIBRARIES = re.compile(r"(torch|numpy|builtins|os|posix|nt|io|datetime)\.")
+"""Modules whose objects with one argument are no members of enumerations."""
+_NAMESPACES = {"argparse.Namespace", "types.SimpleNamespace"}
+
+
+def _are_plain(attributes: dict[Any, Any]) -> bool:
+    """Whether all attributes are values that settings have, as those of a dataclass are."""
+    return all(
+        isinstance(name, str)
+        and (item is None or isinstance(item, str | int | float | list | tuple | dict | type) or _is_value(item))
+        for name, item in attributes.items()
+    )
+
+
+def _is_value(item: Any) -> bool:
+    """Whether it is a member of an enumeration, a path or the like."""
+    return isinstance(item, Inert) and not item.attributes and item.pairs is None and item.items is None
 
 
 def items_of(value: Any) -> Iterator[tuple[Any, Any]]:
     """The keys and values of a mapping, of a sequence, or of an object's attributes."""
     if isinstance(value, Inert):
-        yield from value.attributes.items()
+        yield from (value.attributes if value.pairs is None else value.pairs).items()
     elif isinstance(value, dict):
         yield from cast(dict[Any, Any], value).items()
     elif isinstance(value, list | tuple):
         yield from enumerate(cast(Sequence[Any], value))
+
+
+def as_dict(value: Any) -> Any:
+    """A dict of a class of its own as a plain one; any other value as it is."""
+    return value.pairs if isinstance(value, Inert) and value.pairs is not None else value
 
 
 def is_container(value: Any) -> bool:
@@ -139,12 +185,21 @@ def is_aside(key: Any, value: Any) -> bool:
     if is_training_state(key, value):
         return True
     name = key.lower()[:200] if isinstance(key, str) else ""
-    return is_container(value) and bool(_SETTINGS_NAMES.search(name) or _MASK_NAMES.search(name))
+    return is_container(value) and (is_settings_name(name) or bool(_MASK_NAMES.search(name)))
+
+
+def is_settings_name(key: str) -> bool:
+    """Tells whether a key is that of settings."""
+    return bool(_SETTINGS_NAMES.search(key.lower()[:200]))
 
 
 def is_training_state(key: Any, value: Any) -> bool:
     """Tells whether an entry is the state of an optimiser or of a scheduler."""
+    value = as_dict(value)
     if "param_groups" in (value.attributes if isinstance(value, Inert) else value if isinstance(value, dict) else ()):
+        return True
+    # an optimiser may keep its state by the tensors that it changes
+    if isinstance(value, dict) and is_tensor(next(iter(cast(dict[Any, Any], value)), None)):
         return True
     return is_container(value) and isinstance(key, str) and bool(_TRAINING_NAMES.search(key.lower()[:200]))
 
@@ -153,6 +208,7 @@ def describe(value: Any) -> str:
     """An untrusted value in a few words."""
     if (form := unread_form(value)) is not None:
         return form
+    value = as_dict(value)
     if is_tensor(value):
         return f"{'a tensor' if isinstance(value, Numbers) else 'an array'} of shape {value.shape}"
     if isinstance(value, dict):

@@ -12,7 +12,7 @@ from ckptzoo.schema.architecture import ITEMSIZE
 
 _TRAINING = "the state of an optimiser or a scheduler"
 _STATISTICS = "means and deviations, and no weights"
-_MOMENTS = "the moments of a posterior, and no weights"
+MOMENTS = "the moments of a posterior, and no weights"
 _FIGURES = "figures or data, and no weights"
 _INTEGERS = "integers alone, as the state of a random generator"
 MASK = "zeros and ones alone, as a mask"
@@ -41,7 +41,7 @@ _KINDS: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = tuple(
     for what, certain, others in (
         (_TRAINING, _TRAINING_WORDS, "sum step prev eta ax mu count trace _step_count _last_lr"),
         (
-            _MOMENTS,
+            MOMENTS,
             _MOMENT_WORDS,
             "mean w_avg n_models mean_avg deviations num_models_averaged h prior_precision sigma_noise temperature",
         ),
@@ -77,7 +77,7 @@ def other_content(dtypes: Mapping[str, str]) -> str | None:
             return what
     # a SWAG module keeps the moments of each tensor beside it
     if any(word.endswith(("_sq_mean", "_cov_mat_sqrt")) for word in last):
-        return _MOMENTS
+        return MOMENTS
     return MASK if all(_MASKS.search(name.lower()) for name in dtypes) else None
 
 

@@ -30,6 +30,7 @@ MAX_REPORT = 64 * 2**20
 _MAX_DIMENSIONS = 64
 # A float is sent as a hexadecimal text: JSON has neither infinities nor NaN.
 _FACT_TYPES: dict[Any, type] = {"bool": bool, "int": int, "str": str}
+_STATE_FIELDS = {"key", "names", "at", "facts", "left_out", "buffers"}
 _READ_AGAIN = "Read the file again; if it stays so, do not use it."
 
 
@@ -42,7 +43,7 @@ class Job:
     location
         how messages call it.
     file_format
-        ``torch``, ``npz``, ``npy``, ``pickle``, or ``zip`` for the archive of either torch or numpy.
+        the name of a form that is read (``forms.READ``).
     length
         its bytes.
     strict
@@ -67,6 +68,8 @@ class WorkerResult:
         of its tensors, and where these are among the answer's arrays.
     facts, left_out
         as in ``StateDict``.
+    buffers
+        the places of buffers among the names.
     """
 
     key: str
@@ -74,6 +77,7 @@ class WorkerResult:
     tensor_indices: tuple[int, ...]
     facts: dict[str, Fact]
     left_out: tuple[str, ...]
+    buffers: tuple[int, ...] = ()
 
     def state_dict(self, file: str, arrays: Sequence[NDArray[Any]]) -> StateDict:
         """Names and arrays put together; a name whose array an earlier one has is an alias of that one."""
@@ -84,7 +88,8 @@ class WorkerResult:
             tensors[name] = arrays[index]
             if (first := first_names.setdefault(index, name)) != name:
                 aliases[name] = first
-        return StateDict(f"{file}#{self.key}" if self.key else file, tensors, aliases, self.facts, self.left_out)
+        source, buffers = f"{file}#{self.key}" if self.key else file, frozenset(self.names[at] for at in self.buffers)
+        return StateDict(source, tensors, aliases, self.facts, self.left_out, buffers)
 
     def shifted(self, by: int) -> "WorkerResult":
         """The same behind this many other arrays."""
@@ -139,6 +144,7 @@ def _encode_state(state: WorkerResult) -> dict[str, Any]:
             for name, value in state.facts.items()
         ],
         "left_out": state.left_out,
+        "buffers": state.buffers,
     }
 
 
@@ -242,7 +248,7 @@ def _checked_problem(location: str, item: Any) -> Problem:
 
 
 def _checked_state(item: Any, location: str, limits: Limits) -> WorkerResult:
-    if not isinstance(item, dict) or set(cast(dict[str, Any], item)) != {"key", "names", "at", "facts", "left_out"}:
+    if not isinstance(item, dict) or set(cast(dict[str, Any], item)) != _STATE_FIELDS:
         _reject_answer(location, "a state dict", type(item).__name__)
     key, names, tensor_indices = (
         item["key"],
@@ -260,7 +266,10 @@ def _checked_state(item: Any, location: str, limits: Limits) -> WorkerResult:
         _reject_answer(location, "one tensor a name", f"{len(names)} names, {len(tensor_indices)} tensors")
     facts = dict(_checked_fact(fact, location) for fact in _checked_list(item["facts"], location, 1000))
     left_out = tuple(excerpt(text) for text in _checked_list(item["left_out"], location, 1000))
-    return WorkerResult(key, tuple(names), tuple(tensor_indices), facts, left_out)
+    buffers = _checked_list(item["buffers"], location, len(names))
+    if any(type(one) is not int or not 0 <= one < len(names) for one in buffers):
+        _reject_answer(location, f"places among {len(names)} names", "others")
+    return WorkerResult(key, tuple(names), tuple(tensor_indices), facts, left_out, tuple(buffers))
 
 
 def _encode_scalar(value: Scalar) -> dict[str, str | int | bool]:

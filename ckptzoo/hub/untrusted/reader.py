@@ -21,17 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import IntegrityError, Problem
-from ckptzoo.hub.untrusted.archives import check_archive
 from ckptzoo.hub.untrusted.errors import reject, reject_without_network
+from ckptzoo.hub.untrusted.forms import FORMS
 from ckptzoo.hub.untrusted.limits import Limits
-from ckptzoo.hub.untrusted.numpy_files import read_npy, read_npz
 from ckptzoo.hub.untrusted.objects import is_tensor
 from ckptzoo.hub.untrusted.other_contents import MASK, is_mask
 from ckptzoo.hub.untrusted.protocol import LENGTH_BYTES, FileAnswer, Job, WorkerResult, encode_answer, padded
 from ckptzoo.hub.untrusted.rules import TENSOR_STEP, VIEWS_STEP
 from ckptzoo.hub.untrusted.state_dicts import StateCandidate, find_state_dicts
 from ckptzoo.hub.untrusted.tensor_forms import Sparse
-from ckptzoo.hub.untrusted.torch_files import read_pickle, read_torch
 from ckptzoo.hub.untrusted.values import InertError, Numbers
 from ckptzoo.schema.architecture import ITEMSIZE
 
@@ -57,7 +55,7 @@ class _Answer:
         before, nbytes = len(self.arrays), self.nbytes
         try:
             root = _load(job, data, self.limits)
-            found = find_state_dicts(root, location=job.location, limits=self.limits)
+            found = find_state_dicts(root, location=job.location, limits=self.limits, with_moments=not job.strict)
             _check_views(found, job.location, self.limits)
             indices: dict[tuple[Any, ...], int] = {}
             return self._without_masks([self._add_state(state, indices, job.location) for state in found], job.location)
@@ -86,7 +84,8 @@ class _Answer:
                 indices[key] = len(self.arrays)
                 self.arrays.append(self._array(tensor, name, location))
             at.append(indices[key])
-        return WorkerResult(state.key, tuple(state.tensors), tuple(at), state.facts, state.left_out)
+        buffers = tuple(place for place, name in enumerate(state.tensors) if name in state.buffers)
+        return WorkerResult(state.key, tuple(state.tensors), tuple(at), state.facts, state.left_out, buffers)
 
     def _without_masks(self, results: list[WorkerResult], location: str) -> list[WorkerResult]:
         """The state dicts that are no masks; the others name these as left out."""
@@ -129,17 +128,9 @@ def _check_views(states: list[StateCandidate], location: str, limits: Limits) ->
 
 
 def _load(job: Job, data: bytes, limits: Limits) -> Any:
-    location, file_format = job.location, job.file_format
-    if file_format == "zip":
-        file_format = check_archive(data, location=location, limits=limits).file_format
-    if file_format == "npz":
-        return read_npz(data, location=location, limits=limits)
-    if file_format == "npy":
-        return {"array": read_npy(data, name="array", location=location, limits=limits)}
-    if file_format == "pickle":
-        root = read_pickle(data, location=location, limits=limits)
-    else:
-        root = read_torch(data, location=location, limits=limits, strict=job.strict)
+    form = FORMS[job.file_format]
+    assert form.read is not None
+    root = form.read(data, job.location, limits, job.strict)
     # vectors or samples, which those who import may cut
     return {"array": root} if is_tensor(root) and not job.strict else root
 

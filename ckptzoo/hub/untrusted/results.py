@@ -7,6 +7,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ckptzoo.errors import ZooError
+from ckptzoo.text import brief_repr
 
 Scalar = bool | int | float | str
 Fact = Scalar | tuple[Scalar, ...]
@@ -27,6 +28,10 @@ class StateDict:
     """Scalars beside it: ``epoch``, ``best_prec1``, ..."""
     left_out: tuple[str, ...]
     """What was recognised and not taken: ``optimizer: 62 entries``, ..."""
+    buffers: frozenset[str] = frozenset()
+    """Names of tensors that a module that was saved whole says are buffers."""
+
+    __repr__ = brief_repr
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from io import BytesIO
 from math import prod
 from typing import IO, Any
 
@@ -12,8 +13,9 @@ from numpy.typing import NDArray
 from ckptzoo.errors import IntegrityError
 from ckptzoo.format.header import Entry, header_length, numpy_dtype, read_header
 from ckptzoo.hub.untrusted.errors import name_error, reject, reject_without_network, with_next_step
+from ckptzoo.hub.untrusted.formats import Form
 from ckptzoo.hub.untrusted.limits import Limits
-from ckptzoo.hub.untrusted.other_contents import MASK, is_mask, other_content
+from ckptzoo.hub.untrusted.other_contents import MASK, MOMENTS, is_mask, other_content
 from ckptzoo.hub.untrusted.results import Fact, StateDict
 from ckptzoo.schema.architecture import name_problem
 from ckptzoo.schema.documents import parse
@@ -26,8 +28,15 @@ _MAX_FACT = 1000
 """Characters of one of them, and of its key."""
 
 
-def read_state_dict(file: IO[bytes], location: str, name: str, limits: Limits) -> StateDict:
+def read_state_dict(
+    file: IO[bytes], location: str, name: str, limits: Limits, *, with_moments: bool = False
+) -> StateDict:
     """The state dict in a whole safetensors file, with the texts of its metadata as facts.
+
+    Parameters
+    ----------
+    with_moments
+        whether the moments of a posterior are taken as a state dict.
 
     Raises
     ------
@@ -44,6 +53,8 @@ def read_state_dict(file: IO[bytes], location: str, name: str, limits: Limits) -
     if not arrays:
         reject(location, "content", "a state dict: names and tensors", "no tensors", "Save model.state_dict().")
     what = other_content({key: array.dtype.name for key, array in arrays.items()})
+    if with_moments and what == MOMENTS:
+        what = None
     if what is not None or is_mask(list(arrays.values()), name):
         reject_without_network(location, what or MASK, "Leave it out.")
     facts: dict[str, Fact] = {}
@@ -136,3 +147,18 @@ def _read_array(file: IO[bytes], entry: Entry, location: str) -> NDArray[Any]:
     if array.size != prod(entry.shape):
         reject(location, f"tensor {entry.name!r}", "as many numbers as its shape says", array.size, _STEP)
     return array
+
+
+def _read(data: bytes, location: str, limits: Limits, strict: bool) -> StateDict:
+    return read_state_dict(BytesIO(data), location, location.rpartition("/")[2], limits)
+
+
+SAFETENSORS = Form(
+    "safetensors",
+    "a safetensors file",
+    "8 bytes of a length, and `{`",
+    lambda head, path: head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**32,
+    read=_read,
+    becomes="one network; shards `NAME-00001-of-00003.safetensors` together; adapters of PEFT, parts of pipelines",
+    facts="texts of its header",
+)

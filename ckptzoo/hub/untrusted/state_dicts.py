@@ -5,15 +5,19 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, cast
 
+import numpy as np
+
 from ckptzoo.hub.untrusted.errors import name_error, reject, reject_without_network
 from ckptzoo.hub.untrusted.layer_trees import LEAF_NAMES, WRAPPER_NAMES, are_networks, copies, layer_tree
 from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.objects import (
     MAX_DEPTH,
+    as_dict,
     describe,
     is_aside,
     is_figure_name,
     is_module,
+    is_settings_name,
     is_tensor,
     is_training_state,
     items_of,
@@ -21,7 +25,7 @@ from ckptzoo.hub.untrusted.objects import (
     number_list,
     plain,
 )
-from ckptzoo.hub.untrusted.other_contents import other_content
+from ckptzoo.hub.untrusted.other_contents import MOMENTS, other_content
 from ckptzoo.hub.untrusted.results import Fact
 from ckptzoo.hub.untrusted.rules import TENSOR_STEP
 from ckptzoo.hub.untrusted.tensor_forms import holds_numbers, unread_form
@@ -39,20 +43,29 @@ _MAX_LEFT_OUT = 64
 
 @dataclass(frozen=True)
 class StateCandidate:
-    """One state dict: the key that led to it, its tensors by name, the scalars beside it and what was left out."""
+    """One state dict: the key that led to it, its tensors by name, the scalars beside it and what was left out.
+
+    ``buffers`` are the names of tensors that a module says are buffers.
+    """
 
     key: str
     tensors: dict[str, Any]
     facts: dict[str, Fact]
     left_out: tuple[str, ...]
+    buffers: frozenset[str] = frozenset()
 
 
-def find_state_dicts(root: Any, *, location: str, limits: Limits) -> list[StateCandidate]:
+def find_state_dicts(root: Any, *, location: str, limits: Limits, with_moments: bool = False) -> list[StateCandidate]:
     """The state dicts in a loaded object.
 
     A mapping of names to tensors is a state dict. A mapping or a sequence of such is opened, with keys joined by dots;
     layers within one another (``layer_trees``) are one state dict with dotted names. What holds no weights
     (``other_contents``) is left out, and named.
+
+    Parameters
+    ----------
+    with_moments
+        whether the moments of a posterior are taken as a state dict.
 
     Raises
     ------
@@ -66,7 +79,7 @@ def find_state_dicts(root: Any, *, location: str, limits: Limits) -> list[StateC
     Looks 6 levels deep, and opens a bounded number of containers, so that cycles and shared containers end. A fact
     belongs to the state dicts that are nearest to it. Tested in tests/hub/untrusted/test_state_dicts.py.
     """
-    search = _Search(location, limits)
+    search = _Search(location, limits, with_moments=with_moments)
     search.visit(root, (), 0)
     if not search.states:
         left_out = "; ".join(search.left_out[:5])
@@ -79,12 +92,16 @@ def find_state_dicts(root: Any, *, location: str, limits: Limits) -> list[StateC
     left_out = search.left_out
     if len(left_out) > _MAX_LEFT_OUT:
         left_out = [*left_out[:_MAX_LEFT_OUT], f"and {len(left_out) - _MAX_LEFT_OUT} more"]
-    paths = [path for path, _ in search.states]
+    paths = [path for path, *_ in search.states]
     return [
         StateCandidate(
-            ".".join(path) if len(paths) > 1 else "", tensors, _facts_near(search.facts, path, paths), tuple(left_out)
+            ".".join(path) if len(paths) > 1 else "",
+            tensors,
+            _facts_near(search.facts, path, paths),
+            tuple(left_out),
+            buffers & tensors.keys(),
         )
-        for path, tensors in search.states
+        for path, tensors, buffers in search.states
     ]
 
 
@@ -125,9 +142,9 @@ def _shared(name: tuple[str, ...], path: tuple[str, ...]) -> int:
 
 
 class _Search:
-    def __init__(self, location: str, limits: Limits) -> None:
-        self.location, self.limits = location, limits
-        self.states: list[tuple[tuple[str, ...], dict[str, Any]]] = []
+    def __init__(self, location: str, limits: Limits, *, with_moments: bool) -> None:
+        self.location, self.limits, self.with_moments = location, limits, with_moments
+        self.states: list[tuple[tuple[str, ...], dict[str, Any], frozenset[str]]] = []
         self.facts: dict[tuple[str, ...], Fact] = {}
         self.left_out: list[str] = []
         self.enclosing: set[int] = set()
@@ -140,11 +157,13 @@ class _Search:
         if depth > MAX_DEPTH:
             self.leave_out(path, f"more than {MAX_DEPTH} levels deep")
             return
+        value = as_dict(value)
         self.enclosing.add(id(value))
         if is_module(value):
             if id(value) not in self.modules:  # an object may refer to one module several times
                 self.modules.add(id(value))
-                self.add_state(path, module_tensors(value).items())
+                buffers = set[str]()
+                self.add_state(path, module_tensors(value, buffers).items(), frozenset(buffers))
         elif is_training_state(None, value):
             self.leave_out_other(path, "the state of an optimiser")
         else:
@@ -237,8 +256,9 @@ class _Search:
 
     def contains_state(self, value: Any, depth: int) -> bool:
         """Whether there is a state dict in it: a mapping with tensors, layers, or a container of such."""
+        value = as_dict(value)
         if is_module(value):
-            return bool(module_tensors(value))
+            return bool(module_tensors(value, set()))
         if not isinstance(value, dict | list | tuple | Inert) or depth > MAX_DEPTH + 1:
             return False
         if id(value) not in self.contains_known:
@@ -257,7 +277,9 @@ class _Search:
             reject(self.location, "name", "a printable text", odd, "Save it again under plain names.")
         return cast(str, text)
 
-    def add_state(self, path: tuple[str, ...], items: Iterable[tuple[Any, Any]]) -> None:
+    def add_state(
+        self, path: tuple[str, ...], items: Iterable[tuple[Any, Any]], buffers: frozenset[str] = frozenset()
+    ) -> None:
         """Add the tensors among items as a state dict, the scalars as facts; what holds no weights is left out."""
         tensors: dict[str, Any] = {}
         for key, item in items:
@@ -269,14 +291,14 @@ class _Search:
                 reject(self.location, "names", "every name once", "two keys that read the same")
             tensors |= found
         what = other_content({name: str(tensor.dtype) for name, tensor in tensors.items()})
-        if what is not None:
+        if what is not None and not (self.with_moments and what == MOMENTS):
             self.leave_out_other(path, what)
             return
         self.name_count += len(tensors)
         if self.name_count > self.limits.tensors or len(self.states) >= self.limits.states:
             expected = f"at most {self.limits.tensors} names in {self.limits.states} state dicts"
             reject(self.location, "content", expected, f"{self.name_count} names in {len(self.states) + 1}, or more")
-        self.states.append((path, tensors))
+        self.states.append((path, tensors, buffers))
 
     def tensors_of(self, name: str, item: Any) -> dict[str, Any]:
         """The tensors that an entry of a state dict stands for: itself, a list of numbers, a list of tensors."""
@@ -306,11 +328,12 @@ class _Search:
 
     def add_fact(self, path: tuple[str, ...], value: Any) -> None:
         """Note a scalar beside the state dicts, or those in mappings of scalars; leave out what is none."""
-        value = plain(value)
-        if isinstance(value, list):
-            value = [plain(item) for item in value[: _MAX_LIST + 1]] if len(value) <= _MAX_LIST else value
-        if is_tensor(value) and unread_form(value) is None and prod(value.shape) == 1:
-            value = self.number(value)
+        value = plain(value, as_settings=any(map(is_settings_name, path)))
+        if isinstance(value, list | tuple) and len(value) <= _MAX_LIST:
+            value = [plain(item) for item in value]
+        is_array = isinstance(value, Numbers | np.ndarray) and len(value.shape) < 2
+        if is_array:
+            value = self.numbers(value)
         if self.mappings_of_facts < _MAX_FACTS and self.is_scalars(path, value):
             self.mappings_of_facts += 1
             self.enclosing.add(id(value))
@@ -319,7 +342,8 @@ class _Search:
             self.enclosing.discard(id(value))
             return
         fits = isinstance(value, bool | float) or (type(value) is int and abs(value) < 2**63)
-        fits = fits or _is_list_of_scalars(value, path)
+        is_texts = isinstance(value, list) and all(isinstance(item, str) for item in value)
+        fits = fits or ((is_array or is_texts or len(path) > 1) and _is_list_of_scalars(value))
         fits = fits or (isinstance(value, str) and len(value) <= _MAX_TEXT and value.isprintable())
         if fits and len(self.facts) < _MAX_FACTS:
             self.facts.setdefault(path, cast(Fact, tuple(value) if isinstance(value, list) else value))
@@ -339,12 +363,17 @@ class _Search:
             and not any(is_tensor(item) or not isinstance(name, str | int) for name, item in items)
         )
 
-    def number(self, value: Any) -> Any:
-        """The number that a tensor with one element holds; the tensor where it is of another kind."""
+    def numbers(self, value: Any) -> Any:
+        """What a tensor with one element or a few of them holds, such as means of inputs; else the tensor."""
+        if not 0 < prod(value.shape) <= _MAX_LIST:
+            return value
         try:
-            return (value.read() if isinstance(value, Numbers) else value).item()
+            array = value.read() if isinstance(value, Numbers) else value
         except InertError:
             return value
+        if array.dtype.kind not in "fiub":  # bfloat16 is none of numpy's
+            return value
+        return array.item() if array.size == 1 else array.tolist()
 
     def leave_out(self, path: tuple[str, ...], what: str) -> None:
         """Note what is left out."""
@@ -356,9 +385,9 @@ class _Search:
         self.leave_out(path, what)
 
 
-def _is_list_of_scalars(value: Any, path: tuple[str, ...]) -> bool:
-    """Whether a value is a short list among settings, such as the layers' activations."""
-    if len(path) < 2 or not isinstance(value, list | tuple) or not 0 < len(value) <= _MAX_LIST:
+def _is_list_of_scalars(value: Any) -> bool:
+    """Whether a value is a short list, such as the layers' activations among settings."""
+    if not isinstance(value, list | tuple) or not 0 < len(value) <= _MAX_LIST:
         return False
     return all(
         isinstance(item, bool | float)

@@ -238,7 +238,7 @@ def holds_numbers(value: Any) -> bool:
 
 def _inside(value: Any) -> list[Any]:
     if isinstance(value, Inert):
-        return [*value.args, value.state, *(value.items or ())]
+        return [*value.args, value.state, *(value.items or ()), value.pairs]
     if isinstance(value, dict):
         return list(cast(dict[Any, Any], value).values())[:_MAX_LOOKED_AT]
     return list(cast(Sequence[Any], value))[:_MAX_LOOKED_AT] if isinstance(value, list | tuple) else []

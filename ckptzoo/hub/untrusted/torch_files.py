@@ -6,8 +6,8 @@ from typing import Any
 from ckptzoo.errors import IntegrityError
 from ckptzoo.hub.untrusted.archives import CheckedArchive, check_archive
 from ckptzoo.hub.untrusted.errors import reject
-from ckptzoo.hub.untrusted.formats import FORMAT_NAMES, LEGACY_MAGIC
-from ckptzoo.hub.untrusted.inert import Unpickler
+from ckptzoo.hub.untrusted.formats import LEGACY_MAGIC, Form, first_member
+from ckptzoo.hub.untrusted.inert import JoblibUnpickler, Unpickler
 from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.rules import TENSOR_STEP, VIEWS_STEP, check_globals
 from ckptzoo.hub.untrusted.values import InertError, Storage
@@ -15,6 +15,8 @@ from ckptzoo.schema.architecture import ITEMSIZE
 
 _PREFACE_PICKLES = 3
 """Pickles before the object's in the format before torch 1.6: a magic number, a version, facts about the machine."""
+_ARRAYS_OF_JOBLIB = b"NumpyArrayWrapper"
+"""The class by which joblib describes the arrays whose bytes stand in its pickles."""
 _MAX_NESTED = 3
 """Levels of files of torch.save within one another: a pickle of a module holds one for each of its tensors."""
 
@@ -44,8 +46,8 @@ def read_torch(data: bytes, *, location: str, limits: Limits, strict: bool, leve
 
 
 def read_pickle(data: bytes, *, location: str, limits: Limits) -> Any:
-    """What a plain pickle holds, with the files of torch.save inside it."""
-    return _Reader(data, location, limits, strict=False, level=0).load()
+    """What a plain pickle holds, with the files of torch.save inside it, and arrays that joblib wrote in it."""
+    return _Reader(data, location, limits, strict=False, level=0).load(of_joblib=_ARRAYS_OF_JOBLIB in data)
 
 
 class _Reader:
@@ -61,10 +63,13 @@ class _Reader:
         )
         self.storages: dict[str, Storage] = {}
 
-    def load(self, *, with_storages: bool = False) -> Any:
+    def load(self, *, with_storages: bool = False, of_joblib: bool = False) -> Any:
         """The next pickle's object."""
         location = self.location
-        reader = Unpickler(self.stream, self.storages if with_storages else None, self._load_nested)
+        if of_joblib:
+            reader = JoblibUnpickler(self.stream)
+        else:
+            reader = Unpickler(self.stream, self.storages if with_storages else None, self._load_nested)
         try:
             root = reader.load()
         except (MemoryError, IntegrityError):
@@ -108,8 +113,7 @@ class _Reader:
 def _read_zip(data: bytes, location: str, limits: Limits, strict: bool, level: int) -> Any:
     archive = check_archive(data, location=location, limits=limits)
     if archive.file_format != "torch":
-        expected = f"{FORMAT_NAMES['torch']}, as its suffix says"
-        reject(location, "format", expected, FORMAT_NAMES["npz"], "Rename it to end in .npz.")
+        reject(location, "format", TORCH.words, "an archive of arrays", "Save model.state_dict() with torch.save.")
     folder = archive.folder
     size = archive.infos[f"{folder}data.pkl"].file_size
     if size > limits.pickle_bytes:
@@ -168,3 +172,40 @@ def _read_legacy(data: bytes, location: str, limits: Limits, strict: bool, level
 
 def _slice(view: memoryview, start: int, stop: int) -> Any:
     return lambda: view[start:stop]
+
+
+def _is_torch(head: bytes, path: str) -> bool:
+    """Tells a file of torch.save: a zip archive that begins with the pickle in its folder, or the older mark."""
+    member = first_member(head)
+    if member is None:
+        return head.startswith(LEGACY_MAGIC)
+    return member.endswith("/data.pkl") and member.count("/") == 1
+
+
+def _is_pickle(head: bytes, path: str) -> bool:
+    """Tells a pickle; the protocols 0 and 1 have no mark, so that the suffix has to say it."""
+    if head[:1] == b"\x80":
+        return head[1:2] in (b"\x00", b"\x01", b"\x02", b"\x03", b"\x04", b"\x05")
+    return head[:1] in (b"(", b"}", b"]", b"c") and path.lower().endswith((".pkl", ".pickle", ".p", ".joblib"))
+
+
+TORCH = Form(
+    "torch",
+    "a file of torch.save",
+    "a zip archive that begins with `NAME/data.pkl`; before torch 1.6 a magic number. `.pt` `.pth` `.pth.tar` `.ckpt` "
+    "`.bin` `.model` `.weights` or any other name",
+    _is_torch,
+    read=lambda data, location, limits, strict: read_torch(data, location=location, limits=limits, strict=strict),
+    becomes="networks: state dicts, also in wrappers, lists, checkpoints of trainers, modules and agents that were "
+    "pickled whole; Gaussians; vectors with `--layout`",
+    facts="scalars and settings beside the tensors",
+)
+PICKLE = Form(
+    "pickle",
+    "a pickle",
+    "`80` and a protocol from 0 to 5, or `.pkl`, `.pickle`; with arrays behind it where joblib wrote it",
+    _is_pickle,
+    read=lambda data, location, limits, strict: read_pickle(data, location=location, limits=limits),
+    becomes="networks: nested layers of jax, Haiku and stax, arrays by name, networks of scikit-learn",
+    facts="scalars and settings beside the arrays",
+)

@@ -38,19 +38,22 @@ class Inert:
     state
         what BUILD gave it.
     items
-        what was appended or set by key.
+        what was appended.
+    pairs
+        what was set by key: it is a dict of its own class. None where nothing was.
     """
 
-    __slots__ = ("args", "items", "state")
+    __slots__ = ("args", "items", "pairs", "state")
     name = ""
     args: tuple[Any, ...]
     state: Any
     items: list[Any] | None
+    pairs: dict[Any, Any] | None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         made = object.__new__(cls)
         made.args = (*args, kwargs) if kwargs else args
-        made.state = made.items = None
+        made.state = made.items = made.pairs = None
         return made
 
     def __setstate__(self, state: Any) -> None:
@@ -60,7 +63,8 @@ class Inert:
         return class_named(f"{self.name[:MAX_NAME]}()")(*args)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._kept().append((key, value))
+        self.pairs = self.pairs if self.pairs is not None else {}
+        self.pairs[key] = value
 
     def append(self, value: Any) -> None:
         """Keep an item of what is a list."""

@@ -20,6 +20,7 @@ from ckptzoo.learning.forms.stacked_tensors import (
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import monomial
+from ckptzoo.text import brief_repr
 
 
 class Graph(NamedTuple):
@@ -44,6 +45,8 @@ class Graph(NamedTuple):
     edge_index: Any
     edge_layer: Any
     node_group: Any
+
+    __repr__ = brief_repr
 
     def to_pyg(self) -> Any:
         """The batch that ``torch_geometric.data.Batch.from_data_list`` makes of a ``Data`` for each graph.

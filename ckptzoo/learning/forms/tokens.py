@@ -17,6 +17,7 @@ from ckptzoo.learning.forms.stacked_tensors import (
     restored,
 )
 from ckptzoo.schema.architecture import Architecture, Tensor
+from ckptzoo.text import brief_repr
 
 
 class Tokens(NamedTuple):
@@ -36,6 +37,8 @@ class Tokens(NamedTuple):
     tokens: Any
     mask: Any
     positions: Any
+
+    __repr__ = brief_repr
 
 
 @dataclass(frozen=True)
@@ -155,6 +158,9 @@ class TokensForm:
                 width = tensor.size // rows.count
                 piece = part[:, :, at : at + width].reshape(len(tokens), *tensor.shape)
                 found[tensor.name], at = restored(piece, tensor.dtype), at + width
+        for tensor in self._architecture.tensors:
+            if not tensor.size:
+                found[tensor.name] = restored(tokens[:, :0, :0].reshape(len(tokens), *tensor.shape), tensor.dtype)
         return {name: found[name] for name in self._architecture.names}
 
 
@@ -163,7 +169,11 @@ def _layers(architecture: Architecture) -> list[_Rows]:
     layers: list[_Rows] = []
     for tensor in architecture.tensors:
         weight = "weight" in tensor.name
-        if not tensor.shape or not (weight or "running_mean" in tensor.name or "running_var" in tensor.name):
+        if (
+            not tensor.shape
+            or not tensor.size
+            or not (weight or "running_mean" in tensor.name or "running_var" in tensor.name)
+        ):
             continue
         members = [tensor]
         other = tensor.name.replace("weight", "bias")
@@ -171,7 +181,8 @@ def _layers(architecture: Architecture) -> list[_Rows]:
             members.append(architecture[other])
         taken |= {one.name for one in members}
         layers.append(_rows(members))
-    return [*layers, *(_rows([tensor]) for tensor in architecture.tensors if tensor.name not in taken)]
+    rest = [tensor for tensor in architecture.tensors if tensor.name not in taken and tensor.size]
+    return [*layers, *(_rows([tensor]) for tensor in rest)]
 
 
 def _rows(members: list[Tensor]) -> _Rows:

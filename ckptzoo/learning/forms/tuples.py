@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.learning.forms.stacked_tensors import check_encoded, number_of
 from ckptzoo.schema.architecture import Architecture
+from ckptzoo.text import brief_repr
 
 Layout = Literal["nfn", "dwsnets"]
 
@@ -15,6 +16,8 @@ class WeightsAndBiases(NamedTuple):
 
     weights: tuple[Any, ...]
     biases: tuple[Any, ...]
+
+    __repr__ = brief_repr
 
 
 class TuplesForm:

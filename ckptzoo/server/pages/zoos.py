@@ -88,14 +88,16 @@ def _listing(request: AuthorizedRequest, owner: str | None) -> Response:
         account = None if owner is None else accounts.find(connection, owner)
         visible = rows_of(request, connection, owner)
         members = accounts.members(connection, owner) if owner is not None and role is not None else {}
+        rows = [row for row in visible if _matches(row, words, query)]
+        summaries, shown = request.service.summaries, rows[start : start + _PAGE]
+        behind = {row.address: summaries.behind(connection, row.repository.id, row.commit) for row in shown}
     # a namespace that has nothing to show is answered like one that is not there
     if owner is not None and not visible and role is None:
         raise Refusal(404, "There is nothing at this address.")
-    rows = [row for row in visible if _matches(row, words, query)]
     facets = {
         "kind": _values(request, query, "kind", Counter(row.repository.kind for row in rows)),
         **{
-            name: _values(request, query, name, Counter(v for row in rows if (v := row.summary.tagged(begin))))
+            name: _values(request, query, name, Counter(v for row in rows for v in row.summary.tagged(begin) if v))
             for name, begin in FACETS.items()
         },
     }
@@ -106,7 +108,8 @@ def _listing(request: AuthorizedRequest, owner: str | None) -> Response:
         is_organisation=account is not None and account.kind == accounts.ORGANISATION,
         members=members,
         administers=owner is not None and may(request.subject, ADMIN, Target(owner)),
-        rows=rows[start : start + _PAGE],
+        rows=shown,
+        behind=behind,
         count=len(rows),
         facets={name: values for name, values in facets.items() if values},
         query=query,
@@ -130,7 +133,7 @@ def _matches(row: Row, words: list[str], query: dict[str, str]) -> bool:
     text = f"{row.repository.name} {row.summary.title} {' '.join(row.summary.tags)}".lower()
     if not all(word in text for word in words) or query.get("kind", row.repository.kind) != row.repository.kind:
         return False
-    return all(query.get(name, value := row.summary.tagged(start)) == value for name, start in FACETS.items())
+    return all(name not in query or query[name] in row.summary.tagged(start) for name, start in FACETS.items())
 
 
 def _values(request: AuthorizedRequest, query: dict[str, str], name: str, counts: "Counter[str]") -> list[Value]:
@@ -149,7 +152,7 @@ def zoo(request: AuthorizedRequest) -> Response:
         summaries, number = request.service.summaries, request.repository.id
         overview = summaries.overview(connection, number, commit.oid)
         summary = summaries.summary(connection, number, commit.oid)
-        behind = summaries.behind(connection, number, commit.oid) if request.may(WRITE) else None
+        behind = summaries.behind(connection, number, commit.oid)
     card = ""
     if overview.readme is not None and not overview.readme.large:
         card = card_html(request.service.blobs.path(overview.readme.sha256), context["address"], commit.oid)
@@ -172,7 +175,8 @@ def explorer(request: AuthorizedRequest) -> Response:
     with request.service.database.reading() as connection:
         context, commit = _of_repository(request, connection, "explorer")
         _explorer_file(request, connection, commit)
-    return page(request, "explorer.html", **context)
+        behind = request.service.summaries.behind(connection, request.repository.id, commit.oid)
+    return page(request, "explorer.html", **context, behind=behind)
 
 
 def explorer_frame(request: AuthorizedRequest) -> Response:

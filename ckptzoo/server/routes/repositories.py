@@ -157,7 +157,8 @@ def info(request: AuthorizedRequest) -> Response:
     with request.service.database.reading() as connection:
         history, trees = History(connection, request.repository.id), Trees(connection, request.repository.id)
         commit = history.resolve(request.piece("revision") or MAIN)
-        content = _describe(request, request.repository, commit, trees)
+        # no part of the hub's protocol: what the caller may do here, so that clients can say so before they begin
+        content = {**_describe(request, request.repository, commit, trees), "role": request.role}
         oid_of_path: dict[str, str] = {}
         room = request.service.limits.listed_bytes
         for path, node in trees.walk(commit.tree):

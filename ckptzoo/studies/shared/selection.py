@@ -1,6 +1,7 @@
 """What a study takes of a zoo: which tensors, checkpoints and predictions, and the symmetry table it needs."""
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from shlex import quote
 from typing import TypeVar
@@ -25,8 +26,9 @@ _T = TypeVar("_T")
 
 
 def parameter_names(arch: Architecture) -> list[str]:
-    """Floating-point parameters; buffers, such as running statistics, are not among them."""
-    return [tensor.name for tensor in arch.tensors if tensor.kind == "parameter" and "float" in tensor.dtype]
+    """Floating-point parameters with elements; buffers, such as running statistics, are not among them."""
+    parameters = [tensor for tensor in arch.tensors if tensor.kind == "parameter" and tensor.size]
+    return [tensor.name for tensor in parameters if "float" in tensor.dtype]
 
 
 def parameters_by_layer(arch: Architecture) -> dict[str, list[str]]:
@@ -145,7 +147,7 @@ def table_of(zoo: Zoo, variant: str) -> Symmetry:
     command = f"{'Run' if folder else 'Pull the zoo, then run'} ckptzoo derive {folder or 'FOLDER'} --gauge {variant}."
     if zoo.symmetry is None:
         # derive takes the table of a registered architecture by itself; others have to be declared first
-        step = command if archs.known(zoo.arch.forward) else _declare(zoo)
+        step = command if archs.known(zoo.arch.forward) else declare_step(zoo.contents)
         raise SymmetryError(Problem(zoo.name, "symmetry table", "one", "none", step))
     if variant not in derived:
         raise ZooError(Problem(zoo.name, "variants", f"{variant!r} among them", ", ".join(zoo.variants), command))
@@ -164,12 +166,27 @@ def own_table(zoo: Zoo) -> Symmetry:
         return zoo.symmetry
     if archs.known(zoo.arch.forward):
         return archs.symmetry(zoo.arch.forward)
-    raise SymmetryError(Problem(zoo.name, "symmetry table", "one", "none", _declare(zoo)))
+    raise SymmetryError(Problem(zoo.name, "symmetry table", "one", "none", declare_step(zoo.contents)))
 
 
 def has_labels(zoo: Zoo, name: str) -> bool:
     """Whether a set of inputs that was predicted has labels."""
     return zoo.predictions(name).targets is not None
+
+
+def is_sample(name: str) -> bool:
+    """Whether a set of inputs is the first examples of one, as zoos ship them to be compared: ``digits/test-16``."""
+    return re.fullmatch(r"(test|train)-\d+", name.rpartition("/")[2]) is not None
+
+
+def default_sets(zoo: Zoo) -> tuple[str | None, tuple[str, ...]]:
+    """The predicted set with labels that a study takes where none is named, and the sets of other data.
+
+    A sample stands for no data set: it is taken where it has labels and no whole set has, and never as other data.
+    """
+    labelled = [name for name in zoo.predicted if has_labels(zoo, name)]
+    own = next((name for name in labelled if not is_sample(name)), labelled[0] if labelled else None)
+    return own, tuple(name for name in zoo.predicted if name not in labelled and not is_sample(name))
 
 
 def predict_command(zoo: Zoo, *others: str) -> str:
@@ -179,8 +196,3 @@ def predict_command(zoo: Zoo, *others: str) -> str:
     sets = " ".join(quote(item) for item in (name, *others))
     command = f"ckptzoo predict {quote(str(folder)) if folder else 'FOLDER'} {sets}"
     return f"{'Run' if folder else 'Pull the zoo, then run'} {command}, which writes into that folder"
-
-
-def _declare(zoo: Zoo) -> str:
-    folder = zoo.contents.files.here or "FOLDER"
-    return declare_step(zoo.contents, f"Run ckptzoo derive {folder} --module FILE.py:NAME, which traces your network")

@@ -28,6 +28,7 @@ from ckptzoo.symmetry.matrices.tables import mixes
 from ckptzoo.symmetry.matrix_action import unit_gains
 from ckptzoo.symmetry.nested import is_nested
 from ckptzoo.symmetry.tables import Arch, finite, fits, pieces, table_of, take_rows
+from ckptzoo.text import brief_repr
 
 METHODS = ("weights", "activations")
 STARTS = ("signature", "identity")
@@ -82,6 +83,8 @@ class Aligned:
     ties: NDArray[np.int64]
     aligned: NDArray[np.bool_]
     scales: str = "fixed"
+
+    __repr__ = brief_repr
 
     @property
     def gap(self) -> NDArray[np.float64]:

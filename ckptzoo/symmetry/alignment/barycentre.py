@@ -19,6 +19,7 @@ from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.matrices.tables import mixes
 from ckptzoo.symmetry.nested import is_nested
 from ckptzoo.symmetry.tables import Arch, finite, fits, table_of
+from ckptzoo.text import brief_repr
 
 BLOCKS = 64
 """Networks are matched in this many blocks a pass, or one by one: those of a block to the sum before the block."""
@@ -52,6 +53,8 @@ class Barycentre:
     element: GroupElement
     objective: tuple[float, ...]
     used: NDArray[np.bool_]
+
+    __repr__ = brief_repr
 
 
 def barycentre(batches: Batches, arch: Arch) -> Barycentre:

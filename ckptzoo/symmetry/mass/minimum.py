@@ -18,6 +18,7 @@ from ckptzoo.symmetry.mass.formulations import PINNED, Engine, Formulation, Leas
 from ckptzoo.symmetry.mass.solver import balance
 from ckptzoo.symmetry.matrices.tables import among
 from ckptzoo.symmetry.tables import Arch, finite, fits, pieces, table_of, take_rows
+from ckptzoo.text import brief_repr
 
 ENGINES: dict[str, Engine] = {"newton": balance, "cvxpy": balance_by_cvxpy}
 """Solvers by name."""
@@ -68,6 +69,8 @@ class MinMass:
     iterations: np.ndarray
     formulation: str
     matrices: dict[str, np.ndarray] = field(default_factory=dict)
+
+    __repr__ = brief_repr
 
 
 def min_mass(

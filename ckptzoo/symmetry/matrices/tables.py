@@ -14,6 +14,7 @@ from ckptzoo.schema.groups import MATRICES, AxisAction, Fixed, Group, Segment, S
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.matrix_action import gains_at_one
+from ckptzoo.symmetry.tables import Arch, table_of
 
 
 def mixes(symmetry: Symmetry) -> bool:
@@ -21,7 +22,7 @@ def mixes(symmetry: Symmetry) -> bool:
     return any(group.scale in MATRICES for group in symmetry.groups)
 
 
-def monomial(symmetry: Symmetry) -> Symmetry:
+def monomial(symmetry: Arch) -> Symmetry:
     """The table of all permutations and scales that keep the function; the table itself where it has no matrices.
 
     Blocks of invertible matrices have channels that are permuted and scaled by any number but 0; channels of orthogonal
@@ -31,8 +32,9 @@ def monomial(symmetry: Symmetry) -> Symmetry:
     Parameters
     ----------
     symmetry
-        the table.
+        the table, or whatever names a network, as for ``canonicalize``.
     """
+    symmetry = table_of(symmetry)
     gains = {gain.group for gain in gains_at_one(symmetry)}
     table = among(symmetry)
     groups = tuple(

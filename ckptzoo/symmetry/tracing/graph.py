@@ -5,10 +5,11 @@ in which layers such as a convolution, an attention or an LSTM are one operator 
 """
 
 import linecache
+import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ def operations(module: nn.Module, example: Example, *, functional: bool = False)
     """
     try:
         # torch.export warns of attributes that a module sets on itself, and of its own deprecated classes.
-        with warnings.catch_warnings(), torch.no_grad():
+        with warnings.catch_warnings(), torch.no_grad(), _quiet():
             warnings.simplefilter("ignore")
             with fx_traceback.preserve_node_meta(), _ExportMode():
                 program = export(module, example.args, dict(example.kwargs), strict=False)
@@ -93,6 +94,17 @@ def operations(module: nn.Module, example: Example, *, functional: bool = False)
     inputs = tuple(item.arg.name for item in signature.input_specs if item.kind == InputKind.USER_INPUT)
     outputs = tuple(item.kind == OutputKind.USER_OUTPUT for item in signature.output_specs)
     return Operations(program.graph, dict(_tensors(program, module)), inputs, outputs)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from logging tracebacks of errors that are raised as well."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def _tensors(program: ExportedProgram, module: nn.Module) -> Iterator[tuple[str, tuple[str, torch.Tensor]]]:

@@ -13,6 +13,7 @@ from torch import fx, nn
 
 from ckptzoo.errors import Problem, SymmetryError, ZooError
 from ckptzoo.schema.architecture import Architecture
+from ckptzoo.symmetry.traced import Traced
 from ckptzoo.symmetry.tracing.constraints import OUTPUT, SINGLE, Constraints, Labels, constant_labels
 from ckptzoo.symmetry.tracing.decompositions import PART_OF, decompose
 from ckptzoo.symmetry.tracing.example import Example
@@ -30,7 +31,6 @@ from ckptzoo.symmetry.tracing.graph import (
     schema_of,
     widened,
 )
-from ckptzoo.symmetry.tracing.result import Traced
 from ckptzoo.symmetry.tracing.rules.buffers import computed_from_buffers, placed_or_fixed, stored_buffer
 from ckptzoo.symmetry.tracing.rules.call import (
     CONSTANT,

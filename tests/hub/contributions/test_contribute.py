@@ -130,6 +130,22 @@ def test_untrusted_files_become_rows(server: Hosted, bring: Bring, tmp_path: Pat
     assert '"std": [0.3081]' in rows[0]["extra"] and '"file": "one.safetensors"' in rows[0]["extra"]
 
 
+def test_figures_in_files_are_compared_with_what_is_measured(server: Hosted, bring: Bring, tmp_path: Path) -> None:
+    """A network that its contributor evaluated otherwise says so in its file, and is not merged without a word."""
+    good, bad = state_of(0), state_of(1)
+    figures = {"good": accuracy_of(good, tmp_path / "data"), "bad": accuracy_of(bad, tmp_path / "data") + 0.25}
+    files = [tmp_path / f"{name}.pt" for name in figures]
+    for file, state, figure in zip(files, (good, bad), figures.values(), strict=True):
+        torch.save({"model": {key: torch.from_numpy(array) for key, array in state.items()}, "test_acc": figure}, file)
+    made = bring(*files, dry_run=True)
+    assert outcomes(made)["accuracy"] == "failed" and "bad: claimed_test_accuracy" in str(made.checks)
+    assert "good: claimed" not in str(made.checks)
+    sound = bring(files[0])
+    assert sound.status == "proposed" and outcomes(sound)["accuracy"] == "passed"
+    found = review(ZOO, 1, data=tmp_path / "data", endpoint=server.url, token=server.tokens["write"])
+    assert [entry.claimed for entry in found.entries] == [figures["good"]] and found.passed
+
+
 def test_the_text_of_the_pull_request(server: Hosted, bring: Bring, tmp_path: Path) -> None:
     file = saved(tmp_path / "a `b` | @lab [x](e.org) <script>.safetensors", state_of(1))
     made = bring(file, more="claimed_test_accuracy = 0.1\n" if accuracy_of(state_of(1), tmp_path / "data") else "")

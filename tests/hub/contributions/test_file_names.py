@@ -1,5 +1,6 @@
 """Columns in the names of files, and in what files hold beside their tensors."""
 
+import json
 import re
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptzoo.errors import SpecError
-from ckptzoo.hub.contributions.file_names import FIELDS, FilePattern, own_columns
+from ckptzoo.hub.contributions.file_names import FIELDS, FilePattern, claimed_accuracy, distinct_names, own_columns
 from ckptzoo.hub.contributions.ingest import Ingestor
 from ckptzoo.hub.contributions.submission import Submission
 from tests.support.hub_zoos import ARCH
@@ -46,14 +47,55 @@ def test_patterns_that_are_refused(text: str) -> None:
 
 
 def test_own_entries_that_are_no_numbers_from_0_do_not_count() -> None:
-    assert own_columns({"epoch": 3, "global_step": 900, "loss": 0.5}) == {"epoch": 3.0, "step": 900}
-    assert own_columns({"epoch": True, "step": -1, "iter": 2**60, "steps": "7", "iteration": 1.5}) == {}
+    assert own_columns("a.pt", {"epoch": 3, "global_step": 900, "loss": 0.5}) == {"epoch": 3.0, "step": 900}
+    assert own_columns("a.pt", {"epoch": True, "step": -1, "iter": 2**63, "steps": "7", "iteration": 1.5}) == {}
+
+
+def test_paths_say_the_run_and_its_step_as_in_imports() -> None:
+    assert own_columns("seed0/ckpt_2.pth.tar", {}) == {"member": "seed0", "step": 2}
+    assert own_columns("run1/epoch_4.pt", {"epoch": 5}) == {"member": "run1", "epoch": 5.0, "step": 4}
+
+
+def test_files_of_equal_names_are_told_apart_by_their_folders() -> None:
+    paths = [Path("/r/a/x/net.pt"), Path("/r/b/x/net.pt"), Path("/r/c/other.pt")]
+    assert list(distinct_names(paths).values()) == ["a/x/net.pt", "b/x/net.pt", "other.pt"]
+    assert list(distinct_names(paths[:1]).values()) == ["net.pt"]
     assert set(FIELDS) <= {"id", "member", "seed", "step", "epoch", "recipe", "method", "mode", "draw"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "claimed"),
+    [
+        ({"test_acc": 0.6323}, 0.6323),
+        ({"test_acc": "0.6323"}, 0.6323),  # as the metadata of safetensors has it
+        ({"test/acc": 63.23}, 0.6323),
+        ({"metrics.test_accuracy": 1}, 1.0),
+        ({"best_test_acc": 0.9, "test_acc": 0.5}, 0.5),
+        ({"best_test_acc": 0.9}, None),
+        ({"Test-Accuracy": 0.25}, 0.25),
+        ({"test_acc": 101}, None),
+        ({"test_acc": -0.5}, None),
+        ({"test_acc": True}, None),
+        ({"test_acc": float("nan")}, None),
+        ({"test_acc": "high"}, None),
+        ({"test_acc": [0.5]}, None),
+        ({"train_acc": 0.9, "acc": 0.8, "val_acc": 0.7}, None),
+        ({}, None),
+    ],
+)
+def test_figures_in_files_are_claims(facts: dict[str, object], claimed: float | None) -> None:
+    assert own_columns("a.pt", facts).get("claimed_test_accuracy") == claimed
+    kept = {"claimed_test_accuracy": None, "extra": json.dumps({"facts": facts})}
+    assert claimed_accuracy(kept) == claimed
+    # what the contributor says counts more
+    assert claimed_accuracy({**kept, "claimed_test_accuracy": 0.125}) == 0.125
 
 
 def rows(tmp_path: Path, files: dict[str, dict[str, object]], **card: object) -> list[dict[str, object]]:
     """The rows of files, each with some entries beside its state dict."""
     paths = [tmp_path / name for name in files]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
     for number, (path, entries) in enumerate(zip(paths, files.values(), strict=True)):
         state = {name: torch.from_numpy(np.array(array)) for name, array in state_of(number).items()}
         torch.save({"state_dict": state, **entries}, path)
@@ -84,3 +126,15 @@ def test_what_is_said_of_a_file_counts_more_than_its_name_and_its_entries(tmp_pa
 def test_a_file_with_another_name_is_a_problem(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=re.escape("other.pt: name: expected {member}-{epoch}.pt, got another form")):
         rows(tmp_path, {"a-3.pt": {}, "other.pt": {}}, pattern="{member}-{epoch}.pt")
+
+
+def test_equal_names_in_several_folders_become_ids_and_runs(tmp_path: Path) -> None:
+    made = rows(tmp_path, {"seed0/ckpt_2.pth.tar": {}, "seed1/ckpt_2.pth.tar": {"global_step": 7}, "last": {}})
+    assert [(row["id"], row.get("member"), row.get("step")) for row in made] == [
+        ("seed0-ckpt_2", "seed0", 2),
+        ("seed1-ckpt_2", "seed1", 7),
+        ("last", None, None),
+    ]
+    described = [{"file": "seed1/ckpt_2.pth.tar", "id": "mine", "seed": 3}]
+    made = rows(tmp_path, {"seed0/ckpt_2.pth.tar": {}, "seed1/ckpt_2.pth.tar": {}}, checkpoint=described)
+    assert [(row["id"], row.get("seed")) for row in made] == [("seed0-ckpt_2", None), ("mine", 3)]

@@ -284,8 +284,11 @@ KNOWN: dict[str, tuple[int, int]] = {
     "wrong_members/sharded_safetensors": (2, 4), "wrong_members/optimizer_files": (2, 4), "wrong_members/hf_trainer": (2, 4),
     "wrong_members/ema_params": (4, 2), "silent_loss/sparse_coo": (1, 4), "silent_loss/scipy_csr": (1, 2),
     "silent_loss/bias_as_list": (1, 2), "junk/ipynb_checkpoints": (1, 4), "containers/stax_list": (1, 4),
+    "wrong_members/agents_in_zips": (2, 4), "containers/pth_tar_folder": (3, 4), "containers/pt_gz": (3, 4),
+    "containers/keras_h5": (3, 2), "junk/macosx_zip": (2, 4), "other_programs/h5_of_tensors": (2, 4),
+    "other_programs/npy_per_tensor": (2, 4), "other_programs/sklearn_joblib": (2, 4),
 }  # fmt: skip
-REFUSED = ["silent_loss/lazy_parameter", "silent_loss/meta_mixed", "wrong_members/agents_in_zips"]
+REFUSED = ["silent_loss/lazy_parameter", "silent_loss/meta_mixed"]
 
 
 @pytest.mark.skipif(not CASES.is_dir(), reason="the collected inputs are not available")

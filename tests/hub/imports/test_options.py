@@ -24,6 +24,7 @@ GIVEN = {
     "member_pattern": "a",
     "step_pattern": "1",
     "stacked": False,
+    "networks": ("actor",),
 }
 FLAGS = {
     "id_pattern": "--id",

@@ -23,8 +23,13 @@ def test_other_zoos_and_other_things_are_refused(server: Hosted, make_zoo: Make,
     pushed(server, make_zoo("zoo"))
     before = len(server.request_log.acknowledged)
     other = make_zoo("other")
-    with pytest.raises(HubError, match=r"zoo: expected digest sha256:\w+, got sha256:\w+\. Push to another repository"):
+    with pytest.raises(
+        HubError, match=r"zoo: expected 'other' of 'optunet', got 'zoo' of 'optunet'\. Push to another repo"
+    ):
         pushed(server, other)
+    ckptzoo.create(tmp_path / "mlp", arch="mlp-4-3-2")
+    with pytest.raises(HubError, match=r"got 'zoo' of 'optunet', whose tensors differ: no 'fc1.weight', .* Push to an"):
+        pushed(server, tmp_path / "mlp")
     client = Client(server.url, server.tokens["write"])
     client.create("lab/photos")
     client.commit("lab/photos", {"cat.jpg": b"1"}, title="cat", parent=client.head("lab/photos"))

@@ -144,7 +144,7 @@ def test_inputs_that_are_no_plain_files(tmp_path: Path) -> None:
         "a device",
         "symbolic links",
         "No such file",
-        "unknown bytes",
+        "a text",
         "Input/output error",
         "null",
     ]

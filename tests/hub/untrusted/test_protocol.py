@@ -17,6 +17,7 @@ STATE: dict[str, Any] = {
     "at": [0, 1],
     "facts": [["epoch", {"int": 3}]],
     "left_out": ["x"],
+    "buffers": [1],
 }
 ARRAYS: list[np.ndarray] = [np.ones(2), np.ones(3)]
 
@@ -68,7 +69,8 @@ def test_refusals_come_back_harmless_and_short() -> None:
         {"key": {}}, {"facts": [["a"]]}, {"facts": [["a", {"code": "x"}]]}, {"facts": [["a", {"int": "x"}]]},
         {"facts": [["a", {"int": True}]]}, {"facts": [["a", {"float": "x"}]]}, {"facts": [["a", {"float": 1.0}]]},
         {"facts": [["a", {"str": "b\n"}]]}, {"facts": [["a\n", {"str": "b"}]]}, {"facts": {}}, {"left_out": "x"},
-        {"facts": [["a", [{"int": "x"}]]]}, {"facts": [["a", [[]]]]}, {"facts": [["a", {}]]}, {"more": 1},
+        {"facts": [["a", [{"int": "x"}]]]}, {"facts": [["a", [[]]]]}, {"facts": [["a", {}]]}, {"more": 1}, {"buffers": [2]}, {"buffers": [-1]},
+        {"buffers": [True]}, {"buffers": "0"},
     ],
 )  # fmt: skip
 def test_states_that_a_reader_would_not_write_are_refused(change: dict[str, Any]) -> None:

@@ -16,8 +16,8 @@ from ckptzoo.schema.groups import AxisAction, Fixed, Like, Perm, Segment, Wreath
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply, fold, trace
 from ckptzoo.symmetry.matrices.tables import monomial
+from ckptzoo.symmetry.traced import Traced
 from ckptzoo.symmetry.tracing.graph import Float64Mode
-from ckptzoo.symmetry.tracing.result import Traced
 
 Forward = Callable[[Any, torch.Tensor], Any]
 

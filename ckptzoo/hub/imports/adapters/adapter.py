@@ -1,7 +1,6 @@
 """What an adapter is, and what it finds."""
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
@@ -10,18 +9,21 @@ from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.hub.imports.facts import Row
+from ckptzoo.hub.imports.opened import OpenedSource
 from ckptzoo.hub.imports.sources import Source, SourceFile
-from ckptzoo.hub.untrusted import SUFFIXES as CHECKPOINT_SUFFIXES
 from ckptzoo.hub.untrusted import Limits, StateDict
+from ckptzoo.hub.untrusted.runs import identifier
 from ckptzoo.schema.metadata import MAX_ID
 
 MAX_SIDE_BYTES = 256 * 2**20
 """A file of facts."""
-SUFFIXES = (*CHECKPOINT_SUFFIXES, ".pkl", ".pickle", ".npy")
-"""Suffixes of files that may hold checkpoints."""
+SUFFIXES = (
+    ".safetensors", ".pt", ".pth", ".th", ".pth.tar", ".pt.tar", ".bin", ".ckpt", ".npz", ".npy", ".pkl", ".pickle",
+    ".joblib", ".model", ".weights", ".h5", ".hdf5", ".keras", ".msgpack",
+)  # fmt: skip
+"""Suffixes of files that people expect to be checkpoints: what is called so and is none is refused."""
 SETTINGS_OF_RAY = "params.pkl"
 """A pickle of settings that Ray Tune writes into every folder."""
-_UNSUITABLE = re.compile(r"[^A-Za-z0-9._=,@+-]+")
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,10 @@ class Options:
         for files: regular expressions that find in a path the run that a file belongs to, and the number of the step at
         which it was saved; their first group, or all that they match. Where the run's is empty, all are one run.
     stacked
-        for files: whether the first axis of every tensor counts samples; None: refused where it may.
+        for files: whether the first axis of every tensor counts samples; None: refused where it may. With ``layout``,
+        whether vectors are samples of one posterior, and no networks of their own.
+    networks
+        for files: words that the names of several networks in one state dict begin with, ``*`` for any word.
     """
 
     id_pattern: str | None = None
@@ -55,6 +60,7 @@ class Options:
     member_pattern: str | None = None
     step_pattern: str | None = None
     stacked: bool | None = None
+    networks: tuple[str, ...] | None = None
 
 
 _TAKEN_BY = {
@@ -63,6 +69,7 @@ _TAKEN_BY = {
     "member_pattern": ("--member", ("files",)),
     "step_pattern": ("--step", ("files",)),
     "stacked": ("--stacked", ("files",)),
+    "networks": ("--networks", ("files",)),
     "layout": ("--layout", ("files", "nws")),
     "checkpoint_offset": ("--checkpoint-offset", ("ray-tune",)),
     "percent": (
@@ -107,6 +114,10 @@ class Picked:
         whether they are means, with the standard deviation of ``T`` as ``T_std``.
     note
         what was done to its numbers, for the report.
+    ties
+        names to earlier names whose storage they share.
+    buffers
+        names of tensors that are known to be no parameters.
     """
 
     suffix: str
@@ -114,6 +125,8 @@ class Picked:
     row: Row = field(default_factory=dict[str, Any])
     gaussian: bool = False
     note: str = ""
+    ties: Mapping[str, str] = field(default_factory=dict[str, str])
+    buffers: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -136,6 +149,10 @@ class Found:
         the checkpoints among its state dicts.
     id
         of its checkpoints; made of the member and the step where it is empty.
+    form
+        what the file was taken for; empty where only reading tells.
+    parts
+        paths of its files, where they are several.
     """
 
     path: str
@@ -146,6 +163,8 @@ class Found:
     read: Callable[[], Sequence[bytes]] = field(repr=False)
     pick: Callable[[Sequence[StateDict]], Sequence[Picked]] = field(repr=False)
     id: str = ""
+    form: str = ""
+    parts: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -162,6 +181,25 @@ class PassedOver:
 
     path: str
     reason: str
+
+
+@dataclass(frozen=True)
+class Broken:
+    """What should hold a checkpoint and cannot be read.
+
+    Parameters
+    ----------
+    path
+        in the source.
+    error
+        why.
+    parts
+        paths of its files, where they are several.
+    """
+
+    path: str
+    error: ZooError
+    parts: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -206,7 +244,9 @@ class Adapter(Protocol):
         """Whether a source with these paths (its first ones) looks like this format."""
         ...
 
-    def checkpoints(self, source: Source, options: Options) -> Iterator[Found | FoundArrays | PassedOver]:
+    def checkpoints(
+        self, source: OpenedSource, options: Options
+    ) -> Iterator[Found | FoundArrays | PassedOver | Broken]:
         """Every checkpoint, in the source's order, and files that are passed over for a reason of their own."""
         ...
 
@@ -217,18 +257,11 @@ def every_state(states: Sequence[StateDict]) -> Sequence[Picked]:
         Picked(
             state.source.partition("#")[2],
             {**state.tensors, **{name: state.tensors[first] for name, first in state.aliases.items()}},
+            ties=state.aliases,
+            buffers=state.buffers,
         )
         for state in states
     ]
-
-
-def identifier(text: str) -> str:
-    """A text as part of an id.
-
-    >>> identifier("run 3/net")
-    'run-3-net'
-    """
-    return _UNSUITABLE.sub("-", text).strip("-.") or "checkpoint"
 
 
 def checkpoint_id(member: str, step: int | None, suffix: str = "") -> str:

@@ -6,13 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ckptzoo.archs.gaussian_spec import STD
-from ckptzoo.errors import Problem, ZooError
+from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.hub.imports.adapters.adapter import (
     SUFFIXES,
+    Broken,
     Found,
     Options,
     PassedOver,
@@ -21,28 +18,28 @@ from ckptzoo.hub.imports.adapters.adapter import (
     identifier,
     reader,
 )
+from ckptzoo.hub.imports.adapters.gaussians import cut_gaussian, gaussian_of, moments_of, pairs_of
+from ckptzoo.hub.imports.adapters.several import (
+    copies_of,
+    cut,
+    layout_in,
+    networks_of,
+    refuse_stacked,
+    refuse_vectors,
+    side_by_side,
+    unstacked,
+)
+from ckptzoo.hub.imports.adapters.side_files import SideFiles
+from ckptzoo.hub.imports.array_folders import ArrayFolders, is_tensor_name
 from ckptzoo.hub.imports.facts import merged, row_of
-from ckptzoo.hub.imports.runs import Run, run_of, searched, step_of, without_suffixes
-from ckptzoo.hub.imports.shards import Shards, is_shard
-from ckptzoo.hub.imports.sources import Source
+from ckptzoo.hub.imports.opened import OpenedFile, OpenedSource
+from ckptzoo.hub.imports.shards import Shards, Whole, is_shard
 from ckptzoo.hub.imports.tables import Slice, read_layout
 from ckptzoo.hub.untrusted import Limits, StateDict
-from ckptzoo.hub.untrusted.errors import reject_without_network
 from ckptzoo.hub.untrusted.layer_trees import is_copy_name
-from ckptzoo.hub.untrusted.other_contents import other_content
+from ckptzoo.hub.untrusted.runs import Run, facts_of, run_of, searched, step_of, without_suffixes
 
-_JUNK = re.compile(r"(^|/)(__MACOSX|\.ipynb_checkpoints)/|(^|/)(\._|\.#|\.DS_Store$)|~$")
-"""What systems, notebooks and editors leave beside files."""
-_NORMAL = (("loc", "scale"), ("mu", "sigma"), ("mu", "rho"))
-"""What Pyro, torch.distributions and Bayes by backprop call the parameters of a normal distribution."""
-_MEANS = re.compile(r"[._](loc|mu)$")
-_PARAMETER = re.compile(r"(.+)([._])(loc|scale|mu|sigma|rho)")
-_NOTES = {"rho": "standard deviations are softplus(rho), as in Bayes by backprop"}
-_SAMPLES = "samples"
-"""The method of draws of which a file does not say how they were drawn."""
 _OF_A_RUN = "taken by its name for one of several checkpoints of a run; --member and --step say otherwise"
-_CONSTRAINTS = "constraints."
-_LOWER_BOUND = re.compile(r"_GreaterThan(?:Eq)?\(lower_bound=([0-9.e-]+)\)")
 
 
 class Files:
@@ -59,24 +56,46 @@ class Files:
     by_order = False
 
     def recognises(self, paths: Sequence[str]) -> bool:
-        """Whether there is a file with the suffix of a checkpoint."""
-        return any(path.lower().endswith(SUFFIXES) for path in paths)
+        """What no other format is: files are told by their content."""
+        return True
 
-    def checkpoints(self, source: Source, options: Options) -> Iterator[Found | PassedOver]:
-        """Every file with the suffix of a checkpoint, and shards as one file."""
-        reading = _Reading.of(source.name, options)
-        shards = Shards(source.address)
+    def checkpoints(self, source: OpenedSource, options: Options) -> Iterator[Found | PassedOver | Broken]:
+        """Every file whose form is read; shards, and arrays of one folder, as one file."""
+        reading = _Reading.of(source.name, options, SideFiles(source))
+        yield from reading.beside.passed_over
+        shards, arrays = Shards(source.address), ArrayFolders()
         for file in source.files():
-            if _JUNK.search(file.path):
-                yield PassedOver(file.path, "left by a system, a notebook or an editor")
+            if arrays.has_any:
+                yield from (reading.joined(whole) for whole in arrays.left(file.folder))
+            if not file.form.is_read:
+                if file.path not in source.opened:  # facts beside checkpoints, which were read before
+                    yield _not_read(file, source.address)
             elif is_shard(file.path):
-                if (whole := shards.add(file)) is not None:
-                    path, contents = whole
-                    yield reading.found(path, sum(map(len, contents)), lambda contents=contents: contents)
-            elif file.name.lower().endswith(SUFFIXES):
-                yield reading.found(file.path, file.size, reader(file, Limits().file_bytes))
-        shards.check_whole()
+                try:
+                    whole = shards.add(file)
+                except ZooError as error:
+                    yield Broken(file.path, error)
+                    continue
+                if whole is not None:
+                    yield reading.found(whole.path, whole.size, whole.read, f"shards: {file.form.words}", whole.parts)
+            elif file.form.name == "npy" and options.layout is None and is_tensor_name(file.name):
+                arrays.add(file)
+            else:
+                yield reading.found(file.path, file.size, reader(file, Limits().file_bytes), file.form.words)
+        yield from (reading.joined(whole) for whole in arrays.left(None))
+        yield from (Broken(paths[0], error, paths) for error, paths in shards.missing())
         reading.rows.check_used()
+
+
+def _not_read(file: OpenedFile, source: str) -> PassedOver | Broken:
+    """A file that is not read: refused where its name says that it should be, and is of no form that is known."""
+    form = file.form
+    is_damaged = form.name in ("unknown", "empty", "text", "web-page") and file.name.lower().endswith(SUFFIXES)
+    if form.name not in ("git-lfs", "tensor-parallel") and not is_damaged:
+        return PassedOver(file.path, form.reason)
+    step = form.step or "Leave it out."
+    problem = Problem(f"{source}: {file.path}", "content", "a checkpoint, as its name says", form.words, step)
+    return Broken(file.path, IntegrityError(problem))
 
 
 @dataclass(frozen=True)
@@ -89,22 +108,33 @@ class _Reading:
     slices: Sequence[Slice] | None
     member: re.Pattern[str] | None
     step: re.Pattern[str] | None
+    beside: SideFiles
 
     @classmethod
-    def of(cls, source: str, options: Options) -> "_Reading":
+    def of(cls, source: str, options: Options, beside: SideFiles) -> "_Reading":
         """Check the options."""
         slices = None if options.layout is None else read_layout(options.layout.encode(), "--layout")
         member, step = (
             None if text is None else _pattern(flag, text)
             for flag, text in (("--member", options.member_pattern), ("--step", options.step_pattern))
         )
-        return cls(source, options, _Rows(options.metadata), slices, member, step)
+        return cls(source, options, _Rows(options.metadata), slices, member, step, beside)
 
-    def found(self, path: str, size: int, read: Callable[[], Sequence[bytes]]) -> Found:
+    def joined(self, whole: Whole) -> Found:
+        """The arrays of a folder as one network."""
+        return self.found(whole.path, whole.size, whole.read, "arrays of numpy.save, a tensor each", whole.parts)
+
+    def found(
+        self, path: str, size: int, read: Callable[[], Sequence[bytes]], form: str, parts: Sequence[str] = ()
+    ) -> Found:
         """A file, with its run and its facts."""
-        facts = dict(self.rows.of(path))
+        facts = {**self.beside.of(path), **self.rows.of(path)}
         run = self.run(path, facts)
         row = row_of(facts, location=path, percent=self.options.percent)
+        of_a_run = facts_of(path)
+        if "seed" in of_a_run:
+            row.setdefault("seed", of_a_run.pop("seed"))
+        row["extra"] = merged(of_a_run, row["extra"])
         if run.epoch is not None:
             row.setdefault("epoch", float(run.epoch))
         name = _id(path, self.options.id_pattern)
@@ -112,14 +142,15 @@ class _Reading:
 
         def pick(states: Sequence[StateDict]) -> Sequence[Picked]:
             picked = _picked(states, self.slices, path, self.options)
-            return picked if self.slices is not None else _with_runs(picked, run, member)
+            is_networks = self.slices is not None and not any("method" in item.row for item in picked)
+            return picked if is_networks else _with_runs(picked, run, member)
 
-        return Found(path, member, run.step, row, size, read, pick, name)
+        return Found(path, member, run.step, row, size, read, pick, name, form, parts)
 
     def run(self, path: str, facts: dict[str, Any]) -> Run:
         """The run of a file: as a row of ``--metadata`` says, else as a pattern finds, else as its path says."""
         by_path = run_of(path)
-        member, step = facts.pop("member", None), facts.pop("step", None)
+        member, step = facts.pop("member", None), facts.pop("step", step_of(facts))
         if member is None and self.member is not None:
             member = _searched(self.member, "--member", path)
         if step is None and self.step is not None:
@@ -157,12 +188,13 @@ def _with_runs(picked: Sequence[Picked], run: Run, member: str) -> list[Picked]:
     """The checkpoints of a file, each with the member and the step that its own facts add to those of the path."""
     if len(picked) == 1 and not picked[0].suffix and not run.is_part and not picked[0].row.get("extra"):
         (item,) = picked  # most files: one network, of which nothing more is known
-        if "draw" not in item.row and "epoch" not in item.row:
+        if "method" not in item.row and "epoch" not in item.row:
             item.row["member"] = member
             return [item]
     steps = [_step_of(item) for item in picked]
-    # checkpoints of one run, saved together
+    # checkpoints of one run, saved together, and no folds or seeds
     is_trajectory = len(picked) > 1 and None not in steps and len(set(steps)) == len(steps)
+    is_trajectory = is_trajectory and len({_which(item) for item in picked}) == 1
     ends = [tuple(item.suffix.rpartition(".")[::2]) for item in picked]
     with_copies = {before for before, last in ends if is_copy_name(last)}
     made: list[Picked] = []
@@ -172,19 +204,28 @@ def _with_runs(picked: Sequence[Picked], run: Run, member: str) -> list[Picked]:
             # an average of a run's weights is no run of its own
             own = "" if is_trajectory else before
             row["extra"] = merged(row.get("extra", {}), {"network": last})
+        if of_a_run := facts_of(item.suffix.replace(".", "/")):
+            if "seed" in of_a_run:
+                row.setdefault("seed", of_a_run.pop("seed"))
+            row["extra"] = merged(of_a_run, row.get("extra", {}))
         if step is not None and (run.step is None or is_trajectory or step != row.get("epoch")):
             row["step"] = step
         name, seed = f"{member}/{identifier(own)}" if own else member, row.get("seed")
         # several runs may have saved files of the same names beside one another
         if run.is_part and type(seed) is int and not re.search(r"\d", run.member):
             name += f"-seed{seed}"
-        if "draw" in row:
-            row["mode"] = member
+        if "method" in row:
+            row["mode"] = f"{member}/{row['mode']}" if "mode" in row else member
         row["member"] = name
-        made.append(
-            Picked(item.suffix, item.tensors, row, item.gaussian, item.note or (_OF_A_RUN if run.is_part else ""))
-        )
+        made.append(replace(item, row=row, note=item.note or (_OF_A_RUN if run.is_part else "")))
     return made
+
+
+def _which(picked: Picked) -> tuple[Any, ...]:
+    """What says which run of several a checkpoint is of: its seed, its fold, a number in its key."""
+    of_a_run = facts_of(picked.suffix.replace(".", "/"))
+    extra = picked.row.get("extra", {})
+    return (picked.row.get("seed"), extra.get("fold"), *sorted(of_a_run.items()))
 
 
 def _step_of(picked: Picked) -> int | None:
@@ -239,203 +280,42 @@ def _id(path: str, pattern: str | None) -> str:
 def _picked(
     states: Sequence[StateDict], slices: Sequence[Slice] | None, path: str, options: Options
 ) -> Sequence[Picked]:
+    if options.networks is not None:
+        parts = [part for state in states for part in networks_of(state, options.networks, path)]
+        without = replace(options, networks=None)
+        return [
+            replace(item, note="; ".join(filter(None, (item.note, *(f"left out: {text}" for text in part.left_out)))))
+            for part in parts
+            for item in _picked([part], slices, path, without)
+        ]
     if slices is not None:
-        return [cut for picked in every_state(states) for cut in _cut(picked, slices, path)]
-    pairs = _pairs(states)
-    if pairs is not None:
+        return [item for state in states for item in _of_vectors(state, slices, path, options)]
+    if (pairs := pairs_of(states, path)) is not None:
         return pairs
+    if len(states) == 1 and (written := layout_in(states[0])) is not None:
+        return list(_of_vectors(states[0], written, path, options))
+    states = [part for state in states for part in copies_of(state)]
     made: list[Picked] = []
     for picked, state in zip(every_state(states), states, strict=True):
-        _refuse_vectors(picked.tensors, path)
+        refuse_vectors(picked.tensors, path)
         row = row_of(state.facts, location=path, percent=options.percent)
-        gaussian = _gaussian(picked.tensors, state.facts, path)
+        gaussian = gaussian_of(picked.tensors, state.facts, path)
         if options.stacked is None:
-            _refuse_stacked(picked.tensors, path)
+            refuse_stacked(picked.tensors, path)
         if gaussian is not None:
-            made.append(replace(gaussian, suffix=picked.suffix, row=row))
+            made.append(replace(gaussian, suffix=picked.suffix, row={**row, **gaussian.row}))
         elif options.stacked:
-            made += _unstacked(replace(picked, row=row), path)
+            made += unstacked(replace(picked, row=row), path)
         else:
-            made.append(Picked(picked.suffix, picked.tensors, row))
+            made.append(replace(picked, row=row, note=side_by_side(picked.tensors)))
     return made
 
 
-def _refuse_vectors(tensors: Mapping[str, NDArray[Any]], path: str) -> None:
-    """Refuse arrays that are no tensors of a network: one without a name, or vectors of one length without names.
-
-    Raises
-    ------
-    NoNetworkError
-        The file's name says that its one array is something else.
-    ZooError
-        What it is is not known.
-    """
-    shapes = {array.shape for array in tensors.values()}
-    if list(tensors) == ["array"]:
-        stem = without_suffixes(path).rpartition("/")[2]
-        if (what := other_content({stem: tensors["array"].dtype.name})) is not None:
-            reject_without_network(path, what, "Leave it out.")
-        got = f"one array of shape {next(iter(shapes))} without a name"
-    elif len(tensors) > 1 and len(shapes) == 1 and len(next(iter(shapes))) == 1 and all(map(str.isdigit, tensors)):
-        got = f"{len(tensors)} vectors of {next(iter(shapes))[0]} numbers without names"
-    else:
+def _of_vectors(state: StateDict, slices: Sequence[Slice], path: str, options: Options) -> Iterator[Picked]:
+    """What vectors hold: the moments of a posterior, samples, or networks."""
+    (picked,) = every_state([state])
+    if (moments := moments_of(picked.tensors, state.facts, path)) is not None:
+        made = cut_gaussian(moments, slices, path)
+        yield replace(made, suffix=picked.suffix, row={**row_of(state.facts, location=path), **made.row})
         return
-    step = (
-        "Say with --layout which of its numbers are which tensor; tensors in files of their own belong into one .npz."
-    )
-    raise ZooError(Problem(path, "tensors", "those of a network, by name", got, step))
-
-
-def _refuse_stacked(tensors: Mapping[str, NDArray[Any]], path: str) -> None:
-    """Refuse tensors whose first axis may count samples: weights and biases share it, and no bias has one axis."""
-    shapes = [array.shape for array in tensors.values()]
-    lengths = {shape[0] if shape else None for shape in shapes}
-    biases = {shape for shape in shapes if len(shape) == 2}
-    is_like_samples = (
-        len(shapes) > 1
-        and len(lengths) == 1
-        and min(map(len, shapes)) == 2
-        and any(len(shape) > 2 and shape[:2] in biases for shape in shapes)
-    )
-    if is_like_samples:
-        got = f"one of {shapes[0][0]} in all of them, as of samples"
-        step = "Give --stacked where it counts samples of one network, --no-stacked where it does not."
-        raise ZooError(Problem(path, "first axis of the tensors", "one that is clear", got, step))
-
-
-def _unstacked(picked: Picked, path: str) -> Iterator[Picked]:
-    """The samples along the first axis of every tensor."""
-    lengths = {array.shape[:1] for array in picked.tensors.values()}
-    if len(lengths) != 1 or lengths == {()}:
-        got = ", ".join(str(array.shape) for array in list(picked.tensors.values())[:5])
-        expected, step = "one first axis for all tensors, as --stacked says", "Leave --stacked out."
-        raise ZooError(Problem(path, "shapes", expected, got, step))
-    for number in range(next(iter(lengths))[0]):
-        suffix = f"{picked.suffix}-{number}" if picked.suffix else str(number)
-        tensors = {name: array[number] for name, array in picked.tensors.items()}
-        yield replace(picked, suffix=suffix, tensors=tensors, row={**picked.row, "method": _SAMPLES, "draw": number})
-
-
-def _pairs(states: Sequence[StateDict]) -> list[Picked] | None:
-    """State dicts ``0.loc``, ``0.scale``, ... as Gaussians; None where they are others."""
-    by_key = {state.source.partition("#")[2]: state for state in states}
-    for mean, deviation in _NORMAL:
-        stems = [key.removesuffix(mean) for key in by_key if key.rpartition(".")[2] == mean]
-        if not stems or {f"{stem}{end}" for stem in stems for end in (mean, deviation)} != set(by_key):
-            continue
-        pairs = [(stem, by_key[f"{stem}{mean}"].tensors, by_key[f"{stem}{deviation}"].tensors) for stem in stems]
-        if all(set(means) == set(deviations) for _, means, deviations in pairs):
-            return [
-                Picked(
-                    stem.strip("."),
-                    _interleaved(means, {name: _deviation(deviation, array) for name, array in deviations.items()}),
-                    gaussian=True,
-                    note=_NOTES.get(deviation, ""),
-                )
-                for stem, means, deviations in pairs
-            ]
-    return None
-
-
-def _gaussian(tensors: Mapping[str, NDArray[Any]], facts: Mapping[str, Any], path: str) -> Picked | None:
-    """Tensors ``T.loc`` and ``T.scale``, or ``T_mu`` and ``T_rho``, as a Gaussian; None where they are others.
-
-    Raises
-    ------
-    ZooError
-        There are deviations of some tensors alone, or such that are negative.
-    """
-    if not any(map(_MEANS.search, tensors)):
-        return None
-    names = {found.groups(): name for name in tensors if (found := _PARAMETER.fullmatch(name)) is not None}
-    for mean, deviation in _NORMAL:
-        stems = [
-            (stem, between)
-            for stem, between, word in names
-            if word == mean
-            and (other := names.get((stem, between, deviation))) is not None
-            and tensors[other].shape == tensors[names[stem, between, mean]].shape
-        ]
-        if not stems:
-            continue
-        if 2 * len(stems) < len(tensors):
-            if deviation != "rho":  # layers of flows and of noisy networks have such parameters
-                return None
-            pairs = {names[stem, between, word] for stem, between in stems for word in (mean, deviation)}
-            other = next(name for name in tensors if name not in pairs)
-            step = "Save means and deviations of all tensors; those of one that has none are zeros."
-            got = f"{other!r} beside {len(stems)} with {mean} and {deviation}"
-            raise ZooError(
-                Problem(path, "parameters of a Gaussian", "a mean and a deviation of each tensor", got, step)
-            )
-        means = {stem: tensors[names[stem, between, mean]] for stem, between in stems}
-        deviations = {
-            stem: _deviation_of(tensors, names[stem, between, deviation], deviation, facts, path)
-            for stem, between in stems
-        }
-        first = next(iter(means)).partition(".")[0]
-        prefix = f"{first}." if all(name.startswith(f"{first}.") and name.count(".") > 1 for name in means) else ""
-        both = _interleaved(
-            {name.removeprefix(prefix): array for name, array in means.items()},
-            {name.removeprefix(prefix): array for name, array in deviations.items()},
-        )
-        return Picked("", both, gaussian=True, note=_NOTES.get(deviation, ""))
-    return None
-
-
-def _deviation_of(
-    tensors: Mapping[str, NDArray[Any]], name: str, word: str, facts: Mapping[str, Any], path: str
-) -> NDArray[Any]:
-    """The standard deviation that a parameter stands for."""
-    array = tensors[name]
-    if any(fact.startswith(_CONSTRAINTS) for fact in facts):
-        array = _constrained(array, facts.get(f"{_CONSTRAINTS}{name}"), f"{path}: {name}")
-    found = _deviation(word, array)
-    if (found < 0).any():
-        step = "Say so in a file of another form: what these numbers are is not known."
-        raise ZooError(Problem(path, f"tensor {name!r}", "standard deviations from 0", f"{found.min():g}", step))
-    return found
-
-
-def _deviation(word: str, array: NDArray[Any]) -> NDArray[Any]:
-    """``rho`` is brought to a standard deviation by softplus (Blundell et al. 2015, arXiv 1505.05424, section 3.2)."""
-    return np.logaddexp(0, array.astype(np.float64)).astype(array.dtype) if word == "rho" else array
-
-
-def _constrained(array: NDArray[Any], constraint: Any, location: str) -> NDArray[Any]:
-    """A parameter of Pyro, whose store keeps what its constraint is yet to be applied to.
-
-    Of a lower bound it is the exponential and the bound added (``transform_to(greater_than(bound))`` of
-    torch.distributions).
-    """
-    if constraint in ("_Real()", "_IndependentConstraint()"):
-        return array
-    matched = _LOWER_BOUND.fullmatch(str(constraint))
-    if matched is None:
-        step = "Import a file of plain means and standard deviations."
-        raise ZooError(Problem(location, "constraint", "a lower bound", str(constraint), step))
-    return (np.exp(array.astype(np.float64)) + float(matched[1])).astype(array.dtype)
-
-
-def _interleaved(means: Mapping[str, NDArray[Any]], scales: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """As ``gaussian-<name>`` has them: of each module its means, then its standard deviations."""
-    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in means))
-    made: dict[str, NDArray[Any]] = {}
-    for layer in layers:
-        own = [name for name in means if name.rpartition(".")[0] == layer]
-        made |= {name: means[name] for name in own} | {f"{name}{STD}": scales[name] for name in own}
-    return made
-
-
-def _cut(picked: Picked, slices: Sequence[Slice], path: str) -> Iterator[Picked]:
-    """Vectors, or the rows of a matrix, cut into tensors."""
-    for name, array in picked.tensors.items():
-        matrix = np.atleast_2d(array)
-        if matrix.ndim != 2 or matrix.shape[1] != slices[-1].stop:
-            expected = f"vectors of {slices[-1].stop} numbers, as --layout says"
-            raise ZooError(Problem(path, f"array {name!r}", expected, f"shape {array.shape}", "Give its own layout."))
-        several = len(matrix) > 1 or len(picked.tensors) > 1
-        for number, vector in enumerate(matrix):
-            parts = [picked.suffix, name if len(picked.tensors) > 1 else "", str(number) if len(matrix) > 1 else ""]
-            tensors = {item.name: vector[item.start : item.stop].reshape(item.shape) for item in slices}
-            yield Picked("-".join(part for part in parts if part) if several else picked.suffix, tensors)
+    yield from cut(picked, slices, path, are_samples=bool(options.stacked))

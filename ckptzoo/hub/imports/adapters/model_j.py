@@ -9,9 +9,9 @@ from typing import Any
 
 from ckptzoo.hub.imports.adapters.adapter import Found, Options, Picked, all_fit, every_state, identifier, reader
 from ckptzoo.hub.imports.facts import row_of
-from ckptzoo.hub.imports.runs import run_of
 from ckptzoo.hub.imports.sources import Source
 from ckptzoo.hub.untrusted import Limits, StateDict
+from ckptzoo.hub.untrusted.runs import run_of
 
 _MODEL = "model.safetensors"
 _MAX_LITERAL = 100_000

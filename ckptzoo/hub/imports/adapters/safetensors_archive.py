@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ckptzoo.hub.imports.adapters.adapter import Found, Options, every_state, identifier, reader
-from ckptzoo.hub.imports.runs import run_of
 from ckptzoo.hub.imports.shards import is_shard
 from ckptzoo.hub.imports.sources import Source
 from ckptzoo.hub.untrusted import Limits
+from ckptzoo.hub.untrusted.runs import run_of
 
 _NUMBERED = re.compile(r"(?:.*/)?[^/]*?(?P<number>\d{1,9})\.safetensors")
 

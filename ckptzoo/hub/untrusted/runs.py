@@ -1,6 +1,7 @@
 """Which run a checkpoint file belongs to, and at which step it was saved: by its path, and by what it says itself."""
 
 import re
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +37,16 @@ _PLAIN_NAMES = {
     "pytorch_model", "model_state", "snapshots", "diffusion_pytorch_model", "adapter_model",
 }  # fmt: skip
 """Names of files and folders that say nothing about a run."""
+_NATURAL = re.compile(r"[0-9]{1,18}")
+_OF_A_RUN = re.compile(
+    r"(?:^|(?<=[-_. =/]))(?P<word>(?:random[-_ ]?)?seed|fold|split|repeat|client|rank)[-_= .]?"
+    r"(?P<number>[0-9]{1,9})(?=$|[-_. /])",
+    re.IGNORECASE,
+)
+"""A number beside a word that says which run of several it is."""
 _RANK = {"step": 0, "steps": 0, "save": 1, "epoch": 2, "epochs": 2}
+_UNSUITABLE = re.compile(r"[^A-Za-z0-9._=,@+-]+")
+_SUITABLE = "._=,@+-"
 STEP_FACTS = ("global_step", "step", "iteration", "iter", "n_iter", "num_steps", "current_step")
 """What programs call the number of a checkpoint's optimiser steps, the likeliest first."""
 
@@ -117,10 +127,41 @@ def step_of(facts: Mapping[str, Any]) -> int | None:
     >>> step_of({"epoch": 3, "global_step": 2814}), step_of({"epoch": 3})
     (2814, None)
     """
-    return next((facts[name] for name in STEP_FACTS if type(facts.get(name)) is int and facts[name] >= 0), None)
+    found = (facts.get(name) for name in STEP_FACTS)
+    # facts of a safetensors file are texts
+    numbers = (int(item) if isinstance(item, str) and _NATURAL.fullmatch(item) else item for item in found)
+    return next((item for item in numbers if type(item) is int and 0 <= item < 2**63), None)
+
+
+def facts_of(path: str) -> dict[str, int]:
+    """The numbers beside words in a path that say which run of several a file is of.
+
+    Examples
+    --------
+    >>> facts_of("fold_10/seed3/model_best.pt")
+    {'fold': 10, 'seed': 3}
+    """
+    found = _OF_A_RUN.finditer(without_suffixes(path))
+    return {re.sub("random[-_ ]?", "", item["word"].lower()): int(item["number"]) for item in found}
 
 
 def searched(pattern: re.Pattern[str], path: str) -> str | None:
     """What a pattern finds in a path: its first group, or all of it where it has none; None where it finds nothing."""
     matched = pattern.search(path)
     return None if matched is None else matched[1 if pattern.groups else 0]
+
+
+def identifier(text: str) -> str:
+    """A text as part of an id.
+
+    >>> identifier("run 3/net"), identifier("мережа №2")
+    ('run-3-net', 'мережа-2')
+    """
+    if not text.isascii():
+        # letters of any script, and the signs of vowels in some, which are marks
+        kept = [
+            letter if letter.isalnum() or letter in _SUITABLE or unicodedata.category(letter)[0] == "M" else " "
+            for letter in unicodedata.normalize("NFC", text)
+        ]
+        return re.sub(" +", "-", "".join(kept)).strip("-.") or "checkpoint"
+    return _UNSUITABLE.sub("-", text).strip("-.") or "checkpoint"

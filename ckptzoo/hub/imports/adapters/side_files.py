@@ -1,0 +1,116 @@
+"""What files of JSON beside checkpoints say about them: settings, the state of a trainer, facts of one file."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+from ckptzoo.errors import ZooError
+from ckptzoo.hub.imports.adapters.adapter import PassedOver, parse_json
+from ckptzoo.hub.imports.opened import OpenedSource
+from ckptzoo.hub.untrusted.runs import without_suffixes
+
+Facts = dict[str, Any]
+
+_OF_A_FOLDER = {
+    "config", "adapter_config", "params", "hparams", "hyperparameters", "args", "settings", "metrics", "results",
+    "training_args", "train_config", "model_config", "metadata", "meta", "experiment", "debug", "plans",
+}  # fmt: skip
+"""Names of files about the checkpoints of their folder and those in it."""
+_STATES = {"trainer_state"}
+"""Names of files about the checkpoint of their own folder alone, whose facts are columns."""
+_MAX_BYTES, _MAX_ALL = 4 * 2**20, 64 * 2**20
+"""Bytes of one such file, and of all that are kept."""
+_MAX_FACTS = 256
+"""Values that are taken of one file, as of a checkpoint."""
+_MAX_MAPPING = 64
+"""Entries of a mapping that is settings; more are a table, such as the names of classes."""
+_INDEX = re.compile(r"\.index\.json$", re.IGNORECASE)
+
+
+class SideFiles:
+    """The files of JSON in a source, by what they are about.
+
+    Attributes
+    ----------
+    passed_over
+        those that are not used, and why.
+    """
+
+    def __init__(self, source: OpenedSource) -> None:
+        self.passed_over: list[PassedOver] = []
+        self._by_folder: dict[str, dict[str, Facts]] = {}
+        self._by_stem: dict[str, Facts] = {}
+        # a pass over an archive in order takes as long as reading it
+        has_any = any(path.endswith(".json") for path in source.forms) if source.in_order else source.may_hold(".json")
+        if not has_any:
+            return
+        self._read(source)
+
+    def of(self, path: str) -> Facts:
+        """What is said about a checkpoint, the nearest first: by its own file, its folder's and those above."""
+        found = dict(self._by_stem.get(without_suffixes(path), {}))
+        folder = path.rpartition("/")[0]
+        for name, facts in self._by_folder.get(folder, {}).items():
+            if name in _STATES:
+                found = {**facts, **found}
+        while True:
+            for name, facts in self._by_folder.get(folder, {}).items():
+                if name not in _STATES and name not in found:
+                    found[name] = facts
+            if not folder:
+                return found
+            folder = folder.rpartition("/")[0]
+
+    def _read(self, source: OpenedSource) -> None:
+        stems = set[str]()
+        files: dict[str, Facts] = {}
+        left = _MAX_ALL
+        for file in source.files():
+            path = file.path
+            lower = path.lower()
+            if file.form.is_read:
+                stems.add(without_suffixes(path))
+            elif lower.endswith(".json") and not _INDEX.search(path):
+                if file.size > min(_MAX_BYTES, left):
+                    self.passed_over.append(
+                        PassedOver(path, f"JSON of {file.size} bytes, at most {_MAX_BYTES} are read")
+                    )
+                    continue
+                left -= file.size
+                try:
+                    content = parse_json(file.read(_MAX_BYTES), path)
+                except ZooError as error:
+                    self.passed_over.append(PassedOver(path, f"facts that cannot be read: {error.problems[0].got}"))
+                    continue
+                files[path] = cast(Facts, content) if isinstance(content, dict) else {}
+        source.broken.clear()  # the pass over checkpoints meets them again
+        for path, content in files.items():
+            folder, _, name = path.rpartition("/")
+            stem = name[:-5].lower()
+            taken = dict(_few(content))
+            if not taken:
+                self.passed_over.append(PassedOver(path, "no facts"))
+            elif path[:-5] in stems:
+                self._by_stem[path[:-5]] = taken
+            elif stem in _OF_A_FOLDER or stem in _STATES:
+                self._by_folder.setdefault(folder, {})[stem] = taken
+            else:
+                self.passed_over.append(PassedOver(path, "facts of no checkpoint, by its name"))
+
+
+def _few(content: Mapping[str, Any], depth: int = 0, left: list[int] | None = None) -> Iterator[tuple[str, Any]]:
+    """The settings among the entries: plain values, short lists of them, and mappings of a few such."""
+    left = [_MAX_FACTS] if left is None else left
+    for name, value in content.items():
+        if isinstance(value, Mapping):
+            inner = cast(Mapping[str, Any], value)
+            if len(inner) <= _MAX_MAPPING and depth < 4:
+                yield name, dict(_few(inner, depth + 1, left))
+        elif not isinstance(value, list) or (
+            len(cast(list[Any], value)) <= _MAX_MAPPING
+            and not any(isinstance(one, list | dict) for one in cast(list[Any], value))
+        ):
+            left[0] -= 1
+            if left[0] < 0:
+                return
+            yield name, value

@@ -1,0 +1,36 @@
+"""Chooses the format of a source by its paths."""
+
+from ckptzoo.errors import Problem, ZooError
+from ckptzoo.hub.imports.adapters import ADAPTERS, Adapter
+from ckptzoo.hub.imports.opened import OpenedSource
+from ckptzoo.schema import layout
+from ckptzoo.text import excerpt
+
+AUTO = "auto"
+_RECOGNISED_BY, _RECOGNISED_BYTES = 1_000, 256 * 2**20
+"""Paths of a source that ``auto`` looks at, and bytes of their files: packed ones are unpacked for it."""
+
+
+def chosen_adapter(source: OpenedSource, name: str) -> Adapter:
+    """The adapter of a name; ``auto`` is that of which all checkpoint files of the source are, else ``files``.
+
+    Raises
+    ------
+    ZooError
+        There is none of this name, the source is a zoo, or several adapters fit it.
+    """
+    if name != AUTO:
+        if name not in ADAPTERS:
+            step = "Name one of these."
+            raise ZooError(Problem("--as", "format", ", ".join([AUTO, *ADAPTERS]), repr(name), step))
+        return ADAPTERS[name]
+    paths = source.first_paths(_RECOGNISED_BY, _RECOGNISED_BYTES)
+    if zoo := next((path for path in paths if path.rpartition("/")[2] == layout.ZOO), None):
+        step = "Open it as it is, or copy it with ckptzoo pull; ckptzoo export writes its checkpoints to files."
+        raise ZooError(Problem(source.address, "source", "checkpoints of others", f"a zoo: {excerpt(zoo, 80)!r}", step))
+    # files of any program have the suffixes that the other formats have too
+    special = [adapter for adapter in ADAPTERS.values() if adapter.name != "files" and adapter.recognises(paths)]
+    if len(special) > 1:
+        got = " and ".join(adapter.name for adapter in special)
+        raise ZooError(Problem(source.address, "format", "one", got, "Say which with --as."))
+    return special[0] if special else ADAPTERS["files"]

@@ -1,0 +1,308 @@
+"""``OpenedSource``: the files of a source with those of the archives among them, each with its form."""
+
+import io
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import partial
+from itertools import accumulate
+from typing import IO, Any
+
+from ckptzoo.errors import IntegrityError, Problem, ZooError
+from ckptzoo.hub.imports.packed import ERRORS, PACKED, SUFFIXES, unpacked
+from ckptzoo.hub.imports.sources import Blob, Source, SourceFile, ZipSource, archive_kind, stem, tar_files
+from ckptzoo.hub.untrusted import Limits
+from ckptzoo.hub.untrusted.formats import HEAD_BYTES, Form
+from ckptzoo.hub.untrusted.forms import FORMS, form_of
+from ckptzoo.text import excerpt
+
+MAX_DEPTH = 2
+"""Archives within one another, the source's own archive aside."""
+_MAX_ZIP = 2**30
+"""Bytes of a zip archive that is in another archive: its directory is at its end, so that it is read whole."""
+_EXPANSION, _ALWAYS_ALLOWED, _MAX_FILES = 1000, 2**30, 2**20
+"""What all archives of a source may unpack to, in times the source's size and in any case; files in all of them."""
+_PIECE = 2**20
+_JUNK = re.compile(
+    r"(^|/)(__MACOSX|\.ipynb_checkpoints|\.git|\.svn|\.hg|__pycache__|@eaDir|\.Trash[^/]*|\.cache/huggingface)/"
+    r"|(^|/)(\._|\.#|\.nfs|\.~lock|#[^/]*#$)|(^|/)(\.DS_Store|Thumbs\.db|desktop\.ini)$|~$|(^|/)\.[^/]*\.sw[a-p]$"
+)
+"""What systems, notebooks, editors and version control leave beside files."""
+_MARKS = ("__", "/.", "~", "#", "@", "humbs", "desktop")
+"""One of these is in every such path that does not begin with a dot."""
+JUNK = "left by a system, a notebook or an editor"
+_CACHES = ("models--", "datasets--", "spaces--")
+_NAMED_ARCHIVES = (".zip", ".tar", ".tgz", ".txz", ".tbz2", ".keras", *SUFFIXES)
+_TEXTS = (
+    ".json", ".jsonl", ".csv", ".tsv", ".txt", ".md", ".rst", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".py", ".ipynb",
+    ".html", ".css", ".js", ".sh", ".log", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".pdf", ".mp4", ".gitattributes",
+    ".gitignore", ".bib", ".tex",
+)  # fmt: skip
+"""Files of a hub that are not fetched to see what they are."""
+
+
+@dataclass(frozen=True)
+class OpenedFile(SourceFile):
+    """One file of a source, or of an archive in it.
+
+    Parameters
+    ----------
+    form
+        what it is.
+    packed_by
+        the form by which it is packed; empty where it is as it was saved.
+    reopen
+        opens it once more at any time of the pass; None where its bytes come once.
+    """
+
+    form: Form = FORMS["unknown"]
+    packed_by: str = ""
+    reopen: Callable[[], IO[bytes]] | None = field(default=None, repr=False)
+
+    def read(self, limit: int) -> bytes:
+        """All bytes, unpacked; raises ``ZooError`` where there are more than ``limit``, or others than were packed."""
+        if not self.packed_by:
+            return super().read(limit)
+        bounds = Limits()
+        most, pieces, size = min(limit, max(bounds.always_allowed, bounds.expansion * self.size)), list[bytes](), 0
+        with self.open() as stream:
+            try:
+                while size <= most and (piece := stream.read(_PIECE)):
+                    pieces.append(piece)
+                    size += len(piece)
+            except ERRORS as error:
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise
+                got = f"{type(error).__name__}: {error}"
+                raise IntegrityError(
+                    Problem(self.path, self.packed_by, "bytes as they were packed", got[:200], "Fetch it again.")
+                ) from None
+        if size > most:
+            expected = f"at most {most} bytes unpacked of {self.size}"
+            raise IntegrityError(Problem(self.path, self.packed_by, expected, "more", "Do not use this file."))
+        return b"".join(pieces)
+
+
+class OpenedSource(Source):
+    """The files of a source, and those in its archives under the archive's path without its suffix.
+
+    Parameters
+    ----------
+    source
+        a folder, an archive, a repository or a file.
+    include, exclude
+        patterns of the shell (``*.pt``, ``seed0``, ``runs/*/best.pt``) that a path, its last part or one of its folders
+        fits; nothing is left out where ``include`` is empty.
+
+    Attributes
+    ----------
+    forms
+        of the files that were met, by their paths, in order.
+    opened
+        paths of those that were read.
+    passed_over
+        paths of files that no adapter sees, and why.
+    broken
+        archives among the files that cannot be read to their end, and why.
+    """
+
+    def __init__(self, source: Source, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
+        super().__init__(source.address, source.name, source.nbytes)
+        self.name, self.in_order = source.name, source.in_order
+        self._source, self._include, self._exclude = source, tuple(include), tuple(exclude)
+        # of a folder of a hub's cache that is the source itself
+        self._within = f"{source.name}/" if source.name.startswith(_CACHES) else ""
+        self.forms = dict[str, Form]()
+        self.opened = set[str]()
+        self.passed_over = dict[str, str]()
+        self.broken = list[tuple[str, ZooError]]()
+        self._nested_bytes = self._nested_files = 0
+
+    def files(self) -> Iterator[OpenedFile]:
+        """A pass over all files that are not passed over."""
+        self._nested_bytes = self._nested_files = 0
+        self.broken.clear()
+        self.passed_over.update(dict.fromkeys(self._source.dangling, "a link that leads to no file"))
+        for file in self._source.files():
+            self.position = self._source.position
+            yield from self._files(file, file.path, 0)
+        self.position = self._source.position
+
+    def may_hold(self, suffix: str) -> bool:
+        """Tells by names alone whether there are files with a suffix; what archives hold is not known."""
+        return any(file.path.lower().endswith((suffix, *_NAMED_ARCHIVES)) for file in self._source.files())
+
+    def first_paths(self, count: int, nbytes: int) -> list[str]:
+        """The first paths, those of files in archives included that are called archives, without a look into others."""
+        paths, size = list[str](), 0
+        for file in self._source.files():
+            is_archive = self._source.is_local and file.path.lower().endswith(_NAMED_ARCHIVES)
+            paths += [item.path for item in self._files(file, file.path, 0)] if is_archive else [file.path]
+            size += file.size
+            if len(paths) >= count or size > nbytes:
+                break
+        self.broken.clear()
+        return [path for path in paths if not _is_junk(path)]
+
+    def _files(self, file: SourceFile, path: str, depth: int, *, is_chosen: bool = False) -> Iterator[OpenedFile]:
+        """A file, or those in it where it is an archive; all of them where ``--include`` chooses the archive."""
+        lower = path.lower()
+        is_chosen = is_chosen or not self._include or _fits(path, self._include)
+        if _is_junk(path):
+            self.passed_over[path] = JUNK
+        elif _fits(path, self._exclude):
+            self.passed_over[path] = "left out by --exclude"
+        elif not is_chosen and not lower.endswith(_NAMED_ARCHIVES):
+            self.passed_over[path] = "left out by --include"
+        elif not self._source.is_local and lower.endswith(_TEXTS):
+            form = FORMS["json" if lower.endswith(".json") else "table" if lower.endswith((".csv", ".tsv")) else "text"]
+            yield self._opened(path, file.size, file.open, form, reopen=file.open)
+        else:
+            try:
+                stream = _buffered(file.open())
+                head = stream.peek(HEAD_BYTES)[:HEAD_BYTES]
+            except ZooError as error:  # of a member of an archive
+                self.broken.append((path, error))
+                return
+            except OSError as error:
+                got = error.strerror or type(error).__name__
+                problem = Problem(f"{self.address}: {path}", "file", "one that can be read", got, "Leave it out.")
+                self.broken.append((path, ZooError(problem)))
+                return
+            with stream:
+                form = form_of(head, self._within + path)
+                if form.is_container or lower.endswith(_NAMED_ARCHIVES):
+                    yield from self._of_container(file, path, stream, head, form, depth, is_chosen)
+                else:
+                    reopen = file.open if self._source.is_reopened and not depth else None
+                    yield self._opened(path, file.size, lambda: stream, form, reopen=reopen)
+
+    def _opened(
+        self,
+        path: str,
+        size: int,
+        opener: Callable[[], IO[bytes]],
+        form: Form,
+        *,
+        packed_by: str = "",
+        reopen: Callable[[], IO[bytes]] | None = None,
+    ) -> OpenedFile:
+        self.forms[path] = form
+        again = None if reopen is None else partial(self._open, path, reopen)
+        return OpenedFile(path, size, partial(self._open, path, opener), form, packed_by, again)
+
+    def _of_container(
+        self,
+        file: SourceFile,
+        path: str,
+        stream: io.BufferedReader,
+        head: bytes,
+        form: Form,
+        depth: int,
+        is_chosen: bool,
+    ) -> Iterator[OpenedFile]:
+        """The files of an archive, or the one that is packed."""
+        counted, is_packed = _Counted(stream), form.name in PACKED
+        inner = io.BufferedReader(counted)
+        try:
+            content = unpacked(inner, form.name) if is_packed else inner
+            inner_head = _peeked(content) if is_packed else b""
+            kind = archive_kind(head, path, lambda _: inner_head)
+            if not kind:
+                ending = next((end for end in SUFFIXES if is_packed and path.lower().endswith(end)), "")
+                name = path[: len(path) - len(ending)]
+                if not is_chosen and not _fits(name, self._include):
+                    self.passed_over[path] = "left out by --include"
+                elif is_packed:
+                    inner_form = form_of(inner_head, name)
+                    yield self._opened(name, file.size, lambda: content, inner_form, packed_by=form.name)
+                else:
+                    yield self._opened(path, file.size, lambda: stream, form)
+                return
+            if depth >= MAX_DEPTH:
+                self.passed_over[path] = (
+                    f"an archive within {MAX_DEPTH} others. Unpack the outer ones, and import that."
+                )
+                return
+            self.forms[path] = FORMS[kind]
+            self.opened.add(path)
+            prefix = f"{path.rpartition('/')[0]}/{stem(path.rpartition('/')[2])}".lstrip("/")
+            found = self._zip_files(file, path, stream) if kind == "zip" else None
+            for item in found or tar_files(content, lambda: counted.count, f"{self.address}: {path}"):
+                self._count(item, path)
+                yield from self._files(item, f"{prefix}/{item.path}", depth + 1, is_chosen=is_chosen)
+        except ZooError as error:
+            self.broken.append((path, error))
+
+    def _zip_files(self, file: SourceFile, path: str, stream: io.BufferedReader) -> Iterator[SourceFile]:
+        """The files of a zip archive, whose directory is at its end: in memory where the archive is in another."""
+        location = f"{self.address}: {path}"
+        if stream.seekable():
+            blob = Blob(location, path, file.size, lambda: stream)
+        else:
+            if file.size > _MAX_ZIP:
+                expected, step = f"at most {_MAX_ZIP} bytes of a zip archive within another", "Unpack the outer one."
+                raise IntegrityError(Problem(location, "size", expected, f"{file.size} bytes", step))
+            data = stream.read(file.size)
+            blob = Blob(location, path, len(data), lambda: io.BytesIO(data))
+        return ZipSource(blob).files()
+
+    def _count(self, file: SourceFile, path: str) -> None:
+        """Bound what all archives hold together, whatever each of them says about itself."""
+        self._nested_files += 1
+        self._nested_bytes += file.size
+        most = max(_ALWAYS_ALLOWED, _EXPANSION * self._source.nbytes)
+        if self._nested_bytes > most or self._nested_files > _MAX_FILES:
+            expected = f"at most {most} bytes and {_MAX_FILES} files in the archives of a source"
+            got = f"{self._nested_bytes} bytes, {self._nested_files} files"
+            location = f"{self.address}: {excerpt(path)}"
+            raise IntegrityError(Problem(location, "archive", expected, got, "Do not use this archive."))
+
+    def _open(self, path: str, opened: Callable[[], IO[bytes]]) -> IO[bytes]:
+        self.opened.add(path)
+        return opened()
+
+
+class _Counted(io.RawIOBase):
+    """A stream that knows how many of its bytes were used."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream, self.count = stream, 0
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer; returns how much of it."""
+        data = self._stream.read(len(buffer))
+        buffer[: len(data)] = data
+        self.count += len(data)
+        return len(data)
+
+
+def _is_junk(path: str) -> bool:
+    """Tells what systems, notebooks, editors and version control leave; most paths have none of its marks."""
+    return (path[0] == "." or any(mark in path for mark in _MARKS)) and _JUNK.search(path) is not None
+
+
+def _buffered(stream: IO[bytes]) -> io.BufferedReader:
+    return stream if isinstance(stream, io.BufferedReader) else io.BufferedReader(stream)  # pyright: ignore
+
+
+def _peeked(stream: IO[bytes]) -> bytes:
+    """The first bytes of what is packed; none where they cannot be unpacked, which reading tells."""
+    try:
+        return stream.peek(HEAD_BYTES)[:HEAD_BYTES]  # pyright: ignore[reportAttributeAccessIssue]
+    except ERRORS:
+        return b""
+
+
+def _fits(path: str, patterns: Sequence[str]) -> bool:
+    """Tells whether a path, its folders or a part of it fit one of the patterns."""
+    if not patterns:
+        return False
+    parts = path.split("/")
+    whole = accumulate(parts, lambda before, part: f"{before}/{part}")
+    return any(fnmatchcase(text, pattern.rstrip("/")) for text in {*parts, *whole} for pattern in patterns)

@@ -1,0 +1,108 @@
+"""Streams of what is packed in files by gzip, bzip2, xz or zlib, within bounded memory."""
+
+import bz2
+import gzip
+import io
+import lzma
+import zlib
+from typing import IO, Any
+
+_XZ_MEMORY = 80 * 2**20
+"""What unpacking may take: ``xz -9`` needs 65 MiB, a hostile stream asks for up to 4 GiB."""
+_READ_BYTES = 2**16
+PACKED = ("gzip", "bzip2", "xz", "zlib")
+"""Names of the forms."""
+SUFFIXES = (".gz", ".bz2", ".xz", ".z")
+"""What their tools add to a file's name."""
+ERRORS = (EOFError, OSError, lzma.LZMAError, zlib.error)
+"""What reading a damaged one raises."""
+
+
+def unpacked(packed: IO[bytes], form: str) -> IO[bytes]:
+    """The stream of what is packed in another; reading it raises one of ``ERRORS`` where that is damaged."""
+    if form == "gzip":
+        return gzip.GzipFile(fileobj=packed)  # pyright: ignore[reportReturnType]
+    if form == "bzip2":
+        return bz2.BZ2File(packed)
+    return io.BufferedReader(XzFile(packed) if form == "xz" else _ZlibFile(packed), _READ_BYTES)
+
+
+def first_bytes(packed: IO[bytes], form: str, count: int) -> bytes:
+    """The first bytes of what is packed; fewer where it is damaged, which reading it tells."""
+    try:
+        return unpacked(packed, form).read(count)
+    except ERRORS:
+        return b""
+
+
+class _ZlibFile(io.RawIOBase):
+    """What is packed in a stream of zlib, as joblib writes it."""
+
+    def __init__(self, packed: IO[bytes]) -> None:
+        self._packed, self._unpacker = packed, zlib.decompressobj()
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer with the next bytes; returns how many, 0 at the end."""
+        unpacked = b""
+        while not unpacked and not self._unpacker.eof:
+            data = self._unpacker.unconsumed_tail or self._packed.read(_READ_BYTES)
+            if not data:
+                raise EOFError("it ends within a stream")
+            unpacked = self._unpacker.decompress(data, len(buffer))
+        if not unpacked and (self._unpacker.unused_data or self._packed.read(1)):
+            raise zlib.error("bytes behind its end")
+        buffer[: len(unpacked)] = unpacked
+        return len(unpacked)
+
+
+class XzFile(io.RawIOBase):
+    """What is packed in a file of xz streams, one behind another; unlike ``lzma.open``, within bounded memory.
+
+    Parameters
+    ----------
+    packed
+        the file.
+    """
+
+    def __init__(self, packed: IO[bytes]) -> None:
+        self._packed, self._data = packed, b""
+        self._unpacker = lzma.LZMADecompressor(memlimit=_XZ_MEMORY)
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer with the next bytes; returns how many, 0 at the end.
+
+        Raises
+        ------
+        lzma.LZMAError
+            It is damaged, or needs more memory.
+        EOFError
+            It is cut off.
+        """
+        unpacked = b""
+        while not unpacked and self._begin_stream():
+            if self._unpacker.needs_input and not self._data:
+                self._data = self._packed.read(_READ_BYTES)
+                if not self._data:
+                    raise EOFError("it ends within a stream")
+            unpacked, self._data = self._unpacker.decompress(self._data, len(buffer)), b""
+        buffer[: len(unpacked)] = unpacked
+        return len(unpacked)
+
+    def _begin_stream(self) -> bool:
+        """Begin with the next stream where one has ended; False behind the last. Zeros may be between them."""
+        if not self._unpacker.eof:
+            return True
+        self._data = self._unpacker.unused_data.lstrip(b"\0")
+        while not self._data and (more := self._packed.read(_READ_BYTES)):
+            self._data = more.lstrip(b"\0")
+        if self._data:
+            self._unpacker = lzma.LZMADecompressor(memlimit=_XZ_MEMORY)
+        return bool(self._data)

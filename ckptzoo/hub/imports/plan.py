@@ -1,0 +1,186 @@
+"""``plan_import``: what an import would take each file for, without reading networks and without writing."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ckptzoo.console import PrintedResult, columns
+from ckptzoo.console import say as say_lines
+from ckptzoo.errors import Problem, ZooError
+from ckptzoo.hub.imports.adapters import Options
+from ckptzoo.hub.imports.adapters.adapter import Broken, FoundArrays, PassedOver, check_options, checkpoint_id
+from ckptzoo.hub.imports.choice import AUTO, chosen_adapter
+from ckptzoo.hub.imports.opened import OpenedSource
+from ckptzoo.hub.imports.remote_sources import open_source
+from ckptzoo.hub.imports.report import passed_over_files, passed_over_lines
+from ckptzoo.text import Progress, counted, excerpt
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_MAX_LISTED = 100
+_MAX_SHOWN = 60
+
+
+@dataclass(frozen=True)
+class PlannedFile:
+    """One file of a plan.
+
+    Parameters
+    ----------
+    file
+        its path in the source.
+    taken_for
+        what it is.
+    id, member
+        that its network would get; of a file with several they begin so.
+    step
+        that its name says; None where it says none.
+    """
+
+    file: str
+    taken_for: str
+    id: str
+    member: str
+    step: int | None
+
+
+@dataclass(frozen=True)
+class ImportPlan(PrintedResult):
+    """What an import would read and pass over.
+
+    Parameters
+    ----------
+    source, adapter
+        what was looked at, and as which format.
+    files
+        those that would be read.
+    passed_over
+        the others, each with the reason.
+    problems
+        files that cannot be read, each with the problem.
+    """
+
+    source: str
+    adapter: str
+    files: Sequence[PlannedFile]
+    passed_over: Sequence[Mapping[str, str]]
+    problems: Sequence[Mapping[str, str]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Every file by name."""
+        return {
+            "source": self.source,
+            "format": self.adapter,
+            "files": [vars(item) for item in self.files],
+            "passed_over": [dict(item) for item in self.passed_over],
+            "problems": [dict(item) for item in self.problems],
+        }
+
+    def print(self, console: "Console | None" = None) -> None:
+        """Print a table of the files, and what is passed over.
+
+        Parameters
+        ----------
+        console
+            a rich console; None for the standard output.
+        """
+        from rich.console import Console
+
+        out = console or Console()
+        members = len({item.member for item in self.files})
+        of_members = f" of {counted(members, 'member')}" if self.files else ""
+        say_lines(out, f"{self.source} ({self.adapter}): {counted(len(self.files), 'file')} to read{of_members}")
+        table = columns("file")
+        for name in ("taken for", "member", "step"):
+            table.add_column(name, overflow="fold")
+        for item in self.files[:_MAX_LISTED]:
+            cells = (item.file, item.taken_for, item.member, "" if item.step is None else str(item.step))
+            table.add_row(*(excerpt(cell, _MAX_SHOWN) for cell in cells))
+        if self.files:
+            out.print(table)
+        if len(self.files) > _MAX_LISTED:
+            say_lines(out, f"... and {len(self.files) - _MAX_LISTED:,} more; --json lists every file")
+        say_lines(out, *passed_over_lines(self.passed_over))
+        say_lines(out, *(f"cannot be read: {item['problem']}" for item in self.problems[:_MAX_LISTED]))
+
+
+def plan_import(
+    source: str | Path,
+    *,
+    adapter: str = AUTO,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    options: Options | None = None,
+    endpoint: str | None = None,
+    token: str | None = None,
+    progress: Progress | None = None,
+) -> ImportPlan:
+    """What ``import_zoo`` would take each file of a source for; networks are not read, and nothing is written.
+
+    Parameters
+    ----------
+    source, adapter, include, exclude, options, endpoint, token, progress
+        as for ``import_zoo``.
+
+    Raises
+    ------
+    ZooError
+        The source cannot be opened, or options do not fit it.
+
+    Notes
+    -----
+    The first bytes of every file are read, those of a hub only where its name does not tell what it is.
+
+    Examples
+    --------
+    >>> np.savez("net.npz", weight=np.ones((2, 3)))
+    >>> plan = ckptzoo.hub.plan_import("net.npz")
+    >>> [(item.file, item.taken_for, item.member) for item in plan.files]
+    [('net.npz', 'an .npz archive', 'net')]
+    """
+    opened = OpenedSource(open_source(source, endpoint=endpoint, token=token), include, exclude)
+    chosen, options = chosen_adapter(opened, adapter), options or Options()
+    check_options(chosen.name, options)
+    files, passed, problems = list[PlannedFile](), dict[str, str](), list[dict[str, str]]()
+    named = set[str]()
+    try:
+        for found in chosen.checkpoints(opened, options):
+            if progress is not None:
+                progress(min(opened.position, opened.nbytes), opened.nbytes)
+            if isinstance(found, PassedOver):
+                passed[found.path] = found.reason
+            elif isinstance(found, Broken):
+                problems.append({"file": found.path, "problem": str(found.error)})
+                named.update(found.parts)
+            elif isinstance(found, FoundArrays):
+                files += [
+                    PlannedFile(found.path, f"a row of {chosen.name}", checkpoint_id(member, step), member, step)
+                    for member, step in zip(found.members, found.steps, strict=True)
+                ]
+            else:
+                name = found.id or checkpoint_id(found.member, found.step)
+                form = found.form or (opened.forms[found.path].words if found.path in opened.forms else chosen.name)
+                files.append(PlannedFile(found.path, form, name, found.member, found.step))
+                named.update(found.parts)
+    except ZooError as error:  # an archive that ends in its middle, a row without a file
+        problems.append({"file": opened.address, "problem": str(error)})
+    problems += [{"file": path, "problem": str(error)} for path, error in opened.broken]
+    problems += _repeated(files, opened.address)
+    named |= {item.file for item in files} | {item["file"] for item in problems}
+    return ImportPlan(
+        opened.address, chosen.name, files, passed_over_files(opened, chosen.name, named, passed), problems
+    )
+
+
+def _repeated(files: Sequence[PlannedFile], address: str) -> list[dict[str, str]]:
+    """Files whose ids came before."""
+    seen, made = set[str](), list[dict[str, str]]()
+    for item in files:
+        if item.id in seen:
+            step = "Leave one of the files out, with --exclude."
+            problem = Problem(f"{address}: {item.file}", "id", "each once", f"{item.id!r} twice", step)
+            made.append({"file": item.file, "problem": str(ZooError(problem))})
+        seen.add(item.id)
+    return made

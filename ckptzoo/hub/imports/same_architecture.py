@@ -1,0 +1,321 @@
+"""Whether state dicts are of one architecture, which one that is, and what each is in it.
+
+They are where their tensors have the same names and shapes, apart from what is saved or left out by habit: counters of
+BatchNorm, the second name of tied tensors, the precision, and whether one number has an axis.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptzoo.format.header import numpy_dtype
+from ckptzoo.hub.contributions.matching import COUNTER, fitting_names, without_wrappers
+from ckptzoo.hub.untrusted.layer_trees import is_copy_name
+from ckptzoo.schema.architecture import ITEMSIZE, Architecture, Tensor, kind_of
+
+Shape = tuple[int, ...]
+Signature = tuple[tuple[str, Shape, str], ...]
+"""Name, shape and dtype of each tensor, in order."""
+Tensors = Mapping[str, NDArray[Any]]
+
+_HEADS = re.compile(r"(^|[._])(lm_)?(head|decoder|output|out|logits|classifier|generator|projection)([._]|$)")
+"""Words of the layers whose weights are usually tied to an embedding."""
+_MAX_PAIRS = 10_000
+"""Pairs of tensors of one shape that are compared for equality."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A network as it was saved.
+
+    Parameters
+    ----------
+    tensors
+        by names that a zoo may have, without words of wrappers.
+    ties
+        names to earlier names whose numbers they share.
+    buffers
+        names of tensors that are known to be no parameters.
+    """
+
+    tensors: Tensors
+    ties: Mapping[str, str] = field(default_factory=dict[str, str])
+    buffers: frozenset[str] = frozenset()
+
+    def renamed(self, names: Mapping[str, str]) -> "Saved":
+        """The same under other names."""
+        return Saved(
+            {names[name]: array for name, array in self.tensors.items()},
+            {names[name]: names[first] for name, first in self.ties.items()},
+            frozenset(names[name] for name in self.buffers),
+        )
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What the tensors of an architecture are in a state dict.
+
+    Parameters
+    ----------
+    own_names
+        the architecture's tensors by their names in the state dict; None for a counter that it lacks.
+    equal
+        pairs of names in the state dict that must hold the same numbers.
+    counters
+        counters in the state dict that the architecture lacks.
+    note
+        what was done to the names.
+    """
+
+    own_names: Mapping[str, str | None]
+    equal: tuple[tuple[str, str], ...] = ()
+    counters: tuple[str, ...] = ()
+    note: str = ""
+
+    def holds(self, tensors: Tensors) -> bool:
+        """Whether tied tensors are equal in a state dict."""
+        return all(are_equal(tensors[one], tensors[other]) for one, other in self.equal)
+
+
+def signature_of(tensors: Tensors) -> Signature:
+    """Name, shape and dtype of each tensor, in order."""
+    return tuple((name, array.shape, _dtype_name(array.dtype)) for name, array in tensors.items())
+
+
+@lru_cache(maxsize=64)
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    """numpy puts a dtype's name together whenever it is asked for."""
+    return dtype.name
+
+
+def fit(saved: Saved, arch: Architecture, table: Mapping[str, str]) -> Fit | None:
+    """How a state dict fits an architecture; None where it does not.
+
+    Parameters
+    ----------
+    table
+        old to new names.
+    """
+    for left_out in _second_names(saved):
+        shapes = {name: array.shape for name, array in saved.tensors.items() if name not in left_out}
+        found = fitting_names(shapes, arch, table)
+        if found is not None and (made := _fit(saved, arch, *found, left_out)) is not None:
+            return made
+    return None
+
+
+def _second_names(saved: Saved) -> list[Mapping[str, str]]:
+    """What may be left out of a state dict: nothing, or the second names of tied tensors."""
+    ties = ties_of([saved])
+    return [{}, ties] if ties else [{}]
+
+
+def _fit(
+    saved: Saved, arch: Architecture, note: str, by_new: Mapping[str, str], left_out: Mapping[str, str]
+) -> Fit | None:
+    own_names: dict[str, str | None] = {}
+    equal: list[tuple[str, str]] = list(left_out.items())
+    for tensor in arch.tensors:
+        given = [by_new[name] for name in (tensor.name, *tensor.aliases) if name in by_new]
+        if given and not is_like(saved.tensors[given[0]], tensor):
+            return None
+        own_names[tensor.name] = given[0] if given else None
+        equal += [(given[0], other) for other in given[1:]]
+    known = {name for tensor in arch.tensors for name in (tensor.name, *tensor.aliases)}
+    counters = tuple(old for new, old in by_new.items() if new not in known)
+    made = Fit(own_names, tuple(equal), counters, note)
+    return made if made.holds(saved.tensors) else None
+
+
+def is_like(array: NDArray[Any], tensor: Tensor) -> bool:
+    """Whether an array is one of a tensor of a zoo, in this precision or a lower one."""
+    dtype = _dtype_name(array.dtype)
+    return _loose(array.shape) == _loose(tensor.shape) and widest([dtype, tensor.dtype]) == tensor.dtype
+
+
+def kinds_of(items: Sequence[tuple[str, Shape, str]]) -> list[tuple[Shape, str]]:
+    """Shape and family of dtypes of each tensor besides counters, in order."""
+    return [(_loose(shape), _family(dtype)) for name, shape, dtype in items if not name.endswith(COUNTER)]
+
+
+def in_architecture(tensors: Tensors, made: Fit, arch: Architecture) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """The tensors of a zoo that a state dict has, and what was changed, for ``extra``."""
+    arrays: dict[str, NDArray[Any]] = {}
+    stored: dict[str, str] = {}
+    missing: list[str] = []
+    for tensor in arch.tensors:
+        own = made.own_names[tensor.name]
+        dtype = numpy_dtype(tensor.dtype)
+        if own is None:
+            missing.append(tensor.name)
+            arrays[tensor.name] = np.zeros(tensor.shape, dtype)
+            continue
+        array = tensors[own]
+        if array.dtype != dtype:
+            stored[tensor.name] = _dtype_name(array.dtype)
+            array = array.astype(dtype)
+        arrays[tensor.name] = array if array.shape == tensor.shape else array.reshape(tensor.shape)
+    facts: dict[str, Any] = {}
+    if stored:
+        is_whole = len(set(stored.values())) == 1
+        facts["stored_dtype"] = next(iter(stored.values())) if is_whole else stored
+    if missing:
+        facts["counters_set_to_0"] = missing
+    if made.counters:
+        facts["counters"] = {name: int(tensors[name].reshape(-1)[0]) for name in made.counters if tensors[name].size}
+    return arrays, facts
+
+
+def architecture_of(several: Sequence[Saved], name: str, input_shape: Shape | None) -> Architecture:
+    """The architecture of state dicts that ``are_one`` says are of one: every tensor that one of them has.
+
+    Each has the widest dtype of all; names are tied that are in every state dict that has both.
+    """
+    examples = _every_tensor(several)
+    tied: dict[str, list[str]] = {}
+    for other, first in ties_of(several).items():
+        tied.setdefault(first, [first]).append(other)
+    aliases: dict[str, list[str]] = {}
+    for group in tied.values():
+        # the name that every state dict has; else that of the embedding, as transformers keeps it
+        group.sort(key=lambda name: (sum(name not in one.tensors for one in several), bool(_HEADS.search(name))))
+        aliases[group[0]] = group[1:]
+    second = {name for group in aliases.values() for name in group}
+    names = [name for name in examples if name not in second]
+    tensors: list[Tensor] = []
+    for own in names:
+        dtype = widest([_dtype_name(saved.tensors[own].dtype) for saved in several if own in saved.tensors])
+        assert dtype is not None
+        is_buffer = any(own in saved.buffers for saved in several)
+        kind = "buffer" if is_buffer else kind_of(own, dtype, examples)
+        tensors.append(Tensor(own, examples[own].shape, dtype, kind, tuple(aliases.get(own, ()))))
+    return Architecture(name, tuple(tensors), None, input_shape)
+
+
+def _every_tensor(several: Sequence[Saved]) -> dict[str, NDArray[Any]]:
+    """An example of each tensor, in the order of the largest state dict; others stand where they do in theirs."""
+    ordered = sorted(several, key=lambda saved: -len(saved.tensors))
+    found = dict(ordered[0].tensors)
+    for saved in ordered[1:]:
+        if saved.tensors.keys() <= found.keys():
+            continue
+        names, before = list(found), ""
+        for name, array in saved.tensors.items():
+            if name not in found:
+                names.insert(names.index(before) + 1 if before else 0, name)
+                found[name] = array
+            before = name
+        found = {name: found[name] for name in names}
+    return found
+
+
+def of_one(first: Saved, others: Sequence[Saved]) -> list[Saved]:
+    """The first state dict and those that are of its architecture; names are those of the zoo."""
+    whole, core = _core(first, {}), _core(first, ties_of([first]))
+    return [first, *(item for item in others if _core(item, {}) == whole or _core(item, ties_of([item])) == core)]
+
+
+def _core(saved: Saved, left_out: Mapping[str, str]) -> dict[str, tuple[Shape, str]]:
+    return {
+        name: (_loose(array.shape), _family(_dtype_name(array.dtype)))
+        for name, array in saved.tensors.items()
+        if name not in left_out and not name.endswith(COUNTER)
+    }
+
+
+def ties_of(several: Sequence[Saved]) -> dict[str, str]:
+    """Names to earlier names whose numbers they share in every state dict that has both.
+
+    Storage that is shared says so. Where it cannot be seen, as in safetensors, it is matrices of equal numbers in two
+    modules that share no others: networks that are copies of one another, such as an average and what it averages
+    before the first step, are equal in all their tensors.
+    """
+    found: dict[str, str] = {}
+    for saved in several:
+        for name, first in (*saved.ties.items(), *_equal_matrices(saved.tensors).items()):
+            found.setdefault(name, first)
+    for name, first in list(found.items()):
+        both = [saved.tensors for saved in several if name in saved.tensors and first in saved.tensors]
+        if not both or not all(are_equal(tensors[name], tensors[first]) for tensors in both):
+            del found[name]
+    # of three names, the third is tied to the first
+    return {name: found.get(first, first) for name, first in found.items()}
+
+
+def _equal_matrices(tensors: Tensors) -> dict[str, str]:
+    by_shape: dict[tuple[Shape, str], list[str]] = {}
+    for name, array in tensors.items():
+        dtype = _dtype_name(array.dtype)
+        if array.ndim > 1 and array.size > 1 and kind_of(name, dtype) == "parameter":
+            by_shape.setdefault((array.shape, dtype), []).append(name)
+    pairs: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    looked_at = 0
+    for names in by_shape.values():
+        for first, other in combinations(names, 2):
+            looked_at += 1
+            if looked_at > _MAX_PAIRS:
+                return {}
+            one, two = tensors[first], tensors[other]
+            is_equal = one[(0,) * one.ndim] == two[(0,) * one.ndim] and are_equal(one, two)
+            # tables of zeros and ones, such as causal masks, and what was not trained yet are alike in many layers
+            if is_equal and not bool(((one == 0) | (one == 1) | (one == one.flat[0])).all()):
+                pairs.setdefault(_where(first, other), []).append((first, other))
+    found: dict[str, str] = {}
+    for (one, two), equal in pairs.items():
+        if len(equal) == 1 and not is_copy_name(one) and not is_copy_name(two):
+            found.setdefault(equal[0][1], equal[0][0])
+    return found
+
+
+def _where(first: str, other: str) -> tuple[str, str]:
+    """Two names without the last words that they share."""
+    one, two = first.split("."), other.split(".")
+    while one and two and one[-1] == two[-1]:
+        one.pop()
+        two.pop()
+    return ".".join(one), ".".join(two)
+
+
+def are_equal(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    """Whether arrays are the same to the bit: NaN differs from itself."""
+    if one is other:
+        return True
+    return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+def widest(dtypes: Sequence[str]) -> str | None:
+    """The dtype that holds the numbers of all; None where that is none of zoos, or they are of several families.
+
+    >>> widest(["float16", "float32"]), widest(["float16", "bfloat16"]), widest(["int64", "float32"])
+    ('float32', 'float32', None)
+    """
+    names = list(dict.fromkeys(dtypes))
+    if len(names) == 1:
+        return names[0]
+    if len({_family(name) for name in names}) > 1:
+        return None
+    if _family(names[0]) == "float":
+        return "float64" if "float64" in names else "float32"
+    found = np.result_type(*names).name
+    return found if found in ITEMSIZE and _family(found) == "int" else None
+
+
+@lru_cache(maxsize=64)
+def _family(dtype: str) -> str:
+    return "float" if "float" in dtype else "bool" if dtype == "bool" else "int"
+
+
+def _loose(shape: Shape) -> Shape:
+    """A shape, where one number may have an axis."""
+    return () if shape == (1,) else tuple(shape)
+
+
+def table_without_wrappers(table: Mapping[str, str]) -> dict[str, str]:
+    """A table of names whose old names are as state dicts have them here."""
+    return {without_wrappers(old): new for old, new in table.items()}

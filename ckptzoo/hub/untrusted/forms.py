@@ -1,0 +1,79 @@
+"""The registry of forms: what each file is, and what reads it."""
+
+import re
+
+from ckptzoo.hub.untrusted import hdf5_files, msgpack_files, numpy_files, safetensors, torch_files
+from ckptzoo.hub.untrusted.errors import reject
+from ckptzoo.hub.untrusted.formats import CONTAINERS, NOT_READ, NOT_READ_BY_PATH, UNKNOWN, Form
+
+READ: tuple[Form, ...] = (
+    torch_files.TORCH,
+    safetensors.SAFETENSORS,
+    numpy_files.NPZ,
+    numpy_files.NPY,
+    torch_files.PICKLE,
+    hdf5_files.HDF5,
+    msgpack_files.MSGPACK,
+)
+"""Forms that are read, the most frequent first."""
+FORMS: dict[str, Form] = {form.name: form for form in (*NOT_READ_BY_PATH, *READ, *NOT_READ, *CONTAINERS, UNKNOWN)}
+"""Every form by its name."""
+_BY_CONTENT = tuple(
+    (form, form.recognises)
+    # a zip archive is one of files where it is none of the other forms that are zip archives
+    for form in (*READ[:-1], *NOT_READ[:-1], *CONTAINERS, READ[-1], NOT_READ[-1])
+    if form.recognises is not None
+)
+_BY_PATH = re.compile("|".join(f"(?P<{form.name.replace('-', '_')}>{form.paths})" for form in NOT_READ_BY_PATH))
+_PLAIN_ENDS = (".pt", ".pth", ".tar", ".ckpt", ".bin", ".safetensors", ".npz", ".npy", ".pkl", ".h5")
+_MARKS = ("rank_", "consolidated.", "--", "ocdbt", ".zarr/", "array_metadatas/", "/d/")
+"""Paths that end so and have none of these marks, as most do, are of no form that is told by its path."""
+_STRICT = ("safetensors", "torch", "npz")
+"""Forms of which contributions are."""
+
+
+def form_of(head: bytes, path: str) -> Form:
+    """The form of a file.
+
+    Parameters
+    ----------
+    head
+        its first ``HEAD_BYTES`` bytes.
+    path
+        its path or its name.
+
+    Examples
+    --------
+    >>> form_of(b"\\x93NUMPY\\x01\\x00", "w.bin").name, form_of(b"", "step-3/__0_0.distcp").name
+    ('npy', 'dcp')
+    """
+    is_plain = path.endswith(_PLAIN_ENDS) and not any(mark in path for mark in _MARKS)
+    if not is_plain and (named := _BY_PATH.search(path)) is not None and named.lastgroup is not None:
+        return FORMS[named.lastgroup.replace("_", "-")]
+    return next((form for form, recognises in _BY_CONTENT if recognises(head, path)), UNKNOWN)
+
+
+def read_form(head: bytes, path: str, *, location: str, strict: bool = False) -> Form:
+    """The form of a file that is to be read.
+
+    Parameters
+    ----------
+    strict
+        whether only what may be contributed is read.
+
+    Raises
+    ------
+    IntegrityError
+        It is none that is read.
+    """
+    form = form_of(head, path)
+    accepted = [FORMS[name] for name in _STRICT] if strict else READ
+    if form not in accepted or not form.is_read:
+        expected = ", ".join(item.words for item in accepted[:-1]) + f" or {accepted[-1].words}"
+        step = form.next_step
+        if strict and form in READ:
+            step = "Save its tensors with safetensors, torch.save or numpy.savez."
+        elif form.is_container:
+            step = "Unpack it, and give the files."
+        reject(location, "format", expected, form.words, step or "Leave it out.")
+    return form

@@ -1,0 +1,178 @@
+"""What a writer says and leaves behind where a script goes wrong."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ckptzoo
+from ckptzoo import archs
+from ckptzoo.errors import SpecError, UnknownNameError, ZooError
+from tests.conftest import MIXED, rows_of, weights_of
+
+
+def test_a_known_name_brings_its_symmetries(tmp_path: Path) -> None:
+    for name in ("optunet", "mlp-4-3-2", "gaussian-mlp-4-3-2"):
+        ckptzoo.create(tmp_path / name, arch=name)
+        zoo = ckptzoo.open(tmp_path / name)
+        assert zoo.arch == archs.architecture(name) and zoo.symmetry == archs.symmetry(name)
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ({"lr": 0.1}, "Facts of your own go into one column: \"extra\": {'lr': 0.1}."),
+        ({"lr": 0.1, "width": 3}, "\"extra\": {'lr': 0.1, 'width': 3}."),
+        ({"test_acurracy": 0.5}, "Did you mean test_accuracy? "),
+        ({3: 4}, "\"extra\": {'3': 4}."),
+        ({f"k{at}": at for at in range(9)}, "'k3': 3, ...}."),
+    ],
+)
+def test_columns_that_are_not_known_go_into_extra(tmp_path: Path, columns: dict, expected: str) -> None:
+    writer = ckptzoo.create(tmp_path / "zoo", arch=MIXED)
+    with pytest.raises(UnknownNameError) as caught:
+        writer.add(weights_of(MIXED, 2), [row | columns for row in rows_of(2)])
+    assert expected in str(caught.value) and "builder?" not in str(caught.value)
+
+
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, ValueError, None])
+@pytest.mark.parametrize("committed", [0, 1, 2])
+@pytest.mark.parametrize("pending", [0, 2])
+def test_what_an_interrupted_block_leaves(
+    tmp_path: Path, ending: type[BaseException] | None, committed: int, pending: int
+) -> None:
+    path, at, error = tmp_path / "zoo", 0, None
+    try:
+        with ckptzoo.create(path, arch=MIXED) as writer:
+            for _ in range(committed):
+                writer.add(weights_of(MIXED, 2), rows_of(2, at))
+                writer.commit()
+                at += 2
+            if pending:
+                writer.add(weights_of(MIXED, pending), rows_of(pending, at))
+            if ending is not None:
+                raise ending
+    except (KeyboardInterrupt, ValueError) as caught:
+        error = caught
+    notes = " ".join(getattr(error, "__notes__", []))
+    assert path.exists() == (committed > 0 or ending is None)
+    assert not [left for left in tmp_path.iterdir() if left.name.startswith(".")]
+    if ending is not None and not committed:
+        assert "was removed: no part had been committed" in notes
+        ckptzoo.create(path, arch=MIXED)  # the script can be run again
+    elif ending is not None:
+        assert len(ckptzoo.open(path)) == at and ckptzoo.verify(path) == []
+        assert ("2 checkpoints added since the last commit" in notes and "ckptzoo.append" in notes) == bool(pending)
+
+
+def test_a_new_zoo_is_kept_where_another_writer_added_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "zoo"
+    with pytest.raises(ValueError, match="mine"), ckptzoo.create(path, arch=MIXED):
+        with ckptzoo.append(path) as other:
+            other.add(weights_of(MIXED, 1), rows_of(1))
+        raise ValueError("mine")
+    assert len(ckptzoo.open(path)) == 1
+    with pytest.raises(ValueError, match="mine"), ckptzoo.create(tmp_path / "second", arch=MIXED):
+        (tmp_path / "second" / "notes.txt").write_text("of the user")
+        raise ValueError("mine")
+    assert (tmp_path / "second" / "notes.txt").exists()
+
+
+def test_a_commit_that_fails_at_the_end_of_the_block_leaves_no_folder(tmp_path: Path) -> None:
+    path = tmp_path / "zoo"
+    with pytest.raises(SpecError, match="checkpoint ids"), ckptzoo.create(path, arch=MIXED) as writer:
+        writer.add(weights_of(MIXED, 1), rows_of(1))
+        with ckptzoo.append(path) as faster:
+            faster.add(weights_of(MIXED, 1), rows_of(1))
+    assert len(ckptzoo.open(path)) == 1
+
+
+def test_a_script_that_is_run_again(tmp_path: Path) -> None:
+    path = tmp_path / "zoo"
+    ckptzoo.create(path, arch=MIXED)
+    with pytest.raises(ZooError, match=r"got a zoo\. To add to it, use ckptzoo\.append.*exist_ok=True.*remove"):
+        ckptzoo.create(path, arch=MIXED)
+    for at in range(2):
+        with ckptzoo.create(path, arch=MIXED, exist_ok=True) as writer:
+            writer.add(weights_of(MIXED, 1), rows_of(1, at))
+    assert len(ckptzoo.open(path)) == 2
+    with pytest.raises(SpecError, match=r"architecture: expected the one to be written, got one with no 'fc1.weight'"):
+        ckptzoo.create(path, arch="mlp-4-3-2", exist_ok=True)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "file").write_text("")
+    for exist_ok in (False, True):
+        with pytest.raises(ZooError, match="got one with files"):
+            ckptzoo.create(tmp_path / "notes", arch=MIXED, exist_ok=exist_ok)
+
+
+def test_what_differs_is_one_sentence(tmp_path: Path) -> None:
+    arch = archs.architecture("mlp-4-3-2")
+    writer = ckptzoo.create(tmp_path / "zoo", arch=arch)
+    good = {name: array[0] for name, array in weights_of(arch, 1).items()}
+
+    def said(**changes: np.ndarray | None) -> str:
+        weights = {name: array for name, array in (good | changes).items() if array is not None}
+        with pytest.raises(ZooError) as caught:
+            writer.add(weights, {"id": "a"})
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    doubles = {name: array.astype("f8") for name, array in good.items()}
+    assert "'fc1.weight' is (3, 4) float64 and not (3, 4) float32" in said(**doubles)
+    assert "and 1 more. Cast them to float32." in said(**doubles)
+    assert "no 'fc2.bias'; and 'fc3.bias'." in said(**{"fc2.bias": None, "fc3.bias": good["fc2.bias"]})
+    assert "no 'fc2.weight', 'fc2.bias'. " in said(**{"fc2.weight": None, "fc2.bias": None})
+    with pytest.raises(SpecError, match="tensor 'model': expected an array, got dict"):
+        writer.add({"model": good, "epoch": 3}, {"id": "a"})
+
+
+def test_numbers_without_axes_are_numbers(tmp_path: Path) -> None:
+    import torch
+
+    arch = archs.architecture("mlp-4-3-2")
+    numbers = (np.float32(0.5), np.array(0.5), torch.tensor(0.5))
+    with ckptzoo.create(tmp_path / "zoo", arch=arch) as writer:
+        for at, number in enumerate(numbers):
+            row = {"id": f"m{at}", "test_accuracy": number, "extra": {"lr": number, "of": [number]}}
+            writer.add({name: array[0] for name, array in weights_of(arch, 1).items()}, row)
+    zoo = ckptzoo.open(tmp_path / "zoo")
+    assert zoo.metadata["test_accuracy"].to_pylist() == [0.5] * 3
+    assert zoo.metadata["extra"].to_pylist() == ['{"lr": 0.5, "of": [0.5]}'] * 3
+    with pytest.raises(SpecError, match="column 'extra': expected what JSON can hold, got a set"):
+        ckptzoo.append(tmp_path / "zoo").add(weights_of(arch, 1), [{"id": "b", "extra": {"x": set()}}])
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"id": 3}, r"column 'id': expected string \(a text\), got 3 of type int"),
+        ({"seed": "x"}, r"column 'seed': expected int64 \(an integer\), got 'x' of type str"),
+        ({"created": "2020"}, r"column 'created': expected timestamp \(a datetime.datetime\), got '2020' of type str"),
+        ({"test_loss": [1.0]}, r"column 'test_loss': expected float64 \(a number\), got \[1.0\] of type list"),
+        ({"seed": 2**70}, r"column 'seed': expected int64"),
+    ],
+)
+def test_values_of_other_types_are_shown(tmp_path: Path, row: dict, expected: str) -> None:
+    writer = ckptzoo.create(tmp_path / "zoo", arch=MIXED)
+    with pytest.raises(SpecError, match=expected):
+        writer.add(weights_of(MIXED, 2), [{"id": "a"}, {"id": "b"} | row])
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
+    (tmp_path / "shut").mkdir(mode=0o500)
+    for path in (tmp_path / "shut" / "zoo", tmp_path / "shut" / "zoos" / "zoo"):
+        with pytest.raises(PermissionError, match=r"Permission denied\. Choose a folder that you may write to"):
+            ckptzoo.create(path, arch=MIXED)
+
+
+def test_folders_that_cannot_be_made_are_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="Choose a path whose folders are folders") as caught:
+        ckptzoo.create(tmp_path / "file" / "zoo", arch=MIXED)
+    assert caught.value.filename == str(tmp_path / "file")
+    # nobody, root included, makes folders in /proc
+    with pytest.raises(OSError, match="/proc/zoo") as caught:
+        ckptzoo.create("/proc/zoo", arch=MIXED)
+    assert caught.value.filename == "/proc/zoo"

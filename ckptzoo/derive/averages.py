@@ -214,8 +214,8 @@ def soup(
     Examples
     --------
     >>> from ckptzoo.derive.labelled import Labelled
-    >>> from ckptzoo.image_sets import find_named
-    >>> digits = find_named("digits/test-100")
+    >>> from ckptzoo.image_sets import find
+    >>> digits = find("digits/test-100")
     >>> held_out = Labelled("digits/test-100", digits.normalized((0.1307,), (0.3081,)), digits.labels)
     >>> found = soup(ckptzoo.open("zoos/few"), held_out, to="best")
     >>> found.accuracy >= max(trial.accuracy for trial in found.trials)

@@ -155,7 +155,7 @@ class _Views:
     """A loader's stream whose batches are prepared."""
 
     def __init__(self, stream: loader.Stream, prepare: Preparation) -> None:
-        self._stream, self._prepare = stream, prepare
+        self._stream, self._prepare, self.location = stream, prepare, stream.location
         self.state_dict, self.load_state_dict = stream.state_dict, stream.load_state_dict
         self.set_epoch = stream.set_epoch
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptzoo.arguments import checked
 from ckptzoo.derive.aligned import BEST
 from ckptzoo.derive.checks import import_with_torch
 from ckptzoo.derive.labelled import Labelled
@@ -99,6 +100,7 @@ class Averaged:
         return {name: value for name, value in facts.items() if value is not None and value != []}
 
 
+@checked
 def average(
     zoo: Zoo,
     *,
@@ -168,6 +170,7 @@ def average(
     return _finished(members, total, "average", labelled, module)
 
 
+@checked
 def soup(
     zoo: Zoo,
     labelled: Labelled,

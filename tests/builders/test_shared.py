@@ -344,6 +344,6 @@ def test_a_zoo_that_another_process_makes_meanwhile_is_taken(tmp_path: Path, mon
         patched.setattr(Staging, "publish", published_second)
         assert planned(path).members == 12
         patched.setattr(Staging, "publish", published_second)
-        with pytest.raises(ZooError, match="no folder or an empty one, got one with files"):
+        with pytest.raises(ZooError, match="no folder or an empty one, got a zoo"):
             ckptzoo.create(path, arch=TOY.arch)
     assert [item.name for item in tmp_path.iterdir()] == ["zoo"]

@@ -168,7 +168,7 @@ def test_unequal_shares_are_an_error_unless_said(zoo):
     for options, message in (
         ({"rank": 2, "world_size": 2}, "rank: expected an integer from 0 to 1, got 2"),
         ({"world_size": 0}, "world_size: expected an integer from 1, got 0"),
-        ({"batch_size": 2.5}, "batch_size: expected an integer from 1, got 2.5"),
+        ({"batch_size": 2.5}, "batch_size: expected an integer, got float 2.5"),
     ):
         with pytest.raises(ZooError, match=message):
             zoo.stream("flag", **options)

@@ -41,10 +41,10 @@ class PullSelection:
     @classmethod
     def of(
         cls,
-        variants: Sequence[str] | None,
-        layers: Sequence[str] | None,
+        variants: str | Sequence[str] | None,
+        layers: str | Sequence[str] | None,
         where: Any,
-        predictions: Sequence[str] | None = None,
+        predictions: str | Sequence[str] | None = None,
     ) -> "PullSelection":
         """From the arguments of ``pull``.
 

@@ -376,7 +376,8 @@ def _with_constant(call: Call, value: Value, constant: Value, operation: str, *,
         value = replace(value, labels=without_signs(constraints, value.labels, why))
     scaled = operation == MUL or (operation == DIV and not swapped)
     labels = (_with_modulus(call, value) if scaled else call.labels_of(value)).with_ndim(ndim)
-    if zero and (operation == MUL or (operation == DIV and swapped)):
+    # masks are combined as factors are, and one that is zero everywhere takes nothing away
+    if zero and call.name in ("mul", "div") and (operation == MUL or (operation == DIV and swapped)):
         return constraints.unconstrained(np.ones(labels.shape, bool))
     offset = ndim - numbers.ndim
     numbers = numbers.reshape((1,) * offset + tuple(numbers.shape))

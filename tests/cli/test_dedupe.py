@@ -77,6 +77,7 @@ def test_each_share_has_its_part_of_both_passes(cli: Any, zoo: Path, tmp_path: P
         assert f"kept: {number + 1} of 10 blocks" in ended.out and ("missing" in ended.out) == (number < 9)
 
 
+@pytest.mark.exhaustive
 def test_a_share_that_was_killed_is_repeated(cli: Any, zoo: Path, tmp_path: Path) -> None:
     code = f"""
 import os, signal, sys

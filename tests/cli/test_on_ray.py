@@ -39,6 +39,7 @@ def cluster() -> Iterator[str]:
         made.shutdown()
 
 
+@pytest.mark.exhaustive
 def test_shares_are_done_by_tasks_with_the_same_bytes(cli: Any, cluster: str, tmp_path: Path) -> None:
     alone, shared = (zoo_of(tmp_path / name, (3, 1, 2, 4, 1)) for name in ("a", "b"))
     derive(alone)
@@ -97,6 +98,7 @@ def test_a_node_without_the_folder_says_so(tmp_path: Path, monkeypatch: pytest.M
     assert code != 0 and "nothing" in said
 
 
+@pytest.mark.exhaustive
 def test_a_cluster_with_a_token(tmp_path: Path) -> None:
     """``ray start`` asks for the token in the user's folder; ``ray.init`` sends it where it is told to, and we say so."""
     pytest.importorskip("ray", reason="the extra ray is not installed")

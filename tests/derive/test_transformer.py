@@ -56,6 +56,7 @@ def apart(one: Weights, other: Weights) -> float:
     return max(float(np.linalg.norm(a - b) / max(np.linalg.norm(a), 1e-3)) for a, b in pairs)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("source", "epochs", "least"),
     [(digits, 8, 0.8), pytest.param(mnist, 5, 0.85, marks=[pytest.mark.slow, needs_mnist])],

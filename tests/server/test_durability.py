@@ -19,6 +19,7 @@ from tests.support.hosted import ZOO
 from tests.support.server_process import PlainClient, server_process, token_for
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(examples(2, 1)))
 def test_killed_at_any_moment(tmp_path: Path, seed: int) -> None:
     """Three clients commit while the server is killed, twice; the third server has all that was acknowledged to any of them."""

@@ -95,6 +95,7 @@ def test_draws_are_checkpoints_that_say_what_they_are(method: str, members: Path
     assert len(set(content(tmp_path / "zoo").values())) >= {"dropout": 3, "hmc": 6}.get(method, 12)
 
 
+@pytest.mark.exhaustive
 def test_draws_tell_how_pixels_are_scaled(tmp_path: Path) -> None:
     build("dropout", DIGITS, tmp_path / "zoo", modes=1, draws=2, console=QUIET)
     found = inputs_of(ckptzoo.open(tmp_path / "zoo"), "digits/test-5")

@@ -29,6 +29,7 @@ def test_ten_starts_reach_what_a_hundred_find() -> None:
     assert (ten <= hundred + 0.02).sum() >= pairs - 1
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=examples(20, 5), deadline=None)
 @given(seed=st.integers(0, 99), arch=st.sampled_from(["mlp-3-4-4-2", "mlp-2-5-1", "optunet"]))
 def test_it_is_never_worse_exact_where_one_start_is_and_does_not_depend_on_others(seed: int, arch: str) -> None:

@@ -61,6 +61,7 @@ def test_rounded_copies_are_within_the_tolerance(symmetry: Symmetry, dtype: Any)
     assert between(one, others, symmetry, tolerance).min() > near_bound(tolerance)
 
 
+@pytest.mark.exhaustive
 @tables
 def test_a_change_of_a_thousandth_is_never_a_duplicate_in_float32(symmetry: Symmetry) -> None:
     weights, rng = weights_of(symmetry, K, np.random.default_rng(0)), np.random.default_rng(1)

@@ -324,10 +324,14 @@ FAMILY_SIZES: Mapping[str, Any] = {
 }
 """Sizes of small configurations; a family takes those that its configuration has."""
 TIMM_FAMILIES: Mapping[str, Mapping[str, Any]] = {
-    f"{name}_224": {"img_size": 28, "patch_size": 14, "embed_dim": 8, depth: 2, **heads}
-    for names, depth, heads in (
-        ("vit_tiny_patch16 deit_tiny_patch16 beit_base_patch16 cait_xxs24", "depth", {"num_heads": 2}),
-        ("mixer_s32 resmlp_12 gmlp_s16", "num_blocks", {}),
+    f"{name}_224": sizes
+    for names, sizes in (
+        (
+            "vit_tiny_patch16 deit_tiny_patch16 beit_base_patch16 cait_xxs24",
+            {"img_size": 28, "patch_size": 14, "embed_dim": 8, "depth": 2, "num_heads": 2},
+        ),
+        # these name all their other sizes themselves
+        ("mixer_s32 resmlp_12 gmlp_s16", {"img_size": 64}),
     )
     for name in names.split()
 }

@@ -56,7 +56,7 @@ def checked(function: _F) -> _F:
 
 
 def _problem(function: str, name: str, kind: Any, value: Any) -> Problem:
-    """What is wrong with an argument."""
+    """Describe what is wrong with an argument."""
     text = "None" if value is None else f"{type(value).__name__} {value!r}"
     got = text if len(text) <= 80 else type(value).__name__
     return Problem(function.removesuffix(".__init__"), name, _shown(kind), got, "Correct the argument.")

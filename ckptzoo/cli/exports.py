@@ -82,7 +82,7 @@ def export(
         typer.Option(
             metavar="N",
             min=0,
-            help="Training images from which the statistics of BatchNorm of an average are computed anew; 0 averages "
+            help="Training images from which the statistics of BatchNorm of an average are recomputed; 0 averages "
             f"them.  [default: {TRAINING_INPUTS} where there is a --set]",
         ),
     ] = None,

@@ -126,7 +126,7 @@ def average(
         are.
     labelled
         inputs on which the mean is measured; with training inputs (``Labelled.statistics``) the running statistics of
-        BatchNorm are computed anew from these, else they are averaged as the weights are.
+        BatchNorm are recomputed from these, else they are averaged as the weights are.
     module
         the network as a torch module, where ``ckptzoo.archs`` has no forward function for it: to measure it, and to
         trace its symmetries where the zoo has no table.
@@ -192,7 +192,7 @@ def soup(
         as for ``average``. Checkpoints that are not finite are left out.
     labelled
         the held-out inputs by whose accuracy checkpoints are chosen; with training inputs (``Labelled.statistics``) the
-        running statistics of BatchNorm of every mean are computed anew from these, else they are averaged. Single
+        running statistics of BatchNorm of every mean are recomputed from these, else they are averaged. Single
         checkpoints keep theirs.
     to
         as for ``average``; ``best`` is the checkpoint that is the most accurate on the held-out inputs.
@@ -311,7 +311,7 @@ def _finished(members: Members, total: WeightSum, method: str, labelled: Labelle
             for name in evaluator.statistics:
                 array = renewed[name][0]
                 weights[name] = array if array.dtype.kind in "iub" else _stored(array, members.dtypes[name])
-            statistics = f"computed anew from {counted(len(labelled.statistics), 'training input')}"
+            statistics = f"recomputed from {counted(len(labelled.statistics), 'training input')}"
     checkpoint = members.checkpoint(method, ids, weights.__getitem__)
     found = Averaged(checkpoint, ids, method, members.reference, statistics)
     if labelled is None:

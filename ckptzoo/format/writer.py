@@ -151,7 +151,7 @@ def _existing(path: str | Path, arch: Architecture, identity: Identity, *, exist
     if not exist_ok:
         step = (
             f"To add to it, use ckptzoo.append({str(path)!r}) or create(..., exist_ok=True); "
-            "to make it anew, remove the folder first."
+            "to make it again, remove the folder first."
         )
         raise ZooError(Problem(str(path), "a new zoo", "no folder or an empty one", "a zoo", step))
     if held.tensors != arch.tensors:

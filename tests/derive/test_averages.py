@@ -236,7 +236,7 @@ def test_statistics_are_renewed_as_torch_does(tmp_path: Path) -> None:
     for name, tensor in expected.state_dict().items():
         np.testing.assert_allclose(found.checkpoint[name], tensor.numpy(), rtol=1e-5, atol=1e-6)
         np.testing.assert_array_equal(found.checkpoint[name], again.checkpoint[name])
-    assert found.statistics == "computed anew from 40 training inputs"
+    assert found.statistics == "recomputed from 40 training inputs"
     with torch.no_grad():
         right = (expected.eval()(torch.from_numpy(training)).argmax(1).numpy() == labelled.targets).mean()
     assert found.accuracy == pytest.approx(right)

@@ -104,7 +104,7 @@ def own_columns(path: str, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def distinct_names(paths: Sequence[Path]) -> dict[Path, str]:
-    """What each file is called: its name, and the folders by which it differs where several have the same one.
+    """Name each file: its own name, and the folders by which it differs where several have the same one.
 
     Examples
     --------

@@ -16,8 +16,9 @@ from ckptzoo.schema.groups import MATRICES, Fixed, Group, Like, Wreath
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GAUGES, GroupElement
 from ckptzoo.symmetry.arrays import by_channel, positions
-from ckptzoo.symmetry.element import keeping_ones, uniform_orthogonal
 from ckptzoo.symmetry.gauges import gauge_of
+from ckptzoo.symmetry.kinds.linear import uniform_orthogonal
+from ckptzoo.symmetry.kinds.orthogonal import keeping_ones
 from ckptzoo.symmetry.matrices.tables import among, lifted, mixes
 
 _DOMAIN = 20

@@ -10,18 +10,27 @@ ROLES = ("out", "in", "bias", "gain", "shift", "mean", "variance")
 """``out`` writes the channel, ``in`` reads it; the others are per-channel vectors beside the weights."""
 
 
+class Perm:
+    """How a group's channels may be permuted: a frozen dataclass for each kind, whose fields files hold."""
+
+    @classmethod
+    def kind(cls) -> str:
+        """What files and counts call it: ``sym``, ``wreath``, ``like`` or ``fixed``."""
+        return cls.__name__.lower()
+
+
 @dataclass(frozen=True)
-class Sym:
+class Sym(Perm):
     """Any permutation of the group's channels."""
 
 
 @dataclass(frozen=True)
-class Fixed:
+class Fixed(Perm):
     """No permutation."""
 
 
 @dataclass(frozen=True)
-class Wreath:
+class Wreath(Perm):
     """``g`` blocks of ``k`` channels: whole blocks move, and channels move within their block where ``inner`` is free.
 
     Groups that name the same ``outer`` move their blocks by one shared permutation. So do the two sides of a
@@ -47,7 +56,7 @@ class Wreath:
 
 
 @dataclass(frozen=True)
-class Like:
+class Like(Perm):
     """The permutation of another group: channels that are permuted together but scaled apart.
 
     So are the two sides of a BatchNorm. The other group comes before in the table and is not ``Like`` itself.
@@ -59,9 +68,6 @@ class Like:
     """
 
     group: str
-
-
-Perm = Sym | Wreath | Like | Fixed
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,15 @@ treats channels one by one, as in the heads of an attention, a matrix G for each
 scales: ``new = G old`` for what writes them, and ``new = G^-T old`` for what reads them.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import MISSING, Field, dataclass, field, fields
 from itertools import chain, islice
-from typing import Any
+from typing import Any, cast
 
 from ckptzoo.errors import MAX_PROBLEMS, Problem, SpecError
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.documents import Document, digest_of
 from ckptzoo.schema.folds import Fold, fold_from_json, fold_problems, fold_problems_with, fold_to_json
-from ckptzoo.schema.groups import MATRICES, AxisAction, Fixed, Group, Like, Perm, Segment, Sym, Wreath
+from ckptzoo.schema.groups import MATRICES, AxisAction, Group, Like, Perm, Segment
 from ckptzoo.schema.symmetry_checks import problems, problems_with
 
 
@@ -88,6 +87,22 @@ class Symmetry:
         """
         found = self._by_id[group]
         return self._by_id[found.perm.group] if isinstance(found.perm, Like) else found
+
+    def family(self, group: str) -> tuple[Group, ...]:
+        """A group and those that are ``Like`` it, in the table's order.
+
+        Parameters
+        ----------
+        group
+            a group's id.
+        """
+        return tuple(other for other in self.groups if other.id == group or other.perm == Like(group))
+
+    @property
+    def nested(self) -> tuple[tuple[str, str], ...]:
+        """The groups inside whose channels another one acts, each with that one; in the order of the actions."""
+        segments = (segment for action in self.actions for segment in action.segments)
+        return tuple(dict.fromkeys((item.group, item.within) for item in segments if item.within is not None))
 
     def actions_on(self, tensor: str) -> tuple[AxisAction, ...]:
         """The actions on one tensor, by axis; none where the table does not name it.
@@ -166,13 +181,11 @@ class Symmetry:
 
 
 def _perm_to_json(perm: Perm) -> Document:
-    if isinstance(perm, Like):
-        return {"kind": "like", "group": perm.group}
-    if isinstance(perm, Wreath):
-        # left out where it is free, so that tables from before it keep the digests that zoos pin
-        inner = {} if perm.inner == "free" else {"inner": perm.inner}
-        return {"kind": "wreath", "outer": perm.outer, "g": perm.g, "k": perm.k, **inner}
-    return {"kind": "sym" if isinstance(perm, Sym) else "fixed"}
+    # what is as by default is left out, so that tables from before it keep the digests that zoos pin
+    own = {
+        item.name: getattr(perm, item.name) for item in _fields(type(perm)) if getattr(perm, item.name) != item.default
+    }
+    return {"kind": perm.kind(), **own}
 
 
 def _segment_to_json(segment: Segment) -> Document:
@@ -187,21 +200,16 @@ def _only(item: Document, *keys: str) -> None:
         raise KeyError(f"{', '.join(sorted(item))} instead of {', '.join(keys)}")
 
 
-_PERMS: dict[str, tuple[Callable[..., Perm], tuple[str, ...]]] = {
-    "sym": (Sym, ()),
-    "fixed": (Fixed, ()),
-    "wreath": (Wreath, ("outer", "g", "k")),
-    "like": (Like, ("group",)),
-}
+def _fields(perm: type[Perm]) -> tuple[Field[Any], ...]:
+    return fields(cast("Any", perm))
 
 
 def _group(item: Document) -> Group:
     _only(item, "id", "n", "perm", "scale")
     perm: Document = item["perm"]
-    make, keys = _PERMS[perm["kind"]]
-    keys += ("inner",) if make is Wreath and "inner" in perm else ()
-    _only(perm, "kind", *keys)
-    return Group(item["id"], item["n"], make(*(perm[key] for key in keys)), item["scale"])
+    make = {kind.kind(): kind for kind in Perm.__subclasses__()}[perm["kind"]]
+    _only(perm, "kind", *(own.name for own in _fields(make) if own.default is MISSING or own.name in perm))
+    return Group(item["id"], item["n"], make(**{name: perm[name] for name in perm if name != "kind"}), item["scale"])
 
 
 def _action(item: Document) -> AxisAction:

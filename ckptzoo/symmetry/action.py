@@ -14,6 +14,7 @@ from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import Facts, Stacked, fitting, in_memory, is_array, is_float, to_numpy
 from ckptzoo.symmetry.backends import Stack, act, run
 from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.kinds.registry import arithmetic
 from ckptzoo.symmetry.matrix_action import MixedChannels, mixed_channels, multiply, unit_gains
 from ckptzoo.symmetry.moves import Move
 from ckptzoo.symmetry.tables import Arch, table_of
@@ -149,15 +150,12 @@ def transform(
 
 def _acting(element: GroupElement) -> GroupElement:
     """Without the groups that all K elements leave alone."""
-    perms = {name: perm for name, perm in element.perms.items() if (perm != np.arange(perm.shape[1])).any()}
-    scales = {name: scale for name, scale in element.scales.items() if (scale != 1).any()}
-    return GroupElement(perms, scales, {name: item for name, item in element.matrices.items() if not _still(item)})
-
-
-def _still(matrices: np.ndarray) -> bool:
-    """Whether matrices (K, blocks, k, k) or complex numbers (K, n, 2) are all the identity."""
-    one = np.eye(matrices.shape[-1]) if matrices.ndim == 4 else np.array([1.0, 0.0])
-    return bool((matrices == one).all())
+    return GroupElement(
+        **{
+            part: {name: value for name, value in values.items() if not arithmetic(part, value).is_identity(value)}
+            for part, values in element.parts.items()
+        }
+    )
 
 
 def _on(move: Move, element: GroupElement, array: Any) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -6,10 +6,11 @@ from itertools import combinations
 
 import numpy as np
 
-from ckptzoo.schema.groups import AxisAction, Fixed, Wreath
+from ckptzoo.schema.groups import AxisAction
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import by_channel, listings
-from ckptzoo.symmetry.ordering import leaders, shape_of
+from ckptzoo.symmetry.kinds.registry import permutations_of
+from ckptzoo.symmetry.ordering import leaders
 
 Colours = np.ndarray
 """(V,) int64, a colour per vertex; vertices of different groups never share one."""
@@ -72,12 +73,14 @@ class Graph:
     def __init__(self, weights: Mapping[str, np.ndarray], symmetry: Symmetry) -> None:
         self.symmetry = symmetry
         self.start: dict[str, int] = {}
-        """Where each leading group's vertices begin; those of a block permutation under ``*<name>``."""
+        """Where each leading group's vertices begin, and those that its permutations have beside channels."""
         kinds: list[int] = []
-        for group in leaders(symmetry):
-            if isinstance(group.perm, Wreath) and f"*{group.perm.outer}" not in self.start:
-                self._add(f"*{group.perm.outer}", group.perm.g, kinds)
-            self._add(group.id, group.n, kinds)
+        ties = {group.id: permutations_of(group).ties(group) for group in leaders(symmetry)}
+        for name, tie in ties.items():
+            for shared, count in tie.vertices.items():
+                if shared not in self.start:
+                    self._add(shared, count, kinds)
+            self._add(name, symmetry[name].n, kinds)
         self.kind = np.array(kinds, np.int64)
         """For each vertex the number of its group, in order of appearance."""
         self.size = len(self.kind)
@@ -98,16 +101,27 @@ class Graph:
 
         Where channels keep their order within a block, of each place there apart.
         """
-        for group in leaders(symmetry):
-            block, channel = self._membership(group.id)
-            if block is not None:
-                salts = mix(self.kind[[block[0], channel[0]]].astype(np.uint64) + np.uint64(1 << 50)) | np.uint64(1)
-                self._sparse.append(_Edges(np.ones(len(block), np.uint64), (block, channel), tuple(salts)))
-            shape = shape_of(group)
-            places = shape.k if shape.inner == "fixed" else 1
+        self._ties = ties
+        for name, tie in ties.items():
+            channel, block = self.start[name] + np.arange(symmetry[name].n), None
+            for other, ends, joined in tie.edges:
+                far, near = self.start[other] + ends, self.start[name] + joined
+                salts = self.kind[[far[0], near[0]]].astype(np.uint64) + np.uint64(1 << 50)
+                if other == name:
+                    salts[0] += np.uint64(1 << 49)
+                    self.meeting.add(frozenset((int(self.kind[near[0]]),)))
+                else:
+                    block = far
+                self._sparse.append(_Edges(np.ones(len(far), np.uint64), (far, near), tuple(mix(salts) | np.uint64(1))))
             self.members += [
-                (None if block is None else block[place::places], channel[place::places]) for place in range(places)
+                (None if block is None else block[place :: tie.places], channel[place :: tie.places])
+                for place in range(tie.places)
             ]
+
+    def channels(self, name: str) -> slice:
+        """The vertices of a leading group, or of what its permutations have beside channels."""
+        first = self.start[name]
+        return slice(first, first + int((self.kind == self.kind[first]).sum()))
 
     @property
     def edges(self) -> int:
@@ -115,17 +129,10 @@ class Graph:
         return sum(item.weights.size for item in (*self._matrices, *self._sparse))
 
     def fixed(self) -> np.ndarray:
-        """A first colouring: vertices of one group alike, but for those that nothing can exchange.
-
-        Those of Fixed groups all differ, and in blocks within which channels keep their order, those of a block.
-        """
+        """A first colouring: vertices of one group alike, but for those that nothing can exchange."""
         colours = self.kind * (self.size + 1)
-        for group in leaders(self.symmetry):
-            start = self.start[group.id]
-            if isinstance(group.perm, Fixed):
-                colours[start : start + group.n] += np.arange(group.n)
-            elif isinstance(group.perm, Wreath) and group.perm.inner == "fixed":
-                colours[start : start + group.n] += np.arange(group.n) % group.perm.k
+        for name, tie in self._ties.items():
+            colours[self.channels(name)] += tie.colours
         return dense(colours[:, None])
 
     def sums(self, hashes: np.ndarray) -> np.ndarray:
@@ -212,13 +219,6 @@ class Graph:
     def _add(self, name: str, count: int, kinds: list[int]) -> None:
         self.start[name] = len(kinds)
         kinds += [len(self.start)] * count
-
-    def _membership(self, group: str) -> tuple[np.ndarray | None, np.ndarray]:
-        perm = shape_of(self.symmetry[group])
-        channel = self.start[group] + np.arange(self.symmetry[group].n)
-        if not perm.outer:
-            return None, channel
-        return self.start[f"*{perm.outer}"] + np.arange(self.symmetry[group].n) // perm.k, channel
 
     def _join(self, number: int, name: str, array: np.ndarray) -> None:
         """Hash a tensor's weights, and add the edges that they are on."""

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from ckptzoo import archs
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.folds import dimensions
-from ckptzoo.schema.groups import MATRICES, Group, Sym, Wreath
 from ckptzoo.schema.symmetry import Symmetry
+from ckptzoo.symmetry.kinds.registry import kinds_of, permutations_of
 from ckptzoo.symmetry.matrices.tables import monomial
 from ckptzoo.symmetry.matrix_action import gains_at_one
 from ckptzoo.symmetry.moves import Move, sources
@@ -190,27 +190,6 @@ def _continuous(table: Symmetry, groups: tuple[GroupCounts, ...]) -> tuple[tuple
     return tuple((kind, numbers[kind]) for kind in kinds if numbers[kind])
 
 
-def _dimensions(group: Group) -> int:
-    """Of a group's matrices."""
-    if (shape := group.matrix_shape) is None:
-        return 0
-    if group.scale == "complex":
-        return 2 * group.n
-    blocks, k = shape[:2]
-    return blocks * {"linear": k * k, "orthogonal": k * (k - 1) // 2}.get(group.scale, (k - 1) * (k - 2) // 2)
-
-
-def _factorials(group: Group) -> tuple[int, int]:
-    """How many channels are permuted among themselves, and how many times; no more than one where none are."""
-    if group.scale in MATRICES and group.scale != "complex":
-        return 1, 1
-    if isinstance(group.perm, Sym):
-        return group.n, 1
-    if isinstance(group.perm, Wreath) and group.perm.inner == "free":
-        return group.perm.k, group.perm.g
-    return 1, 1
-
-
 def _folded(table: Symmetry) -> tuple[tuple[str, int], ...]:
     """The dimensions that the table's folds fix, by their kinds."""
     numbers: Counter[str] = Counter()
@@ -230,41 +209,38 @@ def counts_by_group(table: Arch) -> tuple[GroupCounts, ...]:
     table = table_of(table)
     normalised = {segment.group for action in table.actions if action.role == "variance" for segment in action.segments}
     gains = _gains_against_variances(table)
-    outers: set[str] = set()
+    counted: set[str] = set()
     found: list[GroupCounts] = []
     for group in table.groups:
-        size, times = _factorials(group)
-        factorials = [size] * times
-        if isinstance(group.perm, Wreath):
-            factorials += [group.perm.g] if group.perm.outer not in outers else []
-            outers.add(group.perm.outer)
+        factorials = permutations_of(group).factorials(group, counted)
+        logarithms = [math.copysign(math.lgamma(n + 1), power) for n, power in factorials for _ in range(abs(power))]
         positive = group.n if group.resizes else 0
         found.append(
             GroupCounts(
                 group.id,
                 group.n,
-                type(group.perm).__name__.lower(),
-                math.fsum(math.lgamma(n + 1) for n in factorials) / math.log(10),
+                group.perm.kind(),
+                math.fsum(logarithms) / math.log(10),
                 scaling_train=0 if group.id in normalised else positive,
                 scaling_without_eps=positive,
                 scaling_eval=positive + gains[group.id],
                 signs=group.n if group.flips else 0,
-                matrices=_dimensions(group),
+                matrices=sum(kind.dimensions(group) for kind in kinds_of(group)),
             )
         )
     return tuple(found)
 
 
 def _permutations(table: Symmetry) -> int:
-    factorials: Counter[int] = Counter()
-    outers: dict[str, int] = {}
+    powers: Counter[int] = Counter()
+    counted: set[str] = set()
     for group in table.groups:
-        size, times = _factorials(group)
-        factorials[size] += times
-        if isinstance(group.perm, Wreath):
-            outers[group.perm.outer] = group.perm.g
-    factorials.update(outers.values())
-    return math.prod(math.factorial(n) ** times for n, times in factorials.items())
+        for n, power in permutations_of(group).factorials(group, counted):
+            powers[n] += power
+    above, below = (
+        math.prod(math.factorial(n) ** max(0, sign * power) for n, power in powers.items()) for sign in (1, -1)
+    )
+    return above // below
 
 
 def _gains_against_variances(table: Symmetry) -> Counter[str]:
@@ -369,32 +345,9 @@ def _edges(move: Move, symmetry: Symmetry) -> Iterator[tuple[NDArray[np.int64], 
 
 def _generators(groups: set[str], symmetry: Symmetry) -> Iterator[_Perms]:
     """Elements that generate what the table's permutations do to these groups: group to (1, n)."""
-    leaders = {name: symmetry.leader(name) for name in sorted(groups)}
-    for leader in dict.fromkeys(leaders.values()):
-        names = [name for name, other in leaders.items() if other == leader]
-        if isinstance(leader.perm, Sym):
-            inside, n = leader.n, leader.n
-        elif isinstance(leader.perm, Wreath):
-            inside, n = leader.perm.k if leader.perm.inner == "free" else 1, leader.n
-        else:
-            continue
-        for perm in _symmetric(inside):
-            moved = np.concatenate([perm, np.arange(inside, n)])[None]
-            yield dict.fromkeys(names, moved)
-    outers = {leader.perm.outer: leader.perm.g for leader in leaders.values() if isinstance(leader.perm, Wreath)}
-    for outer, g in outers.items():
-        for perm in _symmetric(g):
-            yield {
-                name: (perm[:, None] * leader.perm.k + np.arange(leader.perm.k)).reshape(1, leader.n)
-                for name, leader in leaders.items()
-                if isinstance(leader.perm, Wreath) and leader.perm.outer == outer
-            }
-
-
-def _symmetric(n: int) -> list[np.ndarray]:
-    """A cycle and an exchange, which generate all permutations of n things."""
-    if n < 2:
-        return []
-    exchange = np.arange(n)
-    exchange[:2] = 1, 0
-    return [np.roll(np.arange(n), 1), exchange]
+    found: dict[str, _Perms] = {}
+    for name in sorted(groups):
+        leader = symmetry.leader(name)
+        for generator, perm in permutations_of(leader).generators(leader).items():
+            found.setdefault(generator, {})[name] = perm[None]
+    yield from found.values()

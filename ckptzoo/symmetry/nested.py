@@ -15,7 +15,8 @@ from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.groups import AxisAction, Fixed, Group, Like, Segment, Sym, Wreath
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import Listing, listings
-from ckptzoo.symmetry.element import GroupElement, block_move
+from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.kinds.permutation import block_move
 from ckptzoo.symmetry.tables import Arch, table_of
 
 

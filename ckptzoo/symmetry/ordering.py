@@ -17,11 +17,12 @@ This order is not tie-safe: equal keys keep the order of the raw weights, and ar
 import numpy as np
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.schema.groups import Fixed, Group, Like, Wreath
+from ckptzoo.schema.groups import Group, Wreath
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import transform
 from ckptzoo.symmetry.arrays import by_channel, positions
-from ckptzoo.symmetry.element import GroupElement, block_move
+from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.kinds.registry import permutations_of
 from ckptzoo.symmetry.moments import Moments
 from ckptzoo.symmetry.report import Report
 from ckptzoo.symmetry.scales import Scales
@@ -32,7 +33,7 @@ KEYS = 2.0**36
 
 def leaders(symmetry: Symmetry) -> list[Group]:
     """The groups that have a permutation of their own, in order."""
-    return [group for group in symmetry.groups if not isinstance(group.perm, Like)]
+    return [group for group in symmetry.groups if symmetry.leader(group.id) is group]
 
 
 def sum_keys(moments: Moments) -> dict[str, np.ndarray]:
@@ -59,47 +60,29 @@ class Order:
 
     def __init__(self, symmetry: Symmetry, K: int, report: Report) -> None:
         self._symmetry, self._report = symmetry, report
-        self._outers: dict[str, np.ndarray] = {}
+        self._shared: dict[str, np.ndarray] = {}
         self.perms = {group.id: np.tile(np.arange(group.n), (K, 1)) for group in symmetry.groups}
 
     def decide(self, group: Group, keys: np.ndarray) -> None:
-        """Ascending keys (K, n) within blocks; blocks by their smallest key, where nothing decided them before."""
-        if isinstance(group.perm, Fixed | Like):
-            return
-        perm = shape_of(group)
-        K = len(keys)
-        keys = keys.reshape(K, perm.g, perm.k)
-        inside = np.argsort(keys, axis=2, kind="stable")
-        keys = np.take_along_axis(keys, inside, 2)
-        if perm.inner == "fixed":
-            inside = np.broadcast_to(np.arange(perm.k), keys.shape)
-        else:
-            self._report.compare(np.diff(keys, axis=2))
-        outer = self._outers.get(perm.outer)
-        if outer is None:
-            outer = np.argsort(keys[:, :, 0], axis=1, kind="stable")
-            self._report.compare(np.diff(np.take_along_axis(keys[:, :, 0], outer, 1), axis=1))
-            if perm.outer:
-                self._move_blocks(perm.outer, outer)
-        blocks = np.take_along_axis(inside, outer[:, :, None], 1)
-        self._set(group, (blocks + perm.k * outer[:, :, None]).reshape(K, group.n))
+        """Settle a group's permutation by keys (K, n), and move along what shares a part of it."""
+        before = set(self._shared)
+        perm, gaps = permutations_of(group).settle(group, keys, self._shared)
+        for gap in gaps:
+            self._report.compare(gap)
+        if fresh := {name: value for name, value in self._shared.items() if name not in before}:
+            for other in leaders(self._symmetry):
+                if (along := permutations_of(other).moved_along(other, fresh)) is not None:
+                    self._set(other, along)
+        self._set(group, perm)
 
     def replace(self, group: Group, row: int, perm: np.ndarray) -> None:
         """Give one checkpoint another permutation (n,) of a group and of those that are like it."""
-        for other in self._symmetry.groups:
-            if other.id == group.id or other.perm == Like(group.id):
-                self.perms[other.id][row] = perm
-
-    def _move_blocks(self, name: str, outer: np.ndarray) -> None:
-        self._outers[name] = outer
-        for group in leaders(self._symmetry):
-            if isinstance(group.perm, Wreath) and group.perm.outer == name:
-                self._set(group, block_move(group.perm, outer))
+        for other in self._symmetry.family(group.id):
+            self.perms[other.id][row] = perm
 
     def _set(self, group: Group, perm: np.ndarray) -> None:
-        for other in self._symmetry.groups:
-            if other.id == group.id or other.perm == Like(group.id):
-                self.perms[other.id] = perm
+        for other in self._symmetry.family(group.id):
+            self.perms[other.id] = perm
 
 
 def first_weight_order(moments: Moments, found: Scales, report: Report) -> dict[str, np.ndarray]:
@@ -110,13 +93,12 @@ def first_weight_order(moments: Moments, found: Scales, report: Report) -> dict[
     SymmetryError
         No tensor writes a group; or one permutes positions inside the channels of another, whose first weight it moves.
     """
-    for segment in (segment for action in moments.symmetry.actions for segment in action.segments):
-        if segment.within is not None:
-            raise SymmetryError(
-                f"gauge: group {segment.group!r}: expected channels whose first weight no other group moves, "
-                f"got {segment.within!r} inside them. Use the gauge 'canonical', or keep the order of these channels: "
-                "ckptzoo.symmetry.unnested(table)."
-            )
+    for group, inside in moments.symmetry.nested:
+        raise SymmetryError(
+            f"gauge: group {group!r}: expected channels whose first weight no other group moves, "
+            f"got {inside!r} inside them. Use the gauge 'canonical', or keep the order of these channels: "
+            "ckptzoo.symmetry.unnested(table)."
+        )
     order = Order(moments.symmetry, moments.K, report)
     for group in leaders(moments.symmetry):
         keys = _first_weights(group.id, moments, found, order.perms)

@@ -31,8 +31,9 @@ import numpy as np
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.colour_refinement import Colours, Graph, Signatures, dense, mix, split
 from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.kinds.registry import permutations_of
 from ckptzoo.symmetry.moments import Moments
-from ckptzoo.symmetry.ordering import KEYS, Order, leaders, shape_of, sum_keys
+from ckptzoo.symmetry.ordering import KEYS, Order, leaders, sum_keys
 from ckptzoo.symmetry.report import Report
 from ckptzoo.symmetry.scales import Scales
 
@@ -84,28 +85,21 @@ def _break_ties(row: int, scaled: Moments, keys: dict[str, np.ndarray], order: O
     graph = Graph({name: array[0] for name, array in checkpoint.arrays.items()}, symmetry)
     rough = Graph({name: np.round(array[0] * ROUGH) for name, array in checkpoint.arrays.items()}, symmetry)
     columns = np.zeros((graph.size, 3))
-    decided: set[str] = set()
-    for group in leaders(symmetry):
-        start, blocks = graph.start[group.id], shape_of(group)
-        group_columns = columns[start : start + group.n]
-        group_columns[:, 0] = keys[group.id][row]
-        group_columns[:, 1:] = _other_sums(group.id, checkpoint)
-        if blocks.outer and blocks.outer not in decided:
-            decided.add(blocks.outer)
-            outer_start = graph.start[f"*{blocks.outer}"]
-            block_keys = group_columns[:, 0].reshape(blocks.g, blocks.k).min(axis=1)
-            columns[outer_start : outer_start + blocks.g, 0] = block_keys
+    for group in reversed(leaders(symmetry)):  # blocks that several groups share have the keys of the first one
+        channels = columns[graph.channels(group.id)]
+        channels[:, 0] = keys[group.id][row]
+        channels[:, 1:] = _other_sums(group.id, checkpoint)
+        for name, ends, joined in permutations_of(group).ties(group).edges:
+            if name != group.id:
+                columns[graph.channels(name), 0] = np.inf
+                np.minimum.at(columns[:, 0], graph.start[name] + ends, channels[joined, 0])
     # Where rounding merges no two weights both graphs say the same, and the search need not go through both.
     graphs = (rough,) if rough.weights_apart == graph.weights_apart else (rough, graph)
     search = Search(graphs, dense(graph.fixed()[:, None], columns))
     report.unresolved[row] |= not search.complete
+    ranks = {name: search.best[graph.channels(name)] for name in graph.start}
     for group in leaders(symmetry):
-        start, blocks = graph.start[group.id], shape_of(group)
-        ranks = search.best[start : start + group.n].reshape(blocks.g, blocks.k)
-        outer_start = graph.start.get(f"*{blocks.outer}", 0)
-        outer = np.argsort(search.best[outer_start : outer_start + blocks.g]) if blocks.outer else np.zeros(1, np.int64)
-        inside = np.argsort(ranks, axis=1)[outer] + blocks.k * outer[:, None]
-        order.replace(group, row, inside.reshape(group.n))
+        order.replace(group, row, permutations_of(group).by_ranks(group, ranks[group.id], ranks))
 
 
 def _other_sums(group: str, checkpoint: Moments) -> np.ndarray:

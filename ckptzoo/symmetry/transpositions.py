@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ckptzoo.errors import Problem, SymmetryError
-from ckptzoo.schema.groups import Like, Sym, Wreath
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import to_numpy
 from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.kinds.registry import permutations_of
 from ckptzoo.symmetry.tables import Arch, table_of
 
 
@@ -90,7 +90,7 @@ def transpositions_in_total(element: GroupElement, symmetry: Arch) -> NDArray[np
     [5, 5]
     """
     symmetry = table_of(symmetry)
-    own = {group.id for group in symmetry.groups if not isinstance(group.perm, Like)}
+    own = {group.id for group in symmetry.groups if symmetry.leader(group.id) is group}
     return sum(
         (counts for name, counts in transpositions_by_group(element).items() if name in own),
         np.zeros(len(element), np.int64),
@@ -169,8 +169,7 @@ def random_element(symmetry: Arch, count: int, K: int, rng: np.random.Generator)
             element.perms[name][row, start : start + size] = moved
             left -= number
     for group in symmetry.groups:
-        if isinstance(group.perm, Like):
-            element.perms[group.id][:] = element.perms[group.perm.group]
+        element.perms[group.id][:] = element.perms[symmetry.leader(group.id).id]
     return element
 
 
@@ -235,14 +234,7 @@ def random_permutations(n: int, count: int, K: int, rng: np.random.Generator) ->
 
 def _exchangeable(symmetry: Symmetry) -> list[tuple[str, int, int]]:
     """Runs of channels that can be exchanged with one another alone: group, first channel, and how many there are."""
-    found: list[tuple[str, int, int]] = []
-    for group in symmetry.groups:
-        if isinstance(group.perm, Sym):
-            found.append((group.id, 0, group.n))
-        elif isinstance(group.perm, Wreath) and group.perm.inner == "free":
-            k = group.perm.k
-            found += [(group.id, block * k, k) for block in range(group.perm.g) if k > 1]
-    return found
+    return [(group.id, *run) for group in symmetry.groups for run in permutations_of(group).exchangeable(group)]
 
 
 @lru_cache(maxsize=4)

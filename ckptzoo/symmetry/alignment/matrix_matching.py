@@ -43,7 +43,8 @@ from ckptzoo.symmetry.alignment.joint_signs import (
 )
 from ckptzoo.symmetry.alignment.matching import Matched, count_ties, products, weights_of
 from ckptzoo.symmetry.arrays import positions
-from ckptzoo.symmetry.element import GroupElement, block_move
+from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.kinds.permutation import block_move
 from ckptzoo.symmetry.matrices.gauge import basis_of_stream
 from ckptzoo.symmetry.matrices.procrustes import greatest_products, procrustes
 from ckptzoo.symmetry.matrix_action import mixed_channels, multiply

@@ -29,7 +29,8 @@ from ckptzoo.schema.groups import AxisAction, Group
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import transform
 from ckptzoo.symmetry.arrays import is_float
-from ckptzoo.symmetry.element import GroupElement, matrix_product
+from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.kinds.registry import arithmetic
 from ckptzoo.symmetry.matrices.balance import Balance, are_kept, balance, resolve_equal
 from ckptzoo.symmetry.matrices.complex_pairs import balance_complex
 from ckptzoo.symmetry.matrices.repeated import equal_below
@@ -95,7 +96,7 @@ class Settled:
         for totals, made in ((self.left, step.left), (self.right, step.right)):
             for name, matrix in made.items():
                 if name in totals:
-                    totals[name][rows] = matrix_product(matrix, totals[name][rows])
+                    totals[name][rows] = arithmetic("matrices", matrix).product(matrix, totals[name][rows])
                 else:
                     totals[name] = matrix.copy()
         for name in ("margin", "degenerate", "unresolved"):

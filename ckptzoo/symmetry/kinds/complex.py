@@ -1,0 +1,55 @@
+"""Complex numbers other than 0, one for each channel, which is a pair of positions.
+
+Rotary position embedding turns two positions as one complex number (Su et al., arXiv 2104.09864). Of queries a and
+keys b of such a pair only ``a_i conj(b_j)`` counts, so that ``(c a, b / conj(c))`` is the same network for every c
+that is not 0.
+"""
+
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from ckptzoo.schema.groups import Group
+from ckptzoo.symmetry.kinds.kind import Shared, refused
+from ckptzoo.symmetry.kinds.linear import Linear
+
+
+class Complex(Linear):
+    """Real and imaginary parts (K, n, 2)."""
+
+    def identity(self, group: Group, K: int) -> np.ndarray:
+        """1 for every channel."""
+        return np.tile([1.0, 0.0], (K, group.n, 1))
+
+    def random(self, group: Group, K: int, rng: np.random.Generator, spread: float, shared: Shared) -> np.ndarray:
+        """A modulus ``exp(spread * N(0, 1))`` and a uniform phase."""
+        phases, sizes = rng.uniform(-np.pi, np.pi, (K, group.n)), np.exp(spread * rng.standard_normal((K, group.n)))
+        return np.stack([sizes * np.cos(phases), sizes * np.sin(phases)], axis=-1)
+
+    def check_matrices(self, what: str, value: np.ndarray) -> None:
+        """Refuse 0."""
+        if not (value != 0).any(axis=-1).all():
+            raise refused(what, "complex numbers other than 0", "0")
+
+    @staticmethod
+    def product(second: Any, first: Any) -> Any:
+        """Products of complex numbers."""
+        a, b, c, d = second[..., 0], second[..., 1], first[..., 0], first[..., 1]
+        return array_namespace(second, first).stack([a * c - b * d, a * d + b * c], axis=-1)
+
+    @staticmethod
+    def inverse(value: Any) -> Any:
+        """Inverses, to rounding."""
+        real, imaginary = value[..., 0], value[..., 1]
+        squares = real * real + imaginary * imaginary
+        return array_namespace(value).stack([real / squares, -imaginary / squares], axis=-1)
+
+    @staticmethod
+    def is_identity(value: np.ndarray) -> bool:
+        """Whether all are 1."""
+        return bool((value == np.array([1.0, 0.0])).all())
+
+    def dimensions(self, group: Group) -> int:
+        """2 a number."""
+        return 2 * group.n

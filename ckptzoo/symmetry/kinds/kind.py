@@ -1,0 +1,195 @@
+"""What a kind of symmetry is: the interface through which elements, counts, gauges and alignment meet every kind.
+
+A group of channels has two kinds: which permutations it has (``permutation.py``), and what multiplies its channels
+(``scale.py``, ``linear.py``, ``orthogonal.py``, ``complex.py``). Kinds have no state. They get the group, stacked
+values of K networks, and ``shared``, in which those that depend on one another find what is known so far: the
+permutation of a group under its id, and that of blocks that several groups share under ``*<outer>``.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from ckptzoo.errors import SymmetryError
+from ckptzoo.schema.groups import Group
+
+Part = Literal["perms", "scales", "matrices"]
+Shared = MutableMapping[str, np.ndarray]
+Counts = Sequence[tuple[int, int]]
+"""A number as a product of powers of factorials: (n, power) for each ``n! ** power``."""
+
+
+class Kind(ABC):
+    """One kind of symmetry: what one part of a group element is, for one group of channels.
+
+    ``new = value . moved(old)``, with ``moved`` the permutation of the channels.
+    """
+
+    part: ClassVar[Part]
+    """The attribute of ``GroupElement`` that has its values, (K, ...)."""
+
+    @abstractmethod
+    def identity(self, group: Group, K: int) -> np.ndarray:
+        """The K-fold identity."""
+
+    @abstractmethod
+    def random(self, group: Group, K: int, rng: np.random.Generator, spread: float, shared: Shared) -> np.ndarray:
+        """K random values, uniform where the group is compact; ``spread`` is that of the logarithms of sizes."""
+
+    @abstractmethod
+    def check(self, group: Group, value: np.ndarray, perm: np.ndarray, K: int, shared: Shared) -> None:
+        """Refuse what is no value of the group, whose permutation is ``perm``, with ``refused``."""
+
+    @staticmethod
+    @abstractmethod
+    def moved(value: Any, perm: Any) -> Any:
+        """Values in the order that a permutation (K, n) gives the channels."""
+
+    @staticmethod
+    @abstractmethod
+    def product(second: Any, first: Any) -> Any:
+        """One value after another one, which is moved already."""
+
+    @staticmethod
+    @abstractmethod
+    def inverse(value: Any) -> Any:
+        """What undoes a value, before it is moved back."""
+
+    @staticmethod
+    @abstractmethod
+    def is_identity(value: np.ndarray) -> bool:
+        """Whether all K values leave their channels alone."""
+
+    def dimensions(self, group: Group) -> int:
+        """Dimensions of matrices in one element."""
+        del group
+        return 0
+
+
+@dataclass(frozen=True, eq=False)
+class Ties:
+    """What the permutations of a group add to the graph in which channels that look alike are told apart.
+
+    Parameters
+    ----------
+    colours
+        (n,) integers; channels with different ones never change places.
+    vertices
+        names of further vertices, those of a name shared by all groups that have it, and how many.
+    edges
+        of each, the name of its ends there, or the group's id, their numbers (m,), and channels (m,). Edges between
+        channels have a direction.
+    places
+        channels of a block that keep apart, in turns.
+    """
+
+    colours: np.ndarray
+    vertices: Mapping[str, int] = field(default_factory=dict)
+    edges: Sequence[tuple[str, np.ndarray, np.ndarray]] = ()
+    places: int = 1
+
+
+class PermutationKind(Kind):
+    """Permutations of a group's channels."""
+
+    part = "perms"
+
+    def identity(self, group: Group, K: int) -> np.ndarray:
+        """Every channel in its place."""
+        return np.tile(np.arange(group.n), (K, 1))
+
+    def check(self, group: Group, value: np.ndarray, perm: np.ndarray, K: int, shared: Shared) -> None:
+        """Refuse rows that are no permutations."""
+        what = f"group {group.id!r}: perm"
+        if value.shape != (K, group.n) or value.dtype.kind not in "iu":
+            raise refused(what, f"({K}, {group.n}) integers", f"{value.shape} {value.dtype}")
+        if (np.sort(value, axis=1) != np.arange(group.n)).any():
+            raise refused(what, f"each of 0 to {group.n - 1} once in every row", "another row")
+
+    @staticmethod
+    def moved(value: Any, perm: Any) -> Any:
+        """Every row in the order of its permutation."""
+        return taken(value, perm)
+
+    @staticmethod
+    def product(second: Any, first: Any) -> Any:
+        """The first one, as it is moved by the second."""
+        return first
+
+    @staticmethod
+    def inverse(value: Any) -> Any:
+        """The inverse permutations, exactly."""
+        return array_namespace(value).argsort(value, axis=1)
+
+    @staticmethod
+    def is_identity(value: np.ndarray) -> bool:
+        """Whether every channel is in its place."""
+        return not (value != np.arange(value.shape[1])).any()
+
+    def draw_shared(self, group: Group, K: int, rng: np.random.Generator, shared: Shared) -> None:
+        """Draw what other groups take part in, before any group's own."""
+
+    def factorials(self, group: Group, counted: set[str]) -> Counts:
+        """The number of its permutations, those of others among them only where they are not in ``counted`` yet."""
+        del group, counted
+        return []
+
+    def generators(self, group: Group) -> Mapping[str, np.ndarray]:
+        """Permutations (n,) that generate all; those under one name act on all groups that have it at once."""
+        del group
+        return {}
+
+    def exchangeable(self, group: Group) -> list[tuple[int, int]]:
+        """Runs of channels that may be exchanged with one another alone: the first channel, and how many."""
+        del group
+        return []
+
+    def settle(self, group: Group, keys: np.ndarray, shared: Shared) -> tuple[np.ndarray, list[np.ndarray]]:
+        """The permutation (K, n) that a gauge takes, from keys (K, n) that move with the channels.
+
+        With it, gaps (K, ...) between keys that decided it: where one is 0 the permutation is not determined.
+        """
+        del shared
+        return self.identity(group, len(keys)), []
+
+    def moved_along(self, group: Group, shared: Mapping[str, np.ndarray]) -> np.ndarray | None:
+        """The permutation by what other groups have settled; None where it takes part in none of that."""
+        del group, shared
+        return None
+
+    def ties(self, group: Group) -> Ties:
+        """What tells apart channels whose keys are equal."""
+        return Ties(np.arange(group.n))
+
+    def by_ranks(self, group: Group, ranks: np.ndarray, shared: Mapping[str, np.ndarray]) -> np.ndarray:
+        """The permutation (n,) that a gauge takes, from ranks (n,) of the channels, and of what ``Ties`` has beside."""
+        del ranks, shared
+        return np.arange(group.n)
+
+
+def taken(values: Any, perm: Any) -> Any:
+    """Every row in the order of its permutation."""
+    xp = array_namespace(values, perm)
+    return xp.take_along_axis(values, xp.astype(perm, xp.int64, copy=False), axis=1)
+
+
+def blocks_taken(values: Any, perm: Any) -> Any:
+    """The values of every block (K, blocks, ...) in the order of the permutation (K, n) of the channels."""
+    xp = array_namespace(values, perm)
+    K, blocks = values.shape[:2]
+    k = perm.shape[1] // blocks
+    order = xp.astype(perm[:, ::k] // k, xp.int64, copy=False)
+    flat = xp.reshape(values, (K, blocks, -1))
+    index = xp.broadcast_to(order[:, :, None], flat.shape)
+    return xp.reshape(xp.take_along_axis(flat, index, axis=1), values.shape)
+
+
+def refused(what: str, expected: str, got: str) -> SymmetryError:
+    """The error for what is no group element."""
+    return SymmetryError(
+        f"group element: {what}: expected {expected}, got {got}. Make elements with GroupElement or canonicalize."
+    )

@@ -1,0 +1,52 @@
+"""Every kind of symmetry, by what a table calls it."""
+
+from typing import Any
+
+from ckptzoo.schema.groups import Fixed, Group, Like, Perm, Sym, Wreath
+from ckptzoo.symmetry.kinds.complex import Complex
+from ckptzoo.symmetry.kinds.kind import Kind, PermutationKind
+from ckptzoo.symmetry.kinds.linear import Linear
+from ckptzoo.symmetry.kinds.orthogonal import Orthogonal, OrthogonalMean
+from ckptzoo.symmetry.kinds.permutation import Blocks, OfAnother, Symmetric, Unmoved
+from ckptzoo.symmetry.kinds.scale import Nonzero, Positive, Sign
+
+PERMUTATIONS: dict[type[Perm], PermutationKind] = {
+    Sym: Symmetric(),
+    Wreath: Blocks(),
+    Like: OfAnother(),
+    Fixed: Unmoved(),
+}
+"""By the declaration of a group's permutation."""
+
+FACTORS: dict[str, Kind] = {
+    "positive": Positive(),
+    "sign": Sign(),
+    "nonzero": Nonzero(),
+    "linear": Linear(),
+    "orthogonal": Orthogonal(),
+    "orthogonal_mean": OrthogonalMean(),
+    "complex": Complex(),
+}
+"""By a group's ``scale``; "none" has none."""
+
+
+def permutations_of(group: Group) -> PermutationKind:
+    """The kind of a group's permutations."""
+    return PERMUTATIONS[type(group.perm)]
+
+
+def kinds_of(group: Group) -> tuple[Kind, ...]:
+    """The kinds of a group, in the order in which random elements are drawn: what a seed gives depends on it."""
+    factor = FACTORS.get(group.scale)
+    if factor is None:
+        return (permutations_of(group),)
+    return (factor, permutations_of(group)) if factor.part == "matrices" else (permutations_of(group), factor)
+
+
+def arithmetic(part: str, value: Any) -> Kind:
+    """A kind that composes, inverts and moves the values of a part as all of its kinds do."""
+    if part == "perms":
+        return PERMUTATIONS[Sym]
+    if part == "scales":
+        return FACTORS["positive"]
+    return FACTORS["linear" if value.ndim == 4 else "complex"]

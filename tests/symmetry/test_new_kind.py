@@ -1,0 +1,148 @@
+"""A kind of symmetry that the package does not know, cyclic shifts of channels, added by one class and one line.
+
+The hidden channels of this network go around a circle: each is mixed with its neighbours by a kernel that is the same
+everywhere, so that a shift of all channels leaves the function, and another permutation does not.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from ckptzoo.errors import SymmetryError
+from ckptzoo.schema.groups import AxisAction, Group, Like, Perm, Segment, Sym
+from ckptzoo.schema.symmetry import Symmetry
+from ckptzoo.symmetry import GroupElement, apply, canonicalize, count, orbits
+from ckptzoo.symmetry.kinds.kind import Counts, PermutationKind, Shared, Ties, refused
+from ckptzoo.symmetry.kinds.registry import PERMUTATIONS
+from ckptzoo.symmetry.transpositions import most_transpositions
+
+N = 6
+
+
+@dataclass(frozen=True)
+class Cyclic(Perm):
+    """Shifts of all channels around a circle."""
+
+
+class Shifts(PermutationKind):
+    """The n shifts: ``perm[i] = i + s`` modulo n."""
+
+    def random(self, group: Group, K: int, rng: np.random.Generator, spread: float, shared: Shared) -> np.ndarray:
+        return (np.arange(group.n) + rng.integers(0, group.n, (K, 1))) % group.n
+
+    def check(self, group: Group, value: np.ndarray, perm: np.ndarray, K: int, shared: Shared) -> None:
+        super().check(group, value, perm, K, shared)
+        if ((value - value[:, :1] - np.arange(group.n)) % group.n).any():
+            raise refused(f"group {group.id!r}: perm", "a shift", "another permutation")
+
+    def factorials(self, group: Group, counted: set[str]) -> Counts:
+        return [(group.n, 1), (group.n - 1, -1)]
+
+    def generators(self, group: Group) -> dict[str, np.ndarray]:
+        return {group.id: np.roll(np.arange(group.n), 1)}
+
+    def settle(self, group: Group, keys: np.ndarray, shared: Shared) -> tuple[np.ndarray, list[np.ndarray]]:
+        ordered = np.sort(keys, axis=1)
+        return (keys.argmin(axis=1)[:, None] + np.arange(group.n)) % group.n, [np.diff(ordered[:, :2], axis=1)]
+
+    def ties(self, group: Group) -> Ties:
+        channels = np.arange(group.n)
+        return Ties(np.zeros(group.n, np.int64), edges=[(group.id, np.roll(channels, -1), channels)])
+
+    def by_ranks(self, group: Group, ranks: np.ndarray, shared: object) -> np.ndarray:
+        return (ranks.argmin() + np.arange(group.n)) % group.n
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
+    """The one line, for the time of a test."""
+    PERMUTATIONS[Cyclic] = Shifts()
+    yield
+    del PERMUTATIONS[Cyclic]
+
+
+def _table() -> Symmetry:
+    """Channels on a circle, those behind the kernel, which move with them, and a hidden layer of the usual kind."""
+    return Symmetry(
+        (
+            Group("circle", N, Cyclic(), "positive"),
+            Group("mixed", N, Like("circle"), "none"),
+            Group("plain", 4, Sym(), "positive"),
+        ),
+        (
+            AxisAction("W1", 0, (Segment("mixed", 0, 1, N),), 0, True, "out"),
+            AxisAction("b1", 0, (Segment("mixed", 0, 1, N),), 0, False, "bias"),
+            AxisAction("scale", 0, (Segment("circle", 0, 1, N),), 1, True, "out"),
+            AxisAction("W2", 1, (Segment("circle", 0, 1, N),), -1, True, "in"),
+            AxisAction("W2", 0, (Segment("plain", 0, 1, 4),), 1, True, "out"),
+            AxisAction("b2", 0, (Segment("plain", 0, 1, 4),), 1, False, "bias"),
+            AxisAction("W3", 1, (Segment("plain", 0, 1, 4),), -1, True, "in"),
+        ),
+    )
+
+
+def _weights(K: int, seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    shapes = {"W1": (N, 3), "b1": (N,), "scale": (N,), "W2": (4, N), "b2": (4,), "W3": (2, 4)}
+    return {name: rng.standard_normal((K, *shape)) for name, shape in shapes.items()}
+
+
+def _outputs(weights: dict[str, np.ndarray]) -> np.ndarray:
+    """Of all K networks on the same inputs: ``W3 relu(W2 relu(scale * kernel * tanh(W1 x + b1)) + b2)``."""
+    x = np.random.default_rng(99).standard_normal((3, 5))
+    first = np.tanh(weights["W1"] @ x + weights["b1"][..., None])
+    around = first + 0.5 * np.roll(first, 1, axis=1) - 0.25 * np.roll(first, -1, axis=1)
+    held = np.maximum(weights["scale"][..., None] * around, 0)
+    return weights["W3"] @ np.maximum(weights["W2"] @ held + weights["b2"][..., None], 0)
+
+
+def test_its_elements_keep_the_function_and_are_a_group() -> None:
+    table, weights = _table(), _weights(20, 0)
+    g, h = (GroupElement.random(table, 20, np.random.default_rng(seed)) for seed in (1, 2))
+    for element in (g, h, g.compose(h), g.inverse()):
+        element.check(table)
+        np.testing.assert_allclose(_outputs(apply(element, weights, table)), _outputs(weights), rtol=1e-9, atol=1e-12)
+    assert len(np.unique(g.perms["circle"], axis=0)) == N
+    both, one_by_one = apply(g.compose(h), weights, table), apply(g, apply(h, weights, table), table)
+    for name, array in one_by_one.items():
+        np.testing.assert_allclose(both[name], array, rtol=1e-12)
+    swapped = GroupElement.identity(table, 20)
+    swapped.perms["circle"][:, :2] = swapped.perms["mixed"][:, :2] = [1, 0]
+    with pytest.raises(SymmetryError, match="group 'circle': perm: expected a shift, got another permutation"):
+        swapped.check(table)
+
+
+def test_it_is_counted_and_stored() -> None:
+    table = _table()
+    counts = count(table)
+    assert counts.permutations == N * 24 and counts.scaling_eval == N + 4
+    assert [group.kind for group in counts.groups] == ["cyclic", "like", "sym"]
+    assert counts.groups[0].log10_permutations == pytest.approx(np.log10(N))
+    assert Symmetry.from_json(table.to_json()) == table
+    assert len(np.unique(orbits(table, "b1", (N,)))) == 1
+    assert len(np.unique(orbits(table, "W1", (N, 3)))) == 3
+    assert most_transpositions(table) == 3, "no two channels of a circle change places alone"
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_copies_have_the_same_canonical_form_and_others_another(tied: bool) -> None:
+    table, weights = _table(), _weights(8, 3)
+    if tied:  # the keys of channels are equal, and the circle alone tells them apart
+        weights["scale"][:] = 1
+        weights["W1"][:] = weights["W1"][:, :1]
+        weights["b1"][:] = np.tile([0.0, 1.0, 0.0, 1.0, 1.0, 0.0], (8, 1))
+        weights["W2"][:] = weights["W2"][:, :, :1]
+    element = GroupElement.random(table, 8, np.random.default_rng(4), spread=0.0)
+    one, two = canonicalize(weights, table), canonicalize(apply(element, weights, table), table)
+    one.element.check(table)
+    assert (one.report.ties > 0).all() == tied and not one.report.unresolved.any()
+    for name, array in one.weights.items():
+        np.testing.assert_array_equal(array, two.weights[name])
+    swapped = {name: array.copy() for name, array in weights.items()}
+    for name, axis in (("W1", 1), ("b1", 1), ("scale", 1), ("W2", 2)):
+        moved = np.moveaxis(swapped[name], axis, 1)
+        moved[:, :2] = moved[:, 1::-1].copy()
+    other = canonicalize(swapped, table).weights
+    assert all(any((other[name][row] != one.weights[name][row]).any() for name in other) for row in range(8))

@@ -17,7 +17,7 @@ from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GAUGES, GroupElement
 from ckptzoo.symmetry.arrays import by_channel, positions
 from ckptzoo.symmetry.gauges import gauge_of
-from ckptzoo.symmetry.kinds.linear import uniform_orthogonal
+from ckptzoo.symmetry.kinds.matrix import uniform_orthogonal
 from ckptzoo.symmetry.kinds.orthogonal import keeping_ones
 from ckptzoo.symmetry.matrices.tables import among, lifted, mixes
 

@@ -5,7 +5,7 @@ everywhere, so that a shift of all channels leaves the function, and another per
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ import pytest
 from ckptzoo.errors import SymmetryError
 from ckptzoo.schema.groups import AxisAction, Group, Like, Perm, Segment, Sym
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.symmetry import GroupElement, apply, canonicalize, count, orbits
+from ckptzoo.symmetry import GroupElement, align, apply, canonicalize, count, orbits
 from ckptzoo.symmetry.kinds.kind import Counts, PermutationKind, Shared, Ties, refused
 from ckptzoo.symmetry.kinds.registry import PERMUTATIONS
 from ckptzoo.symmetry.transpositions import most_transpositions
@@ -42,6 +42,11 @@ class Shifts(PermutationKind):
 
     def generators(self, group: Group) -> dict[str, np.ndarray]:
         return {group.id: np.roll(np.arange(group.n), 1)}
+
+    def best(self, group: Group, gains: np.ndarray) -> np.ndarray:
+        channels = np.arange(group.n)
+        shifts = (channels[:, None] + channels) % group.n
+        return shifts[gains[..., channels, shifts].sum(axis=-1).argmax(axis=-1)]
 
     def settle(self, group: Group, keys: np.ndarray, shared: Shared) -> tuple[np.ndarray, list[np.ndarray]]:
         ordered = np.sort(keys, axis=1)
@@ -146,3 +151,32 @@ def test_copies_have_the_same_canonical_form_and_others_another(tied: bool) -> N
         moved[:, :2] = moved[:, 1::-1].copy()
     other = canonicalize(swapped, table).weights
     assert all(any((other[name][row] != one.weights[name][row]).any() for name in other) for row in range(8))
+
+
+@pytest.mark.parametrize("start", ["signature", "identity"])
+def test_copies_are_aligned_and_the_best_shift_of_others_is_found(start: str) -> None:
+    table, reference = _table(), _weights(1, 5)
+    copies = {name: np.repeat(array, 10, axis=0) for name, array in reference.items()}
+    element = GroupElement.random(table, 10, np.random.default_rng(6), spread=0.0)
+    found = align(apply(element, copies, table), reference, table, start=start)
+    found.element.check(table)
+    if start == "signature":
+        np.testing.assert_allclose(found.distance, 0, atol=1e-6)
+    one = replace(
+        table, groups=table.groups[:2], actions=tuple(act for act in table.actions if "plain" not in act.groups)
+    )
+    others = _weights(10, 7)
+    best = align(others, reference, one, start=start)
+    for row in range(10):
+        distances = [
+            np.sqrt(sum(np.square(shifted[name][0] - reference[name][0]).sum() for name in shifted))
+            for shift in range(N)
+            for shifted in [_shifted({name: array[row : row + 1] for name, array in others.items()}, shift)]
+        ]
+        assert best.distance[row] == pytest.approx(min(distances))
+        assert best.gap[row] >= -1e-12
+
+
+def _shifted(weights: dict[str, np.ndarray], shift: int) -> dict[str, np.ndarray]:
+    axes = {"W1": 1, "b1": 1, "scale": 1, "W2": 2}
+    return {name: np.roll(array, shift, axes[name]) if name in axes else array for name, array in weights.items()}

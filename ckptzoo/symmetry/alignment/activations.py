@@ -7,14 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, SymmetryError
-from ckptzoo.schema.groups import Like
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.alignment.blocks import assign_jointly
-from ckptzoo.symmetry.alignment.joint_groups import JointGroups, joint_groups_of
+from ckptzoo.symmetry.alignment.joint_groups import JointGroups, joint_groups_of, put
 from ckptzoo.symmetry.alignment.matching import count_ties
 from ckptzoo.symmetry.arrays import as_array, to_numpy
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.ordering import shape_of
+from ckptzoo.symmetry.kinds.registry import permutations_of
 
 Products = Mapping[str, Any]
 """Group id to (K, n, n): ``sum_x a_i(x) b_j(x)``, what channel i of A and channel j of B hold on the same examples."""
@@ -63,10 +62,7 @@ def match_activations(
             gains = {group.id: _gains(group.id, given, symmetry, some) for group in joint.groups}
             found, _, _ = assign_jointly(joint, gains, (), None)
             ties[some] += count_ties(joint, {name: _keys(gain) for name, gain in gains.items()})
-            for name, perm in found.items():
-                for group in symmetry.groups:
-                    if group.id == name or group.perm == Like(name):
-                        element.perms[group.id][some] = perm
+            put(element, GroupElement(found, {}), some, symmetry)
     return element, usable, ties
 
 
@@ -81,7 +77,9 @@ def require_activations(symmetry: Symmetry, groups: Collection[str]) -> None:
     present = {symmetry.leader(name).id for name in groups}
     for joint in _joint_groups(symmetry):
         ids = {group.id for group in joint.groups}
-        inside = [group for group in joint.groups if group.n > joint.g and shape_of(group).inner == "free"]
+        inside = [
+            group for group in joint.groups if group.n > joint.g and not permutations_of(group).keeps_order(group)
+        ]
         lacking = [group.id for group in inside if group.id not in present]
         if lacking or not ids & present:
             raise _refused(lacking[0] if lacking else min(ids), "some", "none")

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.schema.groups import Group, Wreath
-from ckptzoo.symmetry.alignment.assignment import assign, by_block, gained, greatest
 from ckptzoo.symmetry.alignment.joint_groups import JointGroups, Pair
-from ckptzoo.symmetry.ordering import shape_of
+from ckptzoo.symmetry.kinds.assignment import assign, by_block, gained, greatest
+from ckptzoo.symmetry.kinds.registry import permutations_of
 
 _MAX_TURNS = 50
 """Times that the groups within a pair of blocks take turns, at most."""
@@ -57,33 +56,19 @@ class PairSlices:
         return first[:, :, None] @ second[:, None].swapaxes(3, 4)
 
 
-def assign_jointly(
-    joint: JointGroups, gains: Gains, pairs: Sequence[PairSlices], before: Perms | None
-) -> tuple[Perms, NDArray[np.float64], NDArray[np.float64]]:
-    """The best permutations of one symmetric group or of wreath groups; as ``assign_blocks``."""
-    if isinstance(joint.groups[0].perm, Wreath):
-        return assign_blocks(joint, gains, pairs, before)
-    ((name, gain),) = gains.items()
-    found = assign(gain)
-    value = np.zeros(len(gain)) if before is None else gained(gain, before[name])
-    return {name: found}, gained(gain, found), value
-
-
 def greatest_jointly(joint: JointGroups, gains: Gains) -> NDArray[np.float64]:
     """The values (K,) of ``assign_jointly`` without pairs, and nothing else."""
-    by_pair: list[NDArray[np.float64]] = []
-    for group in joint.groups:
-        split = by_block(gains[group.id], joint.g)
-        kept = shape_of(group).inner == "fixed"
-        value = np.trace(split, axis1=-2, axis2=-1) if kept else greatest(split)
-        by_pair.append(value.astype(np.float64))
+    by_pair = [
+        permutations_of(group).greatest(group, by_block(gains[group.id], joint.g)).astype(np.float64)
+        for group in joint.groups
+    ]
     return greatest(np.sum(by_pair, axis=0)).astype(np.float64, copy=False)
 
 
-def assign_blocks(
+def assign_jointly(
     joint: JointGroups, gains: Gains, pairs: Sequence[PairSlices], before: Perms | None
 ) -> tuple[Perms, NDArray[np.float64], NDArray[np.float64]]:
-    """Match the wreath groups of one block permutation.
+    """The best permutations of joint groups: within every pair of blocks, and of blocks by their values.
 
     Parameters
     ----------
@@ -106,7 +91,7 @@ def assign_blocks(
         total = split[group.id]
         for pair in (pair for pair in pairs if group.id in (pair.rows, pair.columns)):
             total = total + pair.sorted_gains(group.id)
-        inside[group.id] = _assign_inside(group, total)
+        inside[group.id] = permutations_of(group).best(group, total)
     value = np.zeros(K)
     if before is not None and not pairs:
         value = sum((gained(gains[name], perm) for name, perm in before.items()), value)
@@ -117,7 +102,7 @@ def assign_blocks(
             inside[group.id][np.arange(K)[:, None], blocks, outer] = before[group.id].reshape(K, joint.g, k) % k
         value = np.take_along_axis(_values(split, pairs, inside), outer[:, :, None], 2).sum(axis=(1, 2))
     if pairs:
-        free = {group.id: split[group.id] for group in joint.groups if shape_of(group).inner == "free"}
+        free = {group.id: split[group.id] for group in joint.groups if not permutations_of(group).keeps_order(group)}
         _take_turns(free, pairs, inside)
     values = _values(split, pairs, inside)
     outer = assign(values)
@@ -127,13 +112,6 @@ def assign_blocks(
         within = np.take_along_axis(inside[group.id], outer[:, :, None, None], 2)[:, :, 0]
         found[group.id] = (outer[:, :, None] * k + within).reshape(K, group.n)
     return found, gained(values, outer), value
-
-
-def _assign_inside(group: Group, gains: NDArray[np.floating]) -> NDArray[np.int64]:
-    """The permutation within every pair of blocks, from gains (..., k, k): channels in order where they keep it."""
-    if shape_of(group).inner == "fixed":
-        return np.tile(np.arange(gains.shape[-1]), (*gains.shape[:-2], 1))
-    return assign(gains)
 
 
 def _take_turns(split: Gains, pairs: Sequence[PairSlices], inside: _Inside) -> None:

@@ -5,19 +5,20 @@ axis that they permute gives a view of its tensor by channels.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, SymmetryError
-from ckptzoo.schema.groups import MATRICES, AxisAction, Fixed, Group, Wreath
+from ckptzoo.schema.groups import AxisAction, Group
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import transform
 from ckptzoo.symmetry.arrays import by_channel, positions
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.ordering import leaders, shape_of
+from ckptzoo.symmetry.kinds.registry import permutations_of, within_blocks_of
+from ckptzoo.symmetry.ordering import leaders
 
 Arrays = Mapping[str, NDArray[np.floating]]
 """Tensor name to (K, *shape)."""
@@ -146,20 +147,17 @@ def joint_groups_of(symmetry: Symmetry, tensors: Collection[str], *, in_place: b
     SymmetryError
         A group permutes positions inside the channels of another one.
     """
-    for action in symmetry.actions:
-        for segment in action.segments:
-            if segment.within is not None:
-                expected = "groups that permute no positions inside the channels of another one"
-                step = "Keep the order of the channels that have others inside: ckptzoo.symmetry.unnested(table)."
-                raise SymmetryError(Problem("alignment", f"group {segment.within!r}", expected, "one", step))
+    for _, inside in symmetry.nested:
+        expected = "groups that permute no positions inside the channels of another one"
+        step = "Keep the order of the channels that have others inside: ckptzoo.symmetry.unnested(table)."
+        raise SymmetryError(Problem("alignment", f"group {inside!r}", expected, "one", step))
     together: dict[str, list[Group]] = {}
     for group in leaders(symmetry):
-        if isinstance(group.perm, Wreath):
-            together.setdefault(f"*{group.perm.outer}", []).append(group)
-        elif (
-            group.scale in MATRICES or (in_place and group.flips) or (not isinstance(group.perm, Fixed) and group.n > 1)
-        ):
-            together[group.id] = [group]
+        name = permutations_of(group).together(group)
+        if name is None and (within_blocks_of(group).part != "perms" or (in_place and group.flips)):
+            name = group.id
+        if name is not None:
+            together.setdefault(name, []).append(group)
     found = (_joint(groups, symmetry, tensors) for groups in together.values())
     return tuple(joint for joint in found if joint.tensors)
 
@@ -171,6 +169,12 @@ def neighbours_of(joint_groups: Sequence[JointGroups]) -> list[list[int]]:
         [other for other in range(len(joint_groups)) if other != place and tensors[other] & tensors[place]]
         for place in range(len(joint_groups))
     ]
+
+
+def put(element: GroupElement, found: GroupElement, rows: NDArray[np.int64] | slice, symmetry: Symmetry) -> None:
+    """Give some networks other elements of some groups, in place, and what is like them their permutations."""
+    perms = {member.id: perm for name, perm in found.perms.items() for member in symmetry.family(name)}
+    element.put(rows, replace(found, perms=perms))
 
 
 def moved(
@@ -185,8 +189,7 @@ def moved(
 
 def _joint(groups: list[Group], symmetry: Symmetry, tensors: Collection[str]) -> JointGroups:
     ids = {group.id for group in groups}
-    first = groups[0].perm
-    blocks = first.g if isinstance(first, Wreath) else 1
+    blocks = permutations_of(groups[0]).blocks(groups[0])
     views: dict[str, list[ChannelView]] = {group.id: [] for group in groups}
     pairs: list[Pair] = []
     quadratic: set[str] = set()
@@ -239,14 +242,17 @@ def _leaders(action: AxisAction, symmetry: Symmetry) -> set[str]:
 
 def _moving_inside(group: Group, blocks: int) -> int:
     """How many channels of a block may change places; 1 where they keep their order."""
-    return 1 if shape_of(group).inner == "fixed" else group.n // blocks
+    return 1 if permutations_of(group).keeps_order(group) else group.n // blocks
 
 
 def _moves(action: AxisAction, symmetry: Symmetry) -> bool:
     """Whether permutations move anything on an axis."""
-    return any(
-        not isinstance(symmetry[leader].perm, Fixed) and symmetry[leader].n > 1 for leader in _leaders(action, symmetry)
-    )
+    return any(is_moved(symmetry[leader]) for leader in _leaders(action, symmetry))
+
+
+def is_moved(group: Group) -> bool:
+    """Whether permutations move channels of a group."""
+    return group.n > 1 and permutations_of(group).together(group) is not None
 
 
 def _sorted_along(
@@ -258,8 +264,8 @@ def _sorted_along(
     """
     axis = action.axis + 1
     blocks = max(action.blocks, own.blocks if action.axis == 0 else 1)
-    shapes = [shape_of(symmetry[leader]) for leader in _leaders(action, symmetry)]
-    if blocks > 1 and all(shape.inner == "fixed" and shape.g == blocks for shape in shapes):
+    kinds = [(permutations_of(group), group) for group in (symmetry[leader] for leader in _leaders(action, symmetry))]
+    if blocks > 1 and all(kind.keeps_order(group) and kind.blocks(group) == blocks for kind, group in kinds):
         return array  # nothing moves within a block
     if action.blocks > 1:  # positions of the axis itself are those of one block
         return np.sort(array, axis=axis)
@@ -269,9 +275,10 @@ def _sorted_along(
     result = array.copy()
     for group, places in positions(action, symmetry):
         leader = symmetry.leader(group)
-        if not isinstance(leader.perm, Fixed):
-            if (shape := shape_of(leader)).inner == "fixed":
-                places = places.reshape(shape.g, -1)  # a block moves as one channel does
+        kind = permutations_of(leader)
+        if kind.together(leader) is not None:
+            if kind.keeps_order(leader):
+                places = places.reshape(kind.blocks(leader), -1)  # a block moves as one channel does
             # each of a channel's positions is compared with the same one of the others
             taken = np.take(array, places, axis=axis)
             np.moveaxis(result, axis, 0)[places] = np.moveaxis(np.sort(taken, axis=axis), (axis, axis + 1), (0, 1))

@@ -7,19 +7,19 @@ group a linear assignment. For the wreath groups of one block permutation, each 
 blocks are assigned by the values; exact where no tensor has two of the groups with several channels a block.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.schema.groups import AxisAction, Group, Like
+from ckptzoo.schema.groups import AxisAction, Group
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.alignment.blocks import PairSlices, Perms, assign_jointly
-from ckptzoo.symmetry.alignment.joint_groups import Arrays, JointGroups, joint_groups_of, moved, neighbours_of
+from ckptzoo.symmetry.alignment.joint_groups import Arrays, JointGroups, joint_groups_of, moved, neighbours_of, put
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.ordering import shape_of
+from ckptzoo.symmetry.kinds.registry import permutations_of
 from ckptzoo.symmetry.tables import take_rows
 
 _PIECE = 2**18
@@ -52,8 +52,13 @@ class Matched:
     ties: NDArray[np.int64]
 
 
-class Matcher:
-    """Matches networks to references.
+Improved = Callable[[int, JointGroups, Arrays, GroupElement, NDArray[np.int64]], tuple[GroupElement, NDArray[np.bool_]]]
+"""From a place, the joint groups there, their tensors of some networks, the elements so far and the numbers of these
+networks to elements of the joint groups, and which of them are better."""
+
+
+class Ascent:
+    """Joint groups in turn take a better element while all others stay, until none has one.
 
     Parameters
     ----------
@@ -62,13 +67,92 @@ class Matcher:
         not in it do not count.
     symmetry
         the table.
+    joint_groups
+        in the order in which they take turns.
+    """
+
+    def __init__(self, reference: Arrays, symmetry: Symmetry, joint_groups: tuple[JointGroups, ...]) -> None:
+        self.symmetry = symmetry
+        self.joint_groups = joint_groups
+        self._reference = reference
+        self._neighbours = neighbours_of(joint_groups)
+
+    def _ascend(
+        self, arrays: Arrays, element: GroupElement, waiting: NDArray[np.bool_], improved: Improved
+    ) -> NDArray[np.int64]:
+        """Improve elements in place until no joint group has a better one; the sweeps of each network.
+
+        Parameters
+        ----------
+        waiting
+            (K, joint groups) those that may have one; overwritten.
+        """
+        sweeps = np.zeros(len(waiting), np.int64)
+        for _ in range(MAX_SWEEPS):
+            sweeps += waiting.any(axis=1)
+            for place, joint in enumerate(self.joint_groups):
+                rows = np.flatnonzero(waiting[:, place])
+                if not len(rows):
+                    continue
+                waiting[rows, place] = False
+                some = take_rows({name: arrays[name] for name in sorted(joint.tensors)}, rows)
+                found, better = improved(place, joint, some, element[rows], rows)
+                risen = rows[better]
+                put(element, found[better], risen, self.symmetry)
+                waiting[risen[:, None], self._neighbours[place]] = True
+                # what was looked at is best while the others stay, unless two groups or two axes depend on each other
+                waiting[risen, place] = bool(joint.pairs or joint.quadratic)
+            if not waiting.any():
+                break
+        return sweeps
+
+    def _placed(
+        self, array: NDArray[np.floating], actions: Sequence[AxisAction], element: GroupElement
+    ) -> NDArray[np.floating]:
+        """A stacked tensor under some of its actions."""
+        return moved(array, actions, element, self.symmetry)
+
+    def _objective(
+        self, tensors: Iterable[str], arrays: Arrays, element: GroupElement, rows: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """(rows,) ``<A, g B>`` over these tensors."""
+        total = np.zeros(len(rows))
+        for name in sorted(tensors):
+            placed = self._placed(arrays[name], self.symmetry.actions_on(name), element)
+            total += products(self._rows(name, rows), placed)
+        return total
+
+    def _pairs(
+        self, joint: JointGroups, arrays: Arrays, element: GroupElement, rows: NDArray[np.int64]
+    ) -> list[PairSlices]:
+        """The tensors in which two of the joint groups meet, all others in their places."""
+        return [
+            PairSlices.of(
+                pair,
+                joint.g,
+                self._rows(tensor := pair.rows.action.tensor, rows),
+                self._placed(arrays[tensor], pair.rows.applied, element),
+            )
+            for pair in joint.pairs
+        ]
+
+    def _rows(self, tensor: str, rows: NDArray[np.int64]) -> NDArray[np.floating]:
+        """A tensor of the references of some networks."""
+        array = self._reference[tensor]
+        return array if len(array) == 1 else array[rows]
+
+
+class Matcher(Ascent):
+    """Matches networks to references by permutations.
+
+    Parameters
+    ----------
+    reference, symmetry
+        as of ``Ascent``.
     """
 
     def __init__(self, reference: Arrays, symmetry: Symmetry) -> None:
-        self.symmetry = symmetry
-        self.joint_groups = joint_groups_of(symmetry, reference.keys())
-        self._reference = reference
-        self._neighbours = neighbours_of(self.joint_groups)
+        super().__init__(reference, symmetry, joint_groups_of(symmetry, reference.keys()))
         self._slices: dict[tuple[int, str], NDArray[np.floating]] = {}
 
     def bound(self, arrays: Arrays) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -85,68 +169,38 @@ class Matcher:
             ``signature``, or ``identity`` for the order that the networks have.
         """
         K = len(next(iter(arrays.values())))
-        perms, bound, ties = self._signatures(arrays)
+        element, bound, ties = self._signatures(arrays)
         if start != "signature":
-            perms = dict(GroupElement.identity(self.symmetry, K).perms)
-        sweeps = self._ascend(arrays, perms, found=start == "signature")
-        return Matched(GroupElement(perms, GroupElement.identity(self.symmetry, K).scales), bound, sweeps, ties)
+            element = GroupElement.identity(self.symmetry, K)
+        # signatures give the best permutations of groups that are alone
+        waiting = np.tile([not (start == "signature" and joint.is_alone) for joint in self.joint_groups], (K, 1))
+        return Matched(element, bound, self._ascend(arrays, element, waiting, self._improved), ties)
 
     def ascend(self, arrays: Arrays, perms: Perms) -> Perms:
         """Permutations that no group alone improves, from given ones on."""
-        made = {name: perm.copy() for name, perm in perms.items()}
-        self._ascend(arrays, made, found=False)
-        return made
+        made = GroupElement(perms, {}).copy()
+        self._ascend(arrays, made, np.ones((len(made), len(self.joint_groups)), bool), self._improved)
+        return dict(made.perms)
 
-    def _signatures(self, arrays: Arrays) -> tuple[Perms, NDArray[np.float64], NDArray[np.int64]]:
+    def _signatures(self, arrays: Arrays) -> tuple[GroupElement, NDArray[np.float64], NDArray[np.int64]]:
         """Permutations by sorted slices, with the bound and the ties that these show."""
         K = len(next(iter(arrays.values())))
-        perms = dict(GroupElement.identity(self.symmetry, K).perms)
+        element = GroupElement.identity(self.symmetry, K)
         bound, ties = self._still(arrays), np.zeros(K, np.int64)
         for joint in self.joint_groups:
             first, most, alike = self._by_signature(joint, arrays)
-            self._take(perms, first, slice(None))
+            put(element, GroupElement(first, {}), slice(None), self.symmetry)
             bound, ties = bound + most, ties + alike
-        return perms, bound, ties
-
-    def _ascend(self, arrays: Arrays, perms: Perms, *, found: bool) -> NDArray[np.int64]:
-        """Improve permutations in place until no group has a better one; the sweeps of each network.
-
-        Parameters
-        ----------
-        found
-            whether signatures gave the permutations, which are the best then of groups that are alone.
-        """
-        K = len(next(iter(arrays.values())))
-        open_ones = [not (found and joint.is_alone) for joint in self.joint_groups]
-        waiting, sweeps = np.tile(open_ones, (K, 1)), np.zeros(K, np.int64)
-        for _ in range(MAX_SWEEPS):
-            sweeps += waiting.any(axis=1)
-            for place, joint in enumerate(self.joint_groups):
-                rows = np.flatnonzero(waiting[:, place])
-                if not len(rows):
-                    continue
-                waiting[rows, place] = False
-                some = take_rows({name: arrays[name] for name in sorted(joint.tensors)}, rows)
-                current = {name: perm[rows] for name, perm in perms.items()}
-                improved, better = self._improved(place, joint, some, current, rows)
-                risen = rows[better]
-                self._take(perms, {name: perm[better] for name, perm in improved.items()}, risen)
-                waiting[risen[:, None], self._neighbours[place]] = True
-                # what was looked at is best while the others stay, unless two groups or two axes depend on each other
-                waiting[risen, place] = bool(joint.pairs or joint.quadratic)
-            if not waiting.any():
-                break
-        return sweeps
+        return element, bound, ties
 
     def _improved(
-        self, place: int, joint: JointGroups, arrays: Arrays, current: Perms, rows: NDArray[np.int64]
-    ) -> tuple[Perms, NDArray[np.bool_]]:
+        self, place: int, joint: JointGroups, arrays: Arrays, element: GroupElement, rows: NDArray[np.int64]
+    ) -> tuple[GroupElement, NDArray[np.bool_]]:
         """Better permutations of joint groups, and for which networks there are."""
-        element = GroupElement(current, {})
         gains: dict[str, NDArray[np.floating]] = {}
         for group in joint.groups:
             slices = [
-                view.slices(moved(arrays[view.action.tensor], view.applied, element, self.symmetry))
+                view.slices(self._placed(arrays[view.action.tensor], view.applied, element))
                 for view in joint.views[group.id]
             ]
             if not slices:
@@ -154,40 +208,17 @@ class Matcher:
                 continue
             joined = slices[0] if len(slices) == 1 else np.concatenate(slices, axis=2)
             gains[group.id] = self._reference_slices(place, group, rows) @ joined.swapaxes(1, 2)
-        pairs: list[PairSlices] = []
-        for pair in joint.pairs:
-            tensor = pair.rows.action.tensor
-            array = moved(arrays[tensor], pair.rows.applied, element, self.symmetry)
-            pairs.append(PairSlices.of(pair, joint.g, self._reference_rows(tensor, rows), array))
-        before = {group.id: current[group.id] for group in joint.groups}
-        found, value, value_before = assign_jointly(joint, gains, pairs, before)
+        before = {group.id: element.perms[group.id] for group in joint.groups}
+        found, value, value_before = assign_jointly(joint, gains, self._pairs(joint, arrays, element, rows), before)
         rise = value - value_before
         sizes = sum(np.abs(gain).sum(axis=(1, 2), dtype=np.float64) / gain.shape[1] for gain in gains.values())
         precision = np.finfo(next(iter(gains.values())).dtype).eps
         better = rise > _ROUNDING * precision * (sizes + np.abs(value))
-        if joint.quadratic and better.any():
-            better &= self._rises(joint, arrays, current, found, rows)
-        return found, better
-
-    def _rises(
-        self, joint: JointGroups, arrays: Arrays, current: Perms, found: Perms, rows: NDArray[np.int64]
-    ) -> NDArray[np.bool_]:
-        """Whether the objective rises; the gains of groups on two axes of a tensor are those of a tangent."""
-        after = dict(current)
-        self._take(after, found, slice(None))
-        values: list[NDArray[np.float64]] = []
-        for perms in (current, after):
-            element, total = GroupElement(perms, {}), np.zeros(len(rows))
-            for tensor in sorted(joint.tensors):
-                array = moved(arrays[tensor], self.symmetry.actions_on(tensor), element, self.symmetry)
-                total += products(self._reference_rows(tensor, rows), array)
-            values.append(total)
-        size = np.abs(values[0]) + np.abs(values[1])
-        return values[1] - values[0] > 1e-12 * size
-
-    def _reference_rows(self, tensor: str, rows: NDArray[np.int64]) -> NDArray[np.floating]:
-        array = self._reference[tensor]
-        return array if len(array) == 1 else array[rows]
+        if joint.quadratic:
+            # the versions of ``aligned`` that zoos hold leave such groups where they start: a better permutation of
+            # the tangent may be a worse one, and accepting those that raise the objective changes stored weights
+            better[:] = False
+        return GroupElement(found, {}), better
 
     def _reference_slices(self, place: int, group: Group, rows: NDArray[np.int64]) -> NDArray[np.floating]:
         """(1 or rows, n, features) of a group's views, one after the other."""
@@ -247,18 +278,11 @@ class Matcher:
                 total += products(*sides)
         return total
 
-    def _take(self, perms: Perms, found: Perms, rows: NDArray[np.int64] | slice) -> None:
-        """Give some networks other permutations, in place, with those that are like them."""
-        for name, perm in found.items():
-            for group in self.symmetry.groups:
-                if group.id == name or group.perm == Like(name):
-                    perms[group.id][rows] = perm
-
 
 def count_ties(joint: JointGroups, keys: Mapping[str, NDArray[np.float64]]) -> NDArray[np.int64]:
     """(K,) channels of a block with the key of another one there, and blocks with the keys of another one."""
     ties, blocks = np.zeros(1, np.int64), np.zeros(1)
-    kept = {group.id for group in joint.groups if shape_of(group).inner == "fixed"}
+    kept = {group.id for group in joint.groups if permutations_of(group).keeps_order(group)}
     for number, (name, key) in enumerate(keys.items()):
         ordered = key.reshape(len(key), joint.g, -1)
         if name not in kept:

@@ -26,12 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, SymmetryError
-from ckptzoo.schema.groups import MATRICES, AxisAction, Fixed, Group, Like, Sym, Wreath
+from ckptzoo.schema.groups import MATRICES, AxisAction, Fixed, Group, Sym, Wreath
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import transform
-from ckptzoo.symmetry.alignment.assignment import assign, by_block, gained
-from ckptzoo.symmetry.alignment.blocks import PairSlices, assign_jointly
-from ckptzoo.symmetry.alignment.joint_groups import Arrays, ChannelView, JointGroups, joint_groups_of, neighbours_of
+from ckptzoo.symmetry.alignment.blocks import assign_jointly
+from ckptzoo.symmetry.alignment.joint_groups import Arrays, ChannelView, JointGroups, joint_groups_of, put
 from ckptzoo.symmetry.alignment.joint_signs import (
     best_signs,
     greatest,
@@ -41,18 +40,16 @@ from ckptzoo.symmetry.alignment.joint_signs import (
     takes_signs,
     value_of,
 )
-from ckptzoo.symmetry.alignment.matching import Matched, count_ties, products, weights_of
+from ckptzoo.symmetry.alignment.matching import Ascent, Improved, Matched, count_ties, products, weights_of
 from ckptzoo.symmetry.arrays import positions
 from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.kinds.assignment import assign, by_block, gained
+from ckptzoo.symmetry.kinds.orthogonal import procrustes
 from ckptzoo.symmetry.kinds.permutation import block_move
+from ckptzoo.symmetry.kinds.registry import within_blocks_of
 from ckptzoo.symmetry.matrices.gauge import basis_of_stream
-from ckptzoo.symmetry.matrices.procrustes import greatest_products, procrustes
 from ckptzoo.symmetry.matrix_action import mixed_channels, multiply
-from ckptzoo.symmetry.ordering import shape_of
-from ckptzoo.symmetry.tables import take_rows
 
-MAX_SWEEPS = 100
-"""Times that all groups are gone through, at most."""
 LEAST_FALL = 1e-6
 """Of the squared distance: matrices that lower it by less are not taken."""
 _ROUNDING = 8.0 * float(np.finfo(np.float64).eps)
@@ -73,7 +70,7 @@ class _Step:
     before: NDArray[np.float64]
 
 
-class MatrixMatcher:
+class MatrixMatcher(Ascent):
     """Matches networks to references, as ``Matcher``, for a table with matrices.
 
     Parameters
@@ -90,11 +87,9 @@ class MatrixMatcher:
     """
 
     def __init__(self, reference: Arrays, symmetry: Symmetry) -> None:
-        self.symmetry = symmetry
-        self._reference = reference
         # what depends on a start least comes first: heads, which one visit solves, and streams last
         joints = joint_groups_of(symmetry, reference.keys(), in_place=True)
-        self.joint_groups = tuple(sorted(joints, key=lambda joint: _turn(joint.groups)))
+        super().__init__(reference, symmetry, tuple(sorted(joints, key=lambda joint: _turn(joint.groups))))
         for joint in self.joint_groups:
             if joint.pairs and _is_mixed(joint):
                 what, step = (
@@ -102,7 +97,6 @@ class MatrixMatcher:
                     "Align by permutations alone: ckptzoo.symmetry.monomial(table).",
                 )
                 raise SymmetryError(Problem("align", what, "blocks of matrices alone", "a convolution in groups", step))
-        self._neighbours = neighbours_of(self.joint_groups)
         self._signed = {name for joint in self.joint_groups for name in _signed(joint, symmetry)}
         self._unsettled = sum(group.n for group in symmetry.groups if group.flips and group.id not in self._signed)
 
@@ -117,64 +111,49 @@ class MatrixMatcher:
             elif not _is_mixed(joint) and not isinstance(joint.groups[0].perm, Fixed):
                 perms, alike = self._by_signature(joint, arrays)
                 ties += alike
-                self._put(element, GroupElement(perms, {}), slice(None))
+                put(element, GroupElement(perms, {}), slice(None), self.symmetry)
         ties += self._unsettled if start == "signature" else 0
         best = self._heads_start(arrays, element) if start == "signature" else []
-        sweeps = self._ascend(arrays, element, best)
+        waiting = np.ones((K, len(self.joint_groups)), bool)
+        waiting[:, best] = False
+        sweeps = self._ascend(arrays, element, waiting, self._improving(arrays, element))
         norms = (np.sqrt(products(self._reference[name], self._reference[name])) for name in self._reference)
         own = (np.sqrt(products(arrays[name], arrays[name])) for name in self._reference)
         bound = sum((one * other for one, other in zip(norms, own, strict=True)), np.zeros(K))
         return Matched(element, bound, sweeps, ties)
 
-    def _ascend(self, arrays: Arrays, element: GroupElement, best: list[int]) -> NDArray[np.int64]:
-        """Improve elements in place until no group has a better one; the sweeps of each network.
-
-        Parameters
-        ----------
-        best
-            places of joint groups that are the best already while all others stay.
-        """
-        K = len(next(iter(arrays.values())))
-        waiting, sweeps = np.ones((K, len(self.joint_groups)), bool), np.zeros(K, np.int64)
-        waiting[:, best] = False
-        squares = np.zeros(K)
+    def _improving(self, arrays: Arrays, element: GroupElement) -> Improved:
+        """What finds better elements of joint groups, from the values of those that there are."""
+        squares = np.zeros(len(element))
         for name, reference in self._reference.items():
             squares += products(reference, reference) + products(arrays[name], arrays[name])
-        value = self._objective(self._reference, arrays, element, np.arange(K))
-        for _ in range(MAX_SWEEPS):
-            sweeps += waiting.any(axis=1)
-            for place, joint in enumerate(self.joint_groups):
-                rows = np.flatnonzero(waiting[:, place])
-                if not len(rows):
-                    continue
-                waiting[rows, place] = False
-                some, current = take_rows({name: arrays[name] for name in sorted(joint.tensors)}, rows), element[rows]
-                step = self._visit(joint, some, current, rows)
-                rise = step.value - step.before
-                better = rise > _ROUNDING * (np.abs(step.value) + np.abs(step.before))
-                if _is_mixed(joint):
-                    better &= rise > LEAST_FALL / 2 * (squares - 2 * value)[rows]
-                if joint.quadratic and better.any():
-                    after = _copied(current)
-                    self._put(after, step.found, slice(None))
-                    rise = self._objective(joint.tensors, some, after, rows)
-                    rise -= self._objective(joint.tensors, some, current, rows)
-                    better &= rise > 1e-12 * squares[rows]
-                risen = rows[better]
-                self._put(element, step.found[better], risen)
-                value[risen] += rise[better]
-                waiting[risen[:, None], self._neighbours[place]] = True
-                waiting[risen, place] = bool(joint.pairs or joint.quadratic)
-            if not waiting.any():
-                break
-        return sweeps
+        value = self._objective(self._reference, arrays, element, np.arange(len(element)))
+
+        def improved(
+            _: int, joint: JointGroups, some: Arrays, current: GroupElement, rows: NDArray[np.int64]
+        ) -> tuple[GroupElement, NDArray[np.bool_]]:
+            step = self._visit(joint, some, current, rows)
+            rise = step.value - step.before
+            better = rise > _ROUNDING * (np.abs(step.value) + np.abs(step.before))
+            if _is_mixed(joint):
+                better &= rise > LEAST_FALL / 2 * (squares - 2 * value)[rows]
+            if joint.quadratic and better.any():
+                after = current.copy()
+                put(after, step.found, slice(None), self.symmetry)
+                rise = self._objective(joint.tensors, some, after, rows)
+                rise -= self._objective(joint.tensors, some, current, rows)
+                better &= rise > 1e-12 * squares[rows]
+            value[rows[better]] += rise[better]
+            return step.found, better
+
+        return improved
 
     def _visit(self, joint: JointGroups, arrays: Arrays, current: GroupElement, rows: NDArray[np.int64]) -> _Step:
         """The best elements of joint groups while all others stay."""
         terms = {
             group.id: self._terms(joint, group, arrays, current, rows)
             for group in joint.groups
-            if self._signed & {item.id for item in _family(group, self.symmetry)}
+            if self._signed & {item.id for item in self.symmetry.family(group.id)}
         }
         # of channels that may change signs the greatest sums count
         gains = {
@@ -185,24 +164,30 @@ class MatrixMatcher:
         }
         matrices = dict[str, NDArray[np.float64]]()
         if _is_mixed(joint):
-            outer = assign(np.sum([_pair_values(group, gains[group.id], joint.g) for group in joint.groups], axis=0))
+            outer = assign(
+                np.sum(
+                    [
+                        within_blocks_of(group).greatest(group, by_block(gains[group.id], joint.g))
+                        for group in joint.groups
+                    ],
+                    axis=0,
+                )
+            )
             perms, value, before = dict[str, NDArray[np.int64]](), *np.zeros((2, len(rows)))
             for group in joint.groups:
-                perms[group.id], matrix = _chosen(group, gains[group.id], outer)
-                value += _value(group, gains[group.id], perms[group.id], matrix)
-                if matrix is not None:
-                    matrices[group.id] = matrix
+                kind, whole = within_blocks_of(group), block_move(Wreath("", joint.g, group.n // joint.g), outer)
+                chosen = _of_blocks(gains[group.id], outer)
+                inside = kind.best(group, chosen)
+                value += kind.value(chosen, inside)
+                perms[group.id] = whole
+                if kind.part == "matrices":
+                    matrices[group.id] = inside
+                else:
+                    perms[group.id] = np.take_along_axis(whole.reshape(inside.shape), inside, 2).reshape(whole.shape)
                 if group.id not in terms:
-                    before += _value(group, gains[group.id], current.perms[group.id], current.matrices.get(group.id))
-        elif isinstance(joint.groups[0].perm, Wreath):
-            perms, value, before = self._assigned(joint, gains, arrays, current, rows)
+                    before += _present_value(group, gains[group.id], current, joint.g)
         else:
-            (group,) = joint.groups
-            keeps = isinstance(group.perm, Fixed)
-            perms = {group.id: current.perms[group.id] if keeps else assign(gains[group.id])}
-            value, before = gained(gains[group.id], perms[group.id]), np.zeros(len(rows))
-            if group.id not in terms:
-                before = gained(gains[group.id], current.perms[group.id])
+            perms, value, before = self._assigned(joint, gains, arrays, current, rows)
         scales: dict[str, NDArray[np.float64]] = {}
         for name, several in terms.items():
             chosen, held = (
@@ -222,15 +207,10 @@ class MatrixMatcher:
         rows: NDArray[np.int64],
     ) -> tuple[dict[str, NDArray[np.int64]], NDArray[np.float64], NDArray[np.float64]]:
         """Permutations of blocks and within these, their values, and those of the present ones without signs."""
-        pairs: list[PairSlices] = []
-        for pair in joint.pairs:
-            tensor = pair.rows.action.tensor
-            array = self._placed(arrays[tensor], pair.rows.applied, current)
-            pairs.append(PairSlices.of(pair, joint.g, self._rows(tensor, rows), array))
         held = {group.id: current.perms[group.id] for group in joint.groups}
-        perms, value, before = assign_jointly(joint, gains, pairs, held)
+        perms, value, before = assign_jointly(joint, gains, self._pairs(joint, arrays, current, rows), held)
         for group in joint.groups:
-            if self._signed & {item.id for item in _family(group, self.symmetry)}:
+            if self._signed & {item.id for item in self.symmetry.family(group.id)}:
                 before = before - gained(gains[group.id], held[group.id])
         return perms, value, before
 
@@ -239,7 +219,7 @@ class MatrixMatcher:
     ) -> dict[frozenset[str], NDArray[np.float64]]:
         """C (rows, n, n) of a group and those that are like it, by the groups whose signs multiply it."""
         terms: dict[frozenset[str], NDArray[np.float64]] = {}
-        for item in _family(group, self.symmetry):
+        for item in self.symmetry.family(group.id):
             views: dict[frozenset[str], list[ChannelView]] = {}
             for view in _views(joint, group, self.symmetry, {item.id}):
                 for names, part in _by_signs(view, item.id, self._signed):
@@ -315,21 +295,6 @@ class MatrixMatcher:
         multiply(work, mixed, matrices)
         return work
 
-    def _objective(
-        self, tensors: Iterable[str], arrays: Arrays, element: GroupElement, rows: NDArray[np.int64]
-    ) -> NDArray[np.float64]:
-        """(rows,) ``<A, g B>`` over these tensors."""
-        total = np.zeros(len(rows))
-        for name in sorted(tensors):
-            total += products(
-                self._rows(name, rows), self._placed(arrays[name], self.symmetry.actions_on(name), element)
-            )
-        return total
-
-    def _rows(self, tensor: str, rows: NDArray[np.int64]) -> NDArray[np.floating]:
-        array = self._reference[tensor]
-        return array if len(array) == 1 else array[rows]
-
     def _stream_start(self, joint: JointGroups, arrays: Arrays) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Matrices (K, 1, n, n) of a stream by what no other group changes, and how many channels nothing tells."""
         (group,) = joint.groups
@@ -359,11 +324,11 @@ class MatrixMatcher:
         for joint in self.joint_groups:
             # what is read behind a gain tells its signs with those of heads alone: first what does without
             if not _is_mixed(joint) and self._takes_signs(joint):
-                own = {item.id for item in _family(joint.groups[0], self.symmetry)}
+                own = {item.id for item in self.symmetry.family(joint.groups[0].id)}
                 if views := self._known(joint, open_groups - own):
                     some = {name: arrays[name] for name in sorted(joint.tensors)}
                     known = replace(joint, views=views)
-                    self._put(element, self._visit(known, some, element, rows).found, slice(None))
+                    put(element, self._visit(known, some, element, rows).found, slice(None), self.symmetry)
                     open_groups -= own
         meeting = signs_that_meet(self.symmetry) & open_groups & self._signed
         waiting = [
@@ -377,7 +342,8 @@ class MatrixMatcher:
             joint, known = self.joint_groups[place], self._known_now(place, open_groups)
             if any(known.values()):
                 some = {name: arrays[name] for name in sorted(joint.tensors)}
-                self._put(element, self._visit(replace(joint, views=known), some, element, rows).found, slice(None))
+                found = self._visit(replace(joint, views=known), some, element, rows).found
+                put(element, found, slice(None), self.symmetry)
             if known == dict(joint.views) and not joint.quadratic and _is_mixed(joint):
                 best.append(place)
             open_groups -= self._own(joint)
@@ -385,7 +351,7 @@ class MatrixMatcher:
 
     def _own(self, joint: JointGroups) -> set[str]:
         """The groups of a joint group, and those that are like them."""
-        return {item.id for group in joint.groups for item in _family(group, self.symmetry)}
+        return {item.id for group in joint.groups for item in self.symmetry.family(group.id)}
 
     def _known_now(self, place: int, open_groups: set[str]) -> dict[str, tuple[ChannelView, ...]]:
         """The views that are known of a joint group, in whose tensors its own signs are no others'."""
@@ -445,15 +411,6 @@ class MatrixMatcher:
             np.abs(made, out=made)
         return view.sorted_slices(made, self.symmetry)
 
-    def _put(self, element: GroupElement, found: GroupElement, rows: NDArray[np.int64] | slice) -> None:
-        """Give some networks other elements of some groups, in place, and what is like them their permutations."""
-        for name, perm in found.perms.items():
-            for member in _family(self.symmetry[name], self.symmetry):
-                element.perms[member.id][rows] = perm
-        for own, new in ((element.scales, found.scales), (element.matrices, found.matrices)):
-            for name, value in new.items():
-                own[name][rows] = value
-
 
 def _turn(groups: Sequence[Group]) -> int:
     """Heads and pairs first, streams last."""
@@ -473,16 +430,11 @@ def _groups(actions: Sequence[AxisAction], symmetry: Symmetry) -> set[str]:
     return names | {symmetry.leader(name).id for name in names}
 
 
-def _family(group: Group, symmetry: Symmetry) -> list[Group]:
-    """A group and those that are like it."""
-    return [other for other in symmetry.groups if other.id == group.id or other.perm == Like(group.id)]
-
-
 def _signed(joint: JointGroups, symmetry: Symmetry) -> list[str]:
     """The groups that may change signs, among those that are permuted together."""
     if joint.quadratic:
         return []
-    members = [member for group in joint.groups for member in _family(group, symmetry)]
+    members = [member for group in joint.groups for member in symmetry.family(group.id)]
     found: list[str] = []
     for member in members:
         own = [action for action in symmetry.actions if member.id in action.groups]
@@ -523,54 +475,12 @@ def _by_signs(view: ChannelView, group: str, signed: set[str]) -> Iterator[tuple
             yield names, replace(view, listings=(places,))
 
 
-def _copied(element: GroupElement) -> GroupElement:
-    kinds = (element.perms, element.scales, element.matrices)
-    return GroupElement(*({name: value.copy() for name, value in kind.items()} for kind in kinds))
-
-
-def _pair_values(group: Group, gains: NDArray[Any], g: int) -> NDArray[np.float64]:
-    """(K, g, g) the greatest value of every pair of blocks."""
-    split: NDArray[Any] = by_block(gains, g)
-    if group.scale == "complex":
-        return np.abs(np.diagonal(split, axis1=-2, axis2=-1)).sum(axis=-1)
-    if group.scale in MATRICES:
-        return greatest_products(split, mean=group.scale == "orthogonal_mean")
-    if shape_of(group).inner == "fixed":
-        return np.trace(split, axis1=-2, axis2=-1)
-    return gained(split, assign(split))
-
-
-def _chosen(
-    group: Group, gains: NDArray[Any], outer: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
-    """The permutation (K, n) and the matrices of a group whose blocks come from those of ``outer`` (K, g)."""
-    K, g = outer.shape
-    k = group.n // g
-    whole = block_move(Wreath("", g, k), outer)
-    split = _of_blocks(gains, outer)
-    if group.scale == "complex":
-        number = np.diagonal(split, axis1=-2, axis2=-1).reshape(K, group.n)
-        size = np.abs(number)
-        phase = np.where(size > 0, number, 1) / np.where(size > 0, size, 1)
-        return whole, np.stack([phase.real, phase.imag], axis=-1)
-    if group.scale in MATRICES:
-        return whole, procrustes(split, mean=group.scale == "orthogonal_mean")
-    if shape_of(group).inner == "fixed":
-        return whole, None
-    return (outer[:, :, None] * k + assign(split)).reshape(K, group.n), None
-
-
-def _value(
-    group: Group, gains: NDArray[Any], perm: NDArray[np.int64], matrix: NDArray[np.float64] | None
-) -> NDArray[np.float64]:
+def _present_value(group: Group, gains: NDArray[Any], element: GroupElement, g: int) -> NDArray[np.float64]:
     """(K,) the sum of the products of a group's slices under an element."""
-    if matrix is None:
-        return gained(gains, perm)
-    if matrix.ndim == 3:
-        number: NDArray[np.complex128] = np.take_along_axis(gains, perm[:, :, None], 2)[:, :, 0]
-        return (number.real * matrix[..., 0] + number.imag * matrix[..., 1]).sum(axis=1)
-    k = matrix.shape[-1]
-    return (_of_blocks(gains, perm[:, ::k] // k) * matrix).sum(axis=(1, 2, 3))
+    kind, perm = within_blocks_of(group), element.perms[group.id]
+    inside = perm.reshape(len(perm), g, -1)
+    value = element.matrices[group.id] if kind.part == "matrices" else inside % (group.n // g)
+    return kind.value(_of_blocks(gains, inside[:, :, 0] // (group.n // g)), value)
 
 
 def _of_blocks(gains: NDArray[Any], outer: NDArray[np.int64]) -> NDArray[Any]:

@@ -8,12 +8,12 @@ Martin and Stützle 2003, Iterated Local Search).
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.schema.groups import Like, Sym
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.alignment.blocks import Perms
 from ckptzoo.symmetry.alignment.joint_groups import Arrays, moved
 from ckptzoo.symmetry.alignment.matching import Matcher, products
 from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.kinds.registry import permutations_of
 
 ROUNDS = 300
 """How often each start changes some channels: of 20 pairs of random networks with two hidden layers of 16, ten starts
@@ -66,13 +66,12 @@ def _kicks(table: Symmetry, K: int, rng: np.random.Generator) -> GroupElement:
     """K elements that move a few channels of every group whose channels move one by one, in a cycle."""
     perms = dict(GroupElement.identity(table, K).perms)
     for group in table.groups:
-        if isinstance(group.perm, Sym) and group.n > 1:
+        if group.n > 1 and permutations_of(group).exchangeable(group) == [(0, group.n)]:
             chosen = rng.permuted(np.tile(np.arange(group.n), (K, 1)), axis=1)[:, : min(_MOVED, group.n)]
             perms[group.id] = perms[group.id].copy()
             np.put_along_axis(perms[group.id], chosen, np.roll(chosen, 1, axis=1), axis=1)
     for group in table.groups:
-        if isinstance(group.perm, Like):
-            perms[group.id] = perms[group.perm.group]
+        perms[group.id] = perms[table.leader(group.id).id]
     return GroupElement(perms, {})
 
 

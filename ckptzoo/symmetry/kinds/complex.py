@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace
+from numpy.typing import NDArray
 
 from ckptzoo.schema.groups import Group
 from ckptzoo.symmetry.kinds.kind import Shared, refused
-from ckptzoo.symmetry.kinds.linear import Linear
+from ckptzoo.symmetry.kinds.matrix import Matrix
 
 
-class Complex(Linear):
+class Complex(Matrix):
     """Real and imaginary parts (K, n, 2)."""
 
     def identity(self, group: Group, K: int) -> np.ndarray:
@@ -53,3 +54,20 @@ class Complex(Linear):
     def dimensions(self, group: Group) -> int:
         """2 a number."""
         return 2 * group.n
+
+    def best(self, group: Group, gains: np.ndarray) -> np.ndarray:
+        """The phase of ``sum a conj(b)``, from complex gains."""
+        number = np.diagonal(gains, axis1=-2, axis2=-1).reshape(len(gains), group.n)
+        size = np.abs(number)
+        phase = np.where(size > 0, number, 1) / np.where(size > 0, size, 1)
+        return np.stack([phase.real, phase.imag], axis=-1)
+
+    def greatest(self, group: Group, gains: np.ndarray) -> np.ndarray:
+        """The sum of its moduli."""
+        return np.abs(np.diagonal(gains, axis1=-2, axis2=-1)).sum(axis=-1)
+
+    @staticmethod
+    def value(gains: np.ndarray, value: np.ndarray) -> np.ndarray:
+        """(K,) the real part of ``sum c a conj(b)``."""
+        number: NDArray[np.complex128] = np.diagonal(gains, axis1=-2, axis2=-1).reshape(value.shape[:2])
+        return (number.real * value[..., 0] + number.imag * value[..., 1]).sum(axis=1)

@@ -16,6 +16,7 @@ from array_api_compat import array_namespace
 
 from ckptzoo.errors import SymmetryError
 from ckptzoo.schema.groups import Group
+from ckptzoo.symmetry.kinds.assignment import gained
 
 Part = Literal["perms", "scales", "matrices"]
 Shared = MutableMapping[str, np.ndarray]
@@ -93,7 +94,27 @@ class Ties:
     places: int = 1
 
 
-class PermutationKind(Kind):
+class BlockKind(Kind):
+    """A kind whose values alignment finds block by block, while all other groups stay.
+
+    From gains (..., k, k), ``sum <a_i, b_j>`` over all slices a of a reference and b of a network that a block has.
+    """
+
+    @abstractmethod
+    def best(self, group: Group, gains: np.ndarray) -> np.ndarray:
+        """The values within blocks that fit best: of permutations (..., k), of matrices (K, g, k, k)."""
+
+    @abstractmethod
+    def greatest(self, group: Group, gains: np.ndarray) -> np.ndarray:
+        """What the best values reach (...)."""
+
+    @staticmethod
+    @abstractmethod
+    def value(gains: np.ndarray, value: np.ndarray) -> np.ndarray:
+        """What values reach (K,), from the gains (K, g, k, k) of the blocks that they are for."""
+
+
+class PermutationKind(BlockKind):
     """Permutations of a group's channels."""
 
     part = "perms"
@@ -129,6 +150,30 @@ class PermutationKind(Kind):
     def is_identity(value: np.ndarray) -> bool:
         """Whether every channel is in its place."""
         return not (value != np.arange(value.shape[1])).any()
+
+    def greatest(self, group: Group, gains: np.ndarray) -> np.ndarray:
+        """The sums of the best permutations."""
+        return gained(gains, self.best(group, gains))
+
+    @staticmethod
+    def value(gains: np.ndarray, value: np.ndarray) -> np.ndarray:
+        """(K,) sums of the gains of every channel."""
+        chosen = np.take_along_axis(gains, value[..., None], -1)
+        return chosen.reshape(len(chosen), -1).sum(axis=-1, dtype=np.float64)
+
+    def together(self, group: Group) -> str | None:
+        """A name for the groups that are permuted jointly with it; None where nothing moves."""
+        return group.id if group.n > 1 else None
+
+    def blocks(self, group: Group) -> int:
+        """How many blocks channels stay within."""
+        del group
+        return 1
+
+    def keeps_order(self, group: Group) -> bool:
+        """Whether channels keep their order within a block."""
+        del group
+        return False
 
     def draw_shared(self, group: Group, K: int, rng: np.random.Generator, shared: Shared) -> None:
         """Draw what other groups take part in, before any group's own."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ckptzoo.schema.groups import Group, Like, Wreath
+from ckptzoo.symmetry.kinds.assignment import assign, greatest
 from ckptzoo.symmetry.kinds.kind import Counts, PermutationKind, Shared, Ties, refused
 
 
@@ -31,6 +32,14 @@ class Symmetric(PermutationKind):
     def exchangeable(self, group: Group) -> list[tuple[int, int]]:
         """All channels."""
         return [(0, group.n)]
+
+    def best(self, group: Group, gains: np.ndarray) -> np.ndarray:
+        """A linear assignment."""
+        return assign(gains)
+
+    def greatest(self, group: Group, gains: np.ndarray) -> np.ndarray:
+        """Its values."""
+        return greatest(gains)
 
     def settle(self, group: Group, keys: np.ndarray, shared: Shared) -> tuple[np.ndarray, list[np.ndarray]]:
         """Ascending keys."""
@@ -103,6 +112,26 @@ class Blocks(PermutationKind):
         free = perm.inner == "free" and perm.k > 1
         return [(block * perm.k, perm.k) for block in range(perm.g)] if free else []
 
+    def together(self, group: Group) -> str:
+        """All groups that share the permutation of the blocks."""
+        return f"*{_wreath(group).outer}"
+
+    def blocks(self, group: Group) -> int:
+        """As the table declares them."""
+        return _wreath(group).g
+
+    def keeps_order(self, group: Group) -> bool:
+        """Where the table says so."""
+        return _wreath(group).inner == "fixed"
+
+    def best(self, group: Group, gains: np.ndarray) -> np.ndarray:
+        """A linear assignment within every block; channels in order where they keep it."""
+        return in_order(gains) if self.keeps_order(group) else assign(gains)
+
+    def greatest(self, group: Group, gains: np.ndarray) -> np.ndarray:
+        """Its values."""
+        return np.trace(gains, axis1=-2, axis2=-1) if self.keeps_order(group) else greatest(gains)
+
     def settle(self, group: Group, keys: np.ndarray, shared: Shared) -> tuple[np.ndarray, list[np.ndarray]]:
         """Ascending keys within blocks; blocks by their smallest key, where no group before has settled them."""
         perm, K, gaps = _wreath(group), len(keys), list[np.ndarray]()
@@ -141,21 +170,6 @@ class Blocks(PermutationKind):
         return inside.reshape(group.n)
 
 
-class OfAnother(PermutationKind):
-    """The permutation of another group, which comes before."""
-
-    def random(self, group: Group, K: int, rng: np.random.Generator, spread: float, shared: Shared) -> np.ndarray:
-        """A copy, so that what is changed in place in one group stays there."""
-        return shared[_like(group).group].copy()
-
-    def check(self, group: Group, value: np.ndarray, perm: np.ndarray, K: int, shared: Shared) -> None:
-        """Refuse another permutation than that of the other group."""
-        super().check(group, value, perm, K, shared)
-        if (value != shared[_like(group).group]).any():
-            expected = f"that of {_like(group).group!r}, which it is like"
-            raise refused(f"group {group.id!r}: perm", expected, "another one")
-
-
 class Unmoved(PermutationKind):
     """The identity alone."""
 
@@ -169,10 +183,41 @@ class Unmoved(PermutationKind):
         if not self.is_identity(value):
             raise refused(f"group {group.id!r}: perm", "the identity, as the group is Fixed", "another permutation")
 
+    def together(self, group: Group) -> None:
+        """None."""
+
+    def keeps_order(self, group: Group) -> bool:
+        """Always."""
+        return True
+
+    def best(self, group: Group, gains: np.ndarray) -> np.ndarray:
+        """Channels in order."""
+        return in_order(gains)
+
+
+class OfAnother(Unmoved):
+    """The permutation of another group, which comes before and is asked in its stead."""
+
+    def random(self, group: Group, K: int, rng: np.random.Generator, spread: float, shared: Shared) -> np.ndarray:
+        """A copy, so that what is changed in place in one group stays there."""
+        return shared[_like(group).group].copy()
+
+    def check(self, group: Group, value: np.ndarray, perm: np.ndarray, K: int, shared: Shared) -> None:
+        """Refuse another permutation than that of the other group."""
+        PermutationKind.check(self, group, value, perm, K, shared)
+        if (value != shared[_like(group).group]).any():
+            expected = f"that of {_like(group).group!r}, which it is like"
+            raise refused(f"group {group.id!r}: perm", expected, "another one")
+
 
 def block_move(perm: Wreath, outer: np.ndarray) -> np.ndarray:
     """The (K, n) permutation that moves whole blocks by ``outer`` (K, g) and leaves their insides in order."""
     return (outer[:, :, None] * perm.k + np.arange(perm.k)).reshape(len(outer), perm.g * perm.k)
+
+
+def in_order(gains: np.ndarray) -> np.ndarray:
+    """The identity (..., k) for gains (..., k, k)."""
+    return np.tile(np.arange(gains.shape[-1]), (*gains.shape[:-2], 1))
 
 
 def shuffles(rng: np.random.Generator, K: int, n: int) -> np.ndarray:

@@ -4,7 +4,7 @@ from typing import Any
 
 from ckptzoo.schema.groups import Fixed, Group, Like, Perm, Sym, Wreath
 from ckptzoo.symmetry.kinds.complex import Complex
-from ckptzoo.symmetry.kinds.kind import Kind, PermutationKind
+from ckptzoo.symmetry.kinds.kind import BlockKind, Kind, PermutationKind
 from ckptzoo.symmetry.kinds.linear import Linear
 from ckptzoo.symmetry.kinds.orthogonal import Orthogonal, OrthogonalMean
 from ckptzoo.symmetry.kinds.permutation import Blocks, OfAnother, Symmetric, Unmoved
@@ -41,6 +41,12 @@ def kinds_of(group: Group) -> tuple[Kind, ...]:
     if factor is None:
         return (permutations_of(group),)
     return (factor, permutations_of(group)) if factor.part == "matrices" else (permutations_of(group), factor)
+
+
+def within_blocks_of(group: Group) -> BlockKind:
+    """The kind of what a group has within its blocks: matrices, or else permutations."""
+    factor = FACTORS.get(group.scale)
+    return factor if isinstance(factor, BlockKind) else permutations_of(group)
 
 
 def arithmetic(part: str, value: Any) -> Kind:

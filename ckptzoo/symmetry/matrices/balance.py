@@ -28,7 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, SymmetryError
-from ckptzoo.symmetry.matrices.repeated import COARSEST, checked, diagonalising, equal_below, margins, runs
+from ckptzoo.symmetry.kinds.matrix import checked
+from ckptzoo.symmetry.matrices.repeated import COARSEST, diagonalising, equal_below, margins, runs
 
 _ROUNDING = 1000 * float(np.finfo(np.float64).eps)
 """Relative to the largest: singular values of products in float64 that may be 0."""

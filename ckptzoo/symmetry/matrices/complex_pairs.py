@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, SymmetryError
-from ckptzoo.symmetry.matrices.repeated import checked
+from ckptzoo.symmetry.kinds.matrix import checked
 
 _ROUNDING = 16
 """In units of the stored precision of the norm of the terms: a smaller sum counts as 0."""

@@ -10,8 +10,6 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.errors import Problem, SymmetryError
-
 _EQUAL = 64
 """In units of the stored precision: values that differ by less of the largest are equal."""
 _EQUAL_IN_SPACE = 1000
@@ -108,17 +106,3 @@ def diagonalising(forms: Sequence[NDArray[np.float64]], precision: float) -> tup
         rotation[start:stop] = turn @ block
         determined &= inner
     return rotation, determined
-
-
-def checked(where: str, **arrays: NDArray[np.generic]) -> None:
-    """Refuse what is not finite.
-
-    Raises
-    ------
-    SymmetryError
-        an array has entries that are infinite or NaN.
-    """
-    for name, array in arrays.items():
-        if not np.isfinite(array).all():
-            step = "Leave out networks that are not finite, and weights whose products overflow float64."
-            raise SymmetryError(Problem(where, name, "finite entries", "infinite ones or NaN", step))

@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, SymmetryError
-from ckptzoo.symmetry.matrices.repeated import checked, diagonalising, equal_below, margins, runs
+from ckptzoo.symmetry.kinds.matrix import checked
+from ckptzoo.symmetry.kinds.orthogonal import beside_ones, on_both_sides, reflected
+from ckptzoo.symmetry.matrices.repeated import diagonalising, equal_below, margins, runs
 
 _ROUNDING = 16
 """In units of the stored precision of the norm of the terms: a smaller sum counts as 0."""
@@ -86,8 +88,8 @@ def stream_axes(
             raise SymmetryError(Problem("stream_axes", f"shape of {name}", expected, str(matrix.shape), step))
         checked("stream_axes", **{name: matrix})
     if mean:
-        M = _beside_ones(M)
-        second = None if second is None else _beside_ones(second)
+        M = beside_ones(M)
+        second = None if second is None else beside_ones(second)
     ascending, vectors = np.linalg.eigh(M)
     values = np.ascontiguousarray(ascending[..., ::-1])
     axes = np.ascontiguousarray(np.swapaxes(vectors, -1, -2)[..., ::-1, :])
@@ -104,7 +106,7 @@ def stream_axes(
     if mean:
         whole = np.zeros((*M.shape[:-2], M.shape[-1] + 1, M.shape[-1] + 1))
         whole[..., 0, 0], whole[..., 1:, 1:] = 1, axes
-        axes = np.swapaxes(reflected(np.swapaxes(reflected(whole), -1, -2)), -1, -2)
+        axes = on_both_sides(whole)
     return StreamAxes(axes, values, margin, unresolved)
 
 
@@ -162,19 +164,3 @@ def settle_signs(
     else:
         Q = signs[..., None] * Q
     return Q, (~settled).sum(axis=-1)
-
-
-def reflected(X: NDArray[np.float64]) -> NDArray[np.float64]:
-    """R X for X (..., d, c), where the Householder reflection R takes the first unit vector to the ones over -sqrt(d).
-
-    Its other columns are an orthonormal basis of the vectors orthogonal to the ones.
-    """
-    d = X.shape[-2]
-    u = np.full(d, 1 / np.sqrt(d))
-    u[0] += 1
-    return X - u[:, None] * ((2 / (u @ u)) * (u @ X))[..., None, :]
-
-
-def _beside_ones(M: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The coordinates (..., d - 1, d - 1) of a symmetric matrix in the basis of the vectors orthogonal to the ones."""
-    return np.swapaxes(reflected(np.swapaxes(reflected(M), -1, -2)), -1, -2)[..., 1:, 1:]

@@ -10,7 +10,7 @@ from ckptzoo.errors import SymmetryError
 from ckptzoo.schema.groups import AxisAction, Group, Segment, Sym, Wreath
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import align, apply, barycentre, canonicalize, pair_distances
-from ckptzoo.symmetry.alignment import matrix_matching
+from ckptzoo.symmetry.alignment import matching
 from ckptzoo.symmetry.alignment.align import Aligned
 from tests.support.matrix_tables import Weights, decoder, disguise, low_rank, packed, repeated, weights_of
 
@@ -110,7 +110,7 @@ def test_the_distance_never_rises(name: str, monkeypatch: pytest.MonkeyPatch) ->
     weights, reference = weights_of(shapes, 4, 1), weights_of(shapes, 1, 2)
     distances = []
     for sweeps in (1, 2, 3, 5, 8, 13, 100):
-        monkeypatch.setattr(matrix_matching, "MAX_SWEEPS", sweeps)
+        monkeypatch.setattr(matching, "MAX_SWEEPS", sweeps)
         found = align(weights, reference, table)
         distances.append(found.distance)
         assert (found.value <= found.bound).all()

@@ -1,0 +1,105 @@
+"""What all kinds of matrices have in common: one for each block of channels, which mixes them.
+
+``new = G old`` for what writes the channels of a block and ``new = G^-T old`` for what reads them, once whole blocks
+are in the order of the permutation.
+"""
+
+from abc import abstractmethod
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace
+from numpy.typing import NDArray
+
+from ckptzoo.errors import Problem, SymmetryError
+from ckptzoo.schema.groups import Group
+from ckptzoo.symmetry.kinds.kind import BlockKind, Shared, blocks_taken, refused
+
+
+class Matrix(BlockKind):
+    """Matrices (K, blocks, k, k)."""
+
+    part = "matrices"
+
+    def identity(self, group: Group, K: int) -> np.ndarray:
+        """The unit matrix for every block."""
+        shape = matrix_shape(group)
+        return np.broadcast_to(np.eye(shape[-1]), (K, *shape)).copy()
+
+    def check(self, group: Group, value: np.ndarray, perm: np.ndarray, K: int, shared: Shared) -> None:
+        """Refuse what is no matrix of this kind, and channels that leave their order within a block."""
+        what, shape = f"group {group.id!r}: matrix", matrix_shape(group)
+        if value.shape != (K, *shape) or value.dtype != np.float64:
+            raise refused(what, f"({K}, {', '.join(map(str, shape))}) float64", f"{value.shape} {value.dtype}")
+        if not np.isfinite(value).all():
+            got = "another: where a block has no element, its weights are stored alone"
+            raise refused(what, "finite numbers", got)
+        k = group.n // shape[0]
+        if (perm != (perm[:, ::k, None] + np.arange(k)).reshape(perm.shape)).any():
+            expected = "blocks whose channels stay in order, as matrices mix them"
+            raise refused(f"group {group.id!r}: perm", expected, "others")
+        self.check_matrices(what, value)
+
+    @abstractmethod
+    def check_matrices(self, what: str, value: np.ndarray) -> None:
+        """Refuse finite matrices of another kind."""
+
+    @staticmethod
+    def moved(value: Any, perm: Any) -> Any:
+        """The matrices of every block in the order of the permutation (K, n) of the channels."""
+        return blocks_taken(value, perm)
+
+    @staticmethod
+    def product(second: Any, first: Any) -> Any:
+        """Products of matrices, block by block."""
+        return array_namespace(second, first).matmul(second, first)
+
+    @staticmethod
+    def inverse(value: Any) -> Any:
+        """Inverse matrices, to rounding."""
+        xp: Any = array_namespace(value)
+        return xp.linalg.inv(value)
+
+    @staticmethod
+    def is_identity(value: np.ndarray) -> bool:
+        """Whether all are the unit matrix."""
+        return bool((value == np.eye(value.shape[-1])).all())
+
+    @staticmethod
+    def value(gains: np.ndarray, value: np.ndarray) -> np.ndarray:
+        """(K,) ``<G, gains>``."""
+        return (gains * value).sum(axis=(1, 2, 3))
+
+
+def matrix_shape(group: Group) -> tuple[int, ...]:
+    """That of a group that has matrices, in one element."""
+    shape = group.matrix_shape
+    assert shape is not None
+    return shape
+
+
+def random_orthogonal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Uniform orthogonal matrices."""
+    return uniform_orthogonal(rng.standard_normal(shape))
+
+
+def uniform_orthogonal(normal: np.ndarray) -> np.ndarray:
+    """Uniform orthogonal matrices from Gaussian ones (..., k, k): Q, with the signs of R's diagonal (Stewart 1980)."""
+    if not normal.shape[-1]:
+        return normal
+    q, r = np.linalg.qr(normal)
+    return q * np.sign(np.diagonal(r, axis1=-2, axis2=-1))[..., None, :]
+
+
+def checked(where: str, **arrays: NDArray[np.generic]) -> None:
+    """Refuse what is not finite.
+
+    Raises
+    ------
+    SymmetryError
+        an array has entries that are infinite or NaN.
+    """
+    for name, array in arrays.items():
+        if not np.isfinite(array).all():
+            step = "Leave out networks that are not finite, and weights whose products overflow float64."
+            raise SymmetryError(Problem(where, name, "finite entries", "infinite ones or NaN", step))

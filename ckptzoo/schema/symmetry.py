@@ -120,6 +120,11 @@ class Symmetry:
         return any(group.scale in MATRICES for group in self.groups)
 
     @property
+    def has_gates(self) -> bool:
+        """Whether scales of some channels act where others are listed."""
+        return any(action.gates for action in self.actions)
+
+    @property
     def digest(self) -> str:
         """``sha256:...`` of the content."""
         return digest_of(self.to_json())

@@ -267,7 +267,7 @@ def canonicalize(
             for scale in found.scales.values():
                 usable &= (np.isfinite(scale) & (scale != 0)).all(axis=1)
         report.set(some, found_report)
-        _put(element, some[usable], found[usable])
+        element.put(some[usable], found[usable])
         return some[usable]
 
     threads = threads or os.cpu_count() or 1
@@ -277,7 +277,7 @@ def canonicalize(
         made = apply(element, weights, symmetry, threads=threads)
         good = np.isin(np.arange(K), kept) & finite(made, K)
         if not good[kept].all():
-            _put(element, np.flatnonzero(~good), GroupElement.identity(symmetry, int((~good).sum())))
+            element.put(np.flatnonzero(~good), GroupElement.identity(symmetry, int((~good).sum())))
             made = apply(element, weights, symmetry, threads=threads)
     report.refuse(~good)
     return Canonical(made, element, report, rule)
@@ -312,7 +312,7 @@ def _canonicalize_matrices(
         found.margin[:] = np.minimum(found.margin, settled.margin)
         found.unresolved[:] |= settled.unresolved
         report.set(rows, found)
-        _put(element, rows, lifted(rest, symmetry).compose(settled.element(symmetry)))
+        element.put(rows, lifted(rest, symmetry).compose(settled.element(symmetry)))
         perms, table = GroupElement(rest.perms, {}), residual(symmetry)
         place = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] == len(rows) - 1 else rows
         for name, array in arrays.items():  # each tensor's copy is given up in turn
@@ -357,7 +357,7 @@ def _order_rest(work: dict[str, np.ndarray], table: Symmetry, report: Report, th
         perms = complete_order(Moments(take_rows(work, some), table, cubes=True), replace(signs, scales={}), found)
         scales = {name: np.take_along_axis(scale, perms[name], 1) for name, scale in signs.scales.items()}
         report.set(some, found)
-        _put(element, some, GroupElement(perms, scales))
+        element.put(some, GroupElement(perms, scales))
 
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(solved, pieces(np.arange(K), work, threads)))
@@ -379,9 +379,7 @@ def _least_mass_matrices(
     found = find_blocks({name: array[rows] for name, array in arrays.items()}, table, balance)
     report.dead[rows], report.degenerate[rows] = found.dropped, found.degenerate
     report.unresolved[rows] = ~(found.gap <= CERTIFIED) | found.unsigned
-    for kind in ("scales", "matrices"):
-        for name, value in getattr(found.element, kind).items():
-            getattr(element, kind)[name][rows] = value
+    element.put(rows, GroupElement({}, found.element.scales, found.element.matrices))
     return Canonical(_placed(weights, arrays, rows, found.weights), element, report, rule)
 
 
@@ -430,13 +428,3 @@ def _solve(arrays: Mapping[str, np.ndarray], symmetry: Symmetry, rule: Gauge) ->
     perms = rule.order(moments, found, report)
     scales = {name: np.take_along_axis(scale, perms[name], 1) for name, scale in found.scales.items()}
     return GroupElement(perms, scales), report
-
-
-def _put(element: GroupElement, rows: np.ndarray, found: GroupElement) -> None:
-    """Other elements on some rows, in place."""
-    for name, perm in element.perms.items():
-        perm[rows] = found.perms[name]
-    for name, scale in element.scales.items():
-        scale[rows] = found.scales[name]
-    for name, matrix in element.matrices.items():
-        matrix[rows] = found.matrices[name]

@@ -21,10 +21,9 @@ from ckptzoo.symmetry.alignment.restarts import nearest_of
 from ckptzoo.symmetry.alignment.scale_fitting import ScaleFitter, least_scales, not_below
 from ckptzoo.symmetry.arrays import Stacked, as_array, beside, is_float, stack_of, stored_dtype, to_numpy
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.gauges import canonicalize, gauge_named
+from ckptzoo.symmetry.gauges import Canonical, canonicalize, gauge_named
 from ckptzoo.symmetry.matrices.blocks import balance_blocks
 from ckptzoo.symmetry.matrices.gauge import scales_depend_on_matrices
-from ckptzoo.symmetry.matrices.tables import mixes
 from ckptzoo.symmetry.matrix_action import unit_gains
 from ckptzoo.symmetry.nested import is_nested
 from ckptzoo.symmetry.tables import Arch, finite, fits, pieces, table_of, take_rows
@@ -196,49 +195,9 @@ def align(
     >>> float(found.distance[0]), bool((found.distance[1:] > 0).all())
     (0.0, True)
     """
-    if start not in STARTS:
-        raise UnknownNameError("ckptzoo.symmetry.align", "start", start, STARTS)
-    if method not in METHODS:
-        raise UnknownNameError("ckptzoo.symmetry.align", "method", method, METHODS)
-    if scales not in SCALES:
-        raise UnknownNameError("ckptzoo.symmetry.align", "scales", scales, SCALES)
-    if scales == "fit" and method != "weights":
-        raise SymmetryError(
-            f"align: scales 'fit': expected method 'weights', got {method!r}. Activations say nothing about scales."
-        )
-    table = table_of(arch)
-    if starts < 1 or (starts > 1 and (scales == "fit" or method == "activations" or mixes(table) or is_nested(table))):
-        expected = "1 or more by weights, at fixed scales, of a table without matrices and groups inside channels"
-        raise SymmetryError(Problem("align", "starts", expected, f"{starts}", "Leave it out: align begins once."))
-    if mixes(table) and (scales == "fit" or method == "activations"):
-        option = "scales 'fit'" if scales == "fit" else "method 'activations'"
-        among = "unnested(ckptzoo.symmetry.monomial(table))" if is_nested(table) else "monomial(table)"
-        step = f"Align by weights at fixed scales, or by the permutations alone: ckptzoo.symmetry.{among}."
-        raise SymmetryError(Problem("align", option, "a table without matrices", "one with matrices", step))
-    if is_nested(table) and (scales == "fit" or method == "activations"):
-        option = "scales 'fit'" if scales == "fit" else "method 'activations'"
-        expected = "a table without groups inside the channels of others"
-        step = (
-            "Align by weights at fixed scales, or keep the order of these channels: ckptzoo.symmetry.unnested(table)."
-        )
-        raise SymmetryError(Problem("align", option, expected, "one with them", step))
-    if scales == "fit" and any(action.gates for action in table.actions):
-        step = "Align at fixed scales, after a gauge that settles them: gauge='min-mass'."
-        raise SymmetryError(
-            Problem("align", "scales 'fit'", "no axis with gates, as of products of two scaled values", "some", step)
-        )
-    if (method == "activations") != (activations is not None):
-        got = "none" if activations is None else f"some for method {method!r}"
-        raise SymmetryError(
-            f"align: activations: expected them with method 'activations' and no other, got {got}. "
-            "Sum products of what channels of the reference and of the networks hold on the same inputs."
-        )
-    if gauge is not None:
-        gauge_named(gauge)
-        if gauge not in ("canonical", "min-mass") and mixes(table) and scales_depend_on_matrices(table):
-            expected, step = "one that settles matrices and scales", "Take gauge='canonical' or gauge='min-mass'."
-            what = "gauge of a table whose units read blocks of matrices"
-            raise SymmetryError(Problem("align", what, expected, repr(gauge), step))
+    table, threads = table_of(arch), threads or os.cpu_count() or 1
+    _check_names(start=(start, STARTS), method=(method, METHODS), scales=(scales, SCALES))
+    _check_options(table, method, gauge, scales, starts, activations)
     arrays, K = stack_of(weights, table)
     fits(arrays, table, arch)
     target = _reference(reference, arrays, K, table)
@@ -247,23 +206,21 @@ def align(
     if gauge is not None:
         made = canonicalize(weights, arch, gauge=gauge, threads=threads)
         arrays, element, usable = stack_of(made.weights, table)[0], made.element, made.report.gauged.copy()
-        made = canonicalize(target, arch, gauge=gauge, threads=threads)
-        if not made.report.gauged.all():
-            raise _refused("weights", f"those of a network that the gauge {gauge!r} can hold", "others")
+        made = _gauged(target, table, gauge, threads)
         target, target_element = stack_of(made.weights, table)[0], made.element
-    if mixes(table):
+    mixed = bool(element.matrices)
+    if mixed:
         arrays, balancing = _balanced(arrays, table, usable)
         element = balancing.compose(element)
-        target, _ = _balanced(target, table, np.ones(len(next(iter(target.values()))), bool))
-    compared = comparable(arrays, table)
+        target, _ = _balanced(target, table, np.ones(len(target_element), bool))
+    compared, rows = comparable(arrays, table), np.flatnonzero(usable)
     # matrices are orthogonal to the rounding of float64
-    matched_dtype = _double if mixes(table) else _matched_dtype
-    ours, theirs = ({name: matched_dtype(given[name]) for name in compared} for given in (arrays, target))
+    cast = _double if mixed else _matched_dtype
+    ours, theirs = ({name: cast(given[name]) for name in compared} for given in (arrays, target))
     if scales == "fit":
-        matched, known = _fit(arrays, target, table, np.flatnonzero(usable), threads or os.cpu_count() or 1, start)
+        matched, known = _fit(arrays, target, table, rows, threads, start)
         usable &= known
     elif activations is None:
-        rows, threads = np.flatnonzero(usable), threads or os.cpu_count() or 1
         matched = _match(ours, theirs, table, rows, threads, start)
         if starts > 1:
             _search(ours, theirs, matched, table, rows, starts=starts, seed=seed, threads=threads)
@@ -275,7 +232,7 @@ def align(
     if scales == "fit":
         # the gauge's variances were rounded
         element = not_below(element, least_scales(stack_of(weights, table)[0], table))
-    if mixes(table):
+    if mixed:
         # not from the raw weights: of blocks whose rank is short they are limits, that no element leads to
         placed = apply(matched.element, arrays, table, threads=threads)
         for name, array in placed.items():
@@ -283,13 +240,7 @@ def align(
         placed = {name: beside(array, as_array(weights[name])) for name, array in placed.items()}
     else:
         placed = apply(element, weights, table, threads=threads)
-    value, square = np.zeros(K), np.zeros(K)
-    with np.errstate(all="ignore"):  # of networks that are not finite
-        for name in compared:
-            result = to_numpy(placed[name])
-            value += products(theirs[name], result)
-            difference = theirs[name] - result
-            square += products(difference, difference)
+    value, distance = _compared({name: placed[name] for name in compared}, theirs)
     nothing = np.where(usable, 0.0, np.nan)
     return Aligned(
         placed,
@@ -297,12 +248,85 @@ def align(
         target,
         value + nothing,
         matched.bound + nothing,
-        np.sqrt(square) + nothing,
+        distance + nothing,
         matched.sweeps,
         matched.ties,
         usable,
         scales,
     )
+
+
+def _check_names(**options: tuple[str, tuple[str, ...]]) -> None:
+    """Refuse names that there are not, each given with those that there are."""
+    for what, (name, known) in options.items():
+        if name not in known:
+            raise UnknownNameError("ckptzoo.symmetry.align", what, name, known)
+
+
+def _check_options(
+    table: Symmetry, method: str, gauge: GaugeName | None, scales: str, starts: int, activations: Products | None
+) -> None:
+    """Refuse options that exclude each other, and those that a table's kinds of symmetry do not have."""
+    if scales == "fit" and method != "weights":
+        raise SymmetryError(
+            f"align: scales 'fit': expected method 'weights', got {method!r}. Activations say nothing about scales."
+        )
+    nested, mixed = is_nested(table), table.has_matrices
+    alone = "scales 'fit'" if scales == "fit" else "method 'activations'" if method == "activations" else None
+    if starts < 1 or (starts > 1 and (alone or mixed or nested)):
+        expected = "1 or more by weights, at fixed scales, of a table without matrices and groups inside channels"
+        raise SymmetryError(Problem("align", "starts", expected, f"{starts}", "Leave it out: align begins once."))
+    if alone and mixed:
+        among = "unnested(ckptzoo.symmetry.monomial(table))" if nested else "monomial(table)"
+        step = f"Align by weights at fixed scales, or by the permutations alone: ckptzoo.symmetry.{among}."
+        raise SymmetryError(Problem("align", alone, "a table without matrices", "one with matrices", step))
+    if alone and nested:
+        expected = "a table without groups inside the channels of others"
+        step = (
+            "Align by weights at fixed scales, or keep the order of these channels: ckptzoo.symmetry.unnested(table)."
+        )
+        raise SymmetryError(Problem("align", alone, expected, "one with them", step))
+    if scales == "fit" and table.has_gates:
+        step = "Align at fixed scales, after a gauge that settles them: gauge='min-mass'."
+        raise SymmetryError(
+            Problem("align", "scales 'fit'", "no axis with gates, as of products of two scaled values", "some", step)
+        )
+    if (method == "activations") != (activations is not None):
+        got = "none" if activations is None else f"some for method {method!r}"
+        raise SymmetryError(
+            f"align: activations: expected them with method 'activations' and no other, got {got}. "
+            "Sum products of what channels of the reference and of the networks hold on the same inputs."
+        )
+    if (
+        gauge is not None
+        and gauge_named(gauge) not in ("canonical", "min-mass")
+        and mixed
+        and scales_depend_on_matrices(table)
+    ):
+        expected, step = "one that settles matrices and scales", "Take gauge='canonical' or gauge='min-mass'."
+        what = "gauge of a table whose units read blocks of matrices"
+        raise SymmetryError(Problem("align", what, expected, repr(gauge), step))
+
+
+def _gauged(reference: Arrays, table: Symmetry, gauge: GaugeName, threads: int) -> Canonical:
+    """References in a gauge; refuses those that it cannot hold."""
+    made = canonicalize(reference, table, gauge=gauge, threads=threads)
+    if not made.report.gauged.all():
+        raise _refused("weights", f"those of a network that the gauge {gauge!r} can hold", "others")
+    return made
+
+
+def _compared(placed: Stacked, theirs: Arrays) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(K,) ``<A, B>`` and ``||A - B||`` over some tensors of networks and references."""
+    K = len(next(iter(placed.values())))
+    value, square = np.zeros(K), np.zeros(K)
+    with np.errstate(all="ignore"):  # of networks that are not finite
+        for name, array in placed.items():
+            result = to_numpy(array)
+            value += products(theirs[name], result)
+            difference = theirs[name] - result
+            square += products(difference, difference)
+    return value, np.sqrt(square)
 
 
 def _match(ours: Arrays, theirs: Arrays, table: Symmetry, rows: NDArray[np.int64], threads: int, start: str) -> Matched:
@@ -314,9 +338,7 @@ def _match(ours: Arrays, theirs: Arrays, table: Symmetry, rows: NDArray[np.int64
     def match(some: NDArray[np.int64]) -> None:
         matcher = shared or matcher_of(take_rows(theirs, some), table)
         made = matcher.match(take_rows(ours, some), start=start)
-        for kind in ("perms", "scales", "matrices"):
-            for name, value in getattr(made.element, kind).items():
-                getattr(found.element, kind)[name][some] = value
+        found.element.put(some, made.element)
         found.bound[some], found.sweeps[some], found.ties[some] = made.bound, made.sweeps, made.ties
 
     with ThreadPoolExecutor(threads) as pool:
@@ -343,8 +365,7 @@ def _search(
         its = take_rows(theirs, some) if several else theirs
         matcher = Matcher(its, table)
         best = nearest_of(matcher, take_rows(ours, some), matched.element[some], its, starts=starts, seed=seed)
-        for name, perm in best.perms.items():
-            matched.element.perms[name][row] = perm[0]
+        matched.element.put(some, best)
 
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(search, rows.tolist()))
@@ -358,9 +379,7 @@ def _fit(
     found = Matched(GroupElement.identity(table, K), np.full(K, np.nan), np.zeros(K, np.int64), np.zeros(K, np.int64))
     known = np.zeros(K, bool)
     ours, theirs = ({name: _double(array) for name, array in given.items()} for given in (arrays, target))
-    reference = canonicalize(theirs, table, gauge="unit-norm", threads=threads) if start == "signature" else None
-    if reference is not None and not reference.report.gauged.all():
-        raise _refused("weights", "those of a network that the gauge 'unit-norm' can hold", "others")
+    reference = _gauged(theirs, table, "unit-norm", threads) if start == "signature" else None
 
     def fit(some: NDArray[np.int64]) -> None:
         mine, own = take_rows(ours, some), np.arange(len(some))
@@ -375,9 +394,7 @@ def _fit(
             usable = unit.report.gauged
         fitter = ScaleFitter({name: theirs[name][its] for name in compared}, table)
         element, sweeps = fitter.fit(mine, first)
-        for own_kind, kind in ((found.element.perms, element.perms), (found.element.scales, element.scales)):
-            for name, value in kind.items():
-                own_kind[name][some[usable]] = value[usable]
+        found.element.put(some[usable], element[usable])
         found.sweeps[some], found.ties[some], known[some] = sweeps, ties, usable
 
     with ThreadPoolExecutor(threads) as pool:
@@ -403,8 +420,7 @@ def _balanced(
         found = balance_blocks(some, table)
         for name, array in some.items():
             made[name][rows] = array
-        for name, matrix in found.matrices.items():
-            element.matrices[name][rows] = matrix
+        element.put(rows, GroupElement({}, {}, found.matrices))
     return made, element
 
 

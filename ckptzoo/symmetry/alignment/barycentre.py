@@ -16,7 +16,6 @@ from ckptzoo.symmetry.alignment.matching import Matcher, products
 from ckptzoo.symmetry.alignment.nested_matching import NestedMatcher
 from ckptzoo.symmetry.arrays import stack_of, stored_dtype
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.matrices.tables import mixes
 from ckptzoo.symmetry.nested import is_nested
 from ckptzoo.symmetry.tables import Arch, finite, fits, table_of
 from ckptzoo.text import brief_repr
@@ -100,7 +99,7 @@ def barycentre(batches: Batches, arch: Arch) -> Barycentre:
     0.0
     """
     table = table_of(arch)
-    if mixes(table):
+    if table.has_matrices:
         step = "Average by the permutations alone: ckptzoo.symmetry.monomial(table), or align all with one of them."
         raise SymmetryError(Problem("barycentre", "symmetry table", "one without matrices", "one with matrices", step))
     state = _Sum(table)
@@ -164,17 +163,16 @@ class _Sum:
     def begin(self, arrays: Arrays, usable: NDArray[np.bool_]) -> None:
         """Add networks, matched to the first of all."""
         rows, names = np.flatnonzero(usable), comparable(arrays, self._table)
-        found = GroupElement.identity(self._table, len(usable)).perms
+        found = GroupElement.identity(self._table, len(usable))
         if len(rows):
             some = {name: array[rows] for name, array in arrays.items()}
             if self._first is None:
                 self._first = self._matcher({name: some[name][:1] for name in names}, self._table)
             matched = self._first.match({name: some[name] for name in names})
-            for name, perm in matched.element.perms.items():
-                found[name][rows] = perm
+            found.put(rows, matched.element)
             self._include(apply(matched.element, some, self._table), 1)
             self._squares += sum(float(products(some[name], some[name]).sum()) for name in names)
-        self.perms = {name: np.concatenate([perm, found[name]]) for name, perm in self.perms.items()}
+        self.perms = {name: np.concatenate([perm, found.perms[name]]) for name, perm in self.perms.items()}
         self.usable.append(usable)
         self.K += len(rows)
 

@@ -22,7 +22,6 @@ from ckptzoo.symmetry.alignment.matching import Matched, Matcher, products
 from ckptzoo.symmetry.alignment.matrix_matching import MatrixMatcher
 from ckptzoo.symmetry.arrays import by_channel, listings
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.matrices.tables import mixes
 from ckptzoo.symmetry.matrix_action import mixed_channels, multiply
 from ckptzoo.symmetry.nested import from_blocks, from_unnested, is_nested, moving_within, unnested, within_blocks
 from ckptzoo.symmetry.tables import take_rows
@@ -35,8 +34,12 @@ _LEAST_RISE = 1e-12
 
 def matcher_of(reference: Arrays, symmetry: Symmetry) -> "Matcher | MatrixMatcher | NestedMatcher":
     """What matches networks to references (1 or K, *shape) by a table of any kind."""
-    make = NestedMatcher if is_nested(symmetry) else MatrixMatcher if mixes(symmetry) else Matcher
-    return make(reference, symmetry)
+    return NestedMatcher(reference, symmetry) if is_nested(symmetry) else _within(symmetry)(reference, symmetry)
+
+
+def _within(symmetry: Symmetry) -> type[Matcher] | type[MatrixMatcher]:
+    """What matches networks by a table without groups inside the channels of others."""
+    return MatrixMatcher if symmetry.has_matrices else Matcher
 
 
 class NestedMatcher:
@@ -59,8 +62,8 @@ class NestedMatcher:
     def __init__(self, reference: Arrays, symmetry: Symmetry) -> None:
         self.symmetry = symmetry
         self._reference = reference
-        self._make = MatrixMatcher if mixes(symmetry) else Matcher
         self._unnested, self._within = unnested(symmetry), within_blocks(symmetry)
+        self._make = _within(self._unnested)
         moved = {action.tensor for action in self._within.actions} if self._within else set[str]()
         self._permuted = sorted(moved & reference.keys())
         """Tensors that heads within blocks permute."""
@@ -126,7 +129,7 @@ class NestedMatcher:
         after = found.compose(current)
         reached = self._value(self._placed(some, after), rows)
         better = reached - value[rows] > _LEAST_RISE * squares[rows]
-        _put(element, after[better], rows[better])
+        element.put(rows[better], after[better])
         value[rows[better]] = reached[better]
         return better, sweeps
 
@@ -148,7 +151,7 @@ class NestedMatcher:
     def _bound(self, arrays: Arrays) -> NDArray[np.float64]:
         """(K,) what ``<A, g B>`` is at most: with matrices the sum of the products of the tensors' norms."""
         total = np.zeros(len(next(iter(arrays.values()))))
-        if mixes(self.symmetry):
+        if self._make is MatrixMatcher:
             for name, reference in self._reference.items():
                 total += np.sqrt(products(reference, reference) * products(arrays[name], arrays[name]))
             return total
@@ -186,7 +189,7 @@ class NestedMatcher:
             actions = self.symmetry.actions_on(name)
             names = sorted({group for action in actions for group in action.groups})
             # scales are signs, which come with matrices alone
-            signs = {item: element.scales[item] for item in names if item in element.scales and mixes(self.symmetry)}
+            signs = {item: element.scales[item] for item in names if item in element.scales and element.matrices}
             moving = GroupElement({item: element.perms[item] for item in names}, signs)
             placed = transform(array, actions, moving, self.symmetry) if actions else array
             if element.matrices and (mixed := mixed_channels(actions, self.symmetry)):
@@ -203,11 +206,3 @@ class NestedMatcher:
         """The references of some networks."""
         shared = len(next(iter(self._reference.values()))) == 1
         return self._reference if shared else take_rows(self._reference, rows)
-
-
-def _put(element: GroupElement, found: GroupElement, rows: NDArray[np.int64]) -> None:
-    """Give some networks other elements, in place."""
-    kinds = (element.perms, found.perms), (element.scales, found.scales), (element.matrices, found.matrices)
-    for own, new in kinds:
-        for name, value in new.items():
-            own[name][rows] = value

@@ -13,7 +13,6 @@ from ckptzoo.symmetry.alignment.blocks import greatest_jointly
 from ckptzoo.symmetry.alignment.joint_groups import Arrays, JointGroups, joint_groups_of
 from ckptzoo.symmetry.alignment.matching import products
 from ckptzoo.symmetry.arrays import Stacked, stack_of
-from ckptzoo.symmetry.matrices.tables import mixes
 from ckptzoo.symmetry.tables import Arch, finite, fits, table_of
 
 _TILE_BYTES = 8 * 2**20
@@ -65,7 +64,7 @@ def pair_distances(weights: Stacked, arch: Arch, *, threads: int | None = None) 
     ((3, 3), True)
     """
     table = table_of(arch)
-    if mixes(table):
+    if table.has_matrices:
         step = "Align the pairs that matter, or compare by permutations: ckptzoo.symmetry.monomial(table)."
         raise SymmetryError(Problem("pairs", "symmetry table", "one without matrices", "one with matrices", step))
     given, K = stack_of(weights, table)

@@ -178,7 +178,7 @@ def find_blocks(arrays: Arrays, table: Symmetry, engine: Engine) -> LeastMassBlo
         dropped[waiting] = _count(network, lost_here)
         iterations[waiting] += 1
         gap[waiting], imbalance[waiting] = _certified(some, network, lost_here, table, turns, after[waiting])
-        _compose(element, step, waiting)
+        element.put(waiting, step.compose(element[waiting]))
         for name, array in some.items():
             work[name][waiting] = array
         waiting = waiting[(gap[waiting] > CLOSE) | (imbalance[waiting] > still)]
@@ -296,14 +296,6 @@ def _act(work: dict[str, np.ndarray], table: Symmetry, scales: Mapping[str, np.n
         actions = plain.actions_on(name)
         if is_float(work[name]) and any(action.groups & scales.keys() for action in actions):
             work[name] = transform(work[name], actions, element, plain)
-
-
-def _compose(element: GroupElement, step: GroupElement, rows: np.ndarray) -> None:
-    """A step after elements of some rows, in place."""
-    made = step.compose(element[rows])
-    for kind in ("scales", "matrices"):
-        for name, value in getattr(element, kind).items():
-            value[rows] = getattr(made, kind)[name]
 
 
 def _settle_rest(

@@ -192,7 +192,38 @@ def gauges() -> str:
     return svg(830, 240, "A gauge picks one of the many weights that permutations and scalings make equal", pieces)
 
 
-DIAGRAMS = {"zoo": zoo, "layers": layers, "gauges": gauges}
+def symmetry() -> str:
+    """How weights and a table go through the engines of ``ckptzoo.symmetry``, and what these ask."""
+    top = (("a torch module", "tracing/"), ("a table", "groups and actions"), ("a known network", "archs"))
+    engines = (
+        ("elements", "element, action"),
+        ("counts", "counts, orbits"),
+        ("gauges", "scales, ordering, ties"),
+        ("alignment", "alignment/"),
+        ("least mass", "mass/"),
+    )
+    kinds = ("permutation", "scale", "linear", "orthogonal", "complex")
+    pieces: list[str] = []
+    for number, (name, words) in enumerate(top):
+        x = 20 + 250 * number
+        pieces += [rectangle(x, 16, 180, 46, WARM if number == 1 else FILLS[0])]
+        pieces += [text(x + 90, 36, name, 14, bold=True, middle=True), text(x + 90, 53, words, 12, middle=True)]
+    pieces += [line(202, 39, 266, 39, arrow=True), line(518, 39, 454, 39, arrow=True)]
+    pieces += [line(360, 64, 360, 98, arrow=True), text(372, 86, "with stacked weights (K, *shape)", 12)]
+    for number, (name, words) in enumerate(engines):
+        x = 20 + 138 * number
+        pieces += [rectangle(x, 102, 128, 46, FILLS[1])]
+        pieces += [text(x + 64, 122, name, 14, bold=True, middle=True), text(x + 64, 139, words, 11, middle=True)]
+        pieces += [line(x + 64, 150, x + 64, 196, arrow=True)] if number < 4 else []
+    pieces += [text(230, 178, "ask each group's kinds", 11)]
+    pieces += [rectangle(20, 200, 680, 76, FILLS[2]), text(360, 220, "kinds/", 14, bold=True, middle=True)]
+    for number, name in enumerate(kinds):
+        x = 32 + 134 * number
+        pieces += [rectangle(x, 230, 122, 34, PANEL), text(x + 61, 252, name, 13, middle=True)]
+    return svg(720, 292, "The engines of ckptzoo.symmetry go through a table's groups and ask their kinds", pieces)
+
+
+DIAGRAMS = {"zoo": zoo, "layers": layers, "gauges": gauges, "symmetry": symmetry}
 
 if __name__ == "__main__":
     for name, draw in DIAGRAMS.items():

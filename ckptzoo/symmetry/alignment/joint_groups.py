@@ -121,6 +121,11 @@ class JointGroups:
         moving = (action for view in self.all_views() for action in view.applied)
         return not self.pairs and not self.quadratic and not any(_moves(action, self.symmetry) for action in moving)
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether its best permutations stay the best ones while others do: no two of its groups or axes meet."""
+        return not (self.pairs or self.quadratic)
+
     @cached_property
     def tensors(self) -> set[str]:
         """Names of the tensors that it moves."""
@@ -160,15 +165,6 @@ def joint_groups_of(symmetry: Symmetry, tensors: Collection[str], *, in_place: b
             together.setdefault(name, []).append(group)
     found = (_joint(groups, symmetry, tensors) for groups in together.values())
     return tuple(joint for joint in found if joint.tensors)
-
-
-def neighbours_of(joint_groups: Sequence[JointGroups]) -> list[list[int]]:
-    """For each of them the places of the others that permute one of its tensors."""
-    tensors = [joint.tensors for joint in joint_groups]
-    return [
-        [other for other in range(len(joint_groups)) if other != place and tensors[other] & tensors[place]]
-        for place in range(len(joint_groups))
-    ]
 
 
 def put(element: GroupElement, found: GroupElement, rows: NDArray[np.int64] | slice, symmetry: Symmetry) -> None:

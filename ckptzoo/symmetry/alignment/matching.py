@@ -7,7 +7,7 @@ group a linear assignment. For the wreath groups of one block permutation, each 
 blocks are assigned by the values; exact where no tensor has two of the groups with several channels a block.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ckptzoo.schema.groups import AxisAction, Group
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.alignment.blocks import PairSlices, Perms, assign_jointly
-from ckptzoo.symmetry.alignment.joint_groups import Arrays, JointGroups, joint_groups_of, moved, neighbours_of, put
+from ckptzoo.symmetry.alignment.joint_groups import Arrays, JointGroups, joint_groups_of, moved, put
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.kinds.registry import permutations_of
 from ckptzoo.symmetry.tables import take_rows
@@ -52,13 +52,13 @@ class Matched:
     ties: NDArray[np.int64]
 
 
-Improved = Callable[[int, JointGroups, Arrays, GroupElement, NDArray[np.int64]], tuple[GroupElement, NDArray[np.bool_]]]
-"""From a place, the joint groups there, their tensors of some networks, the elements so far and the numbers of these
-networks to elements of the joint groups, and which of them are better."""
+Improved = Callable[[int, Arrays, GroupElement, NDArray[np.int64]], tuple[GroupElement, NDArray[np.bool_]]]
+"""From the place of a turn, its tensors of some networks, the elements so far and the numbers of these networks to
+elements of the groups that take the turn, and which of them are better."""
 
 
 class Ascent:
-    """Joint groups in turn take a better element while all others stay, until none has one.
+    """Groups in turn take a better element while all others stay, until none has one.
 
     Parameters
     ----------
@@ -67,41 +67,45 @@ class Ascent:
         not in it do not count.
     symmetry
         the table.
-    joint_groups
-        in the order in which they take turns.
+    turns
+        in their order, names of the tensors that are moved, and whether what one visit finds is best while the others
+        stay.
     """
 
-    def __init__(self, reference: Arrays, symmetry: Symmetry, joint_groups: tuple[JointGroups, ...]) -> None:
+    def __init__(self, reference: Arrays, symmetry: Symmetry, turns: Iterable[tuple[Collection[str], bool]]) -> None:
         self.symmetry = symmetry
-        self.joint_groups = joint_groups
         self._reference = reference
-        self._neighbours = neighbours_of(joint_groups)
+        self._turns = [(set(tensors), is_exact) for tensors, is_exact in turns]
+        self._neighbours = [
+            [other for other, (names, _) in enumerate(self._turns) if other != place and names & tensors]
+            for place, (tensors, _) in enumerate(self._turns)
+        ]
 
     def _ascend(
         self, arrays: Arrays, element: GroupElement, waiting: NDArray[np.bool_], improved: Improved
     ) -> NDArray[np.int64]:
-        """Improve elements in place until no joint group has a better one; the sweeps of each network.
+        """Improve elements in place until no turn finds a better one; the sweeps of each network.
 
         Parameters
         ----------
         waiting
-            (K, joint groups) those that may have one; overwritten.
+            (K, turns) those that may find one; overwritten.
         """
         sweeps = np.zeros(len(waiting), np.int64)
         for _ in range(MAX_SWEEPS):
             sweeps += waiting.any(axis=1)
-            for place, joint in enumerate(self.joint_groups):
+            for place, (tensors, is_exact) in enumerate(self._turns):
                 rows = np.flatnonzero(waiting[:, place])
                 if not len(rows):
                     continue
                 waiting[rows, place] = False
-                some = take_rows({name: arrays[name] for name in sorted(joint.tensors)}, rows)
-                found, better = improved(place, joint, some, element[rows], rows)
+                some = take_rows({name: arrays[name] for name in sorted(tensors)}, rows)
+                found, better = improved(place, some, element[rows], rows)
                 risen = rows[better]
                 put(element, found[better], risen, self.symmetry)
                 waiting[risen[:, None], self._neighbours[place]] = True
                 # what was looked at is best while the others stay, unless two groups or two axes depend on each other
-                waiting[risen, place] = bool(joint.pairs or joint.quadratic)
+                waiting[risen, place] = not is_exact
             if not waiting.any():
                 break
         return sweeps
@@ -152,7 +156,8 @@ class Matcher(Ascent):
     """
 
     def __init__(self, reference: Arrays, symmetry: Symmetry) -> None:
-        super().__init__(reference, symmetry, joint_groups_of(symmetry, reference.keys()))
+        self.joint_groups = joint_groups_of(symmetry, reference.keys())
+        super().__init__(reference, symmetry, ((joint.tensors, joint.is_exact) for joint in self.joint_groups))
         self._slices: dict[tuple[int, str], NDArray[np.floating]] = {}
 
     def bound(self, arrays: Arrays) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -194,9 +199,10 @@ class Matcher(Ascent):
         return element, bound, ties
 
     def _improved(
-        self, place: int, joint: JointGroups, arrays: Arrays, element: GroupElement, rows: NDArray[np.int64]
+        self, place: int, arrays: Arrays, element: GroupElement, rows: NDArray[np.int64]
     ) -> tuple[GroupElement, NDArray[np.bool_]]:
         """Better permutations of joint groups, and for which networks there are."""
+        joint = self.joint_groups[place]
         gains: dict[str, NDArray[np.floating]] = {}
         for group in joint.groups:
             slices = [

@@ -89,7 +89,8 @@ class MatrixMatcher(Ascent):
     def __init__(self, reference: Arrays, symmetry: Symmetry) -> None:
         # what depends on a start least comes first: heads, which one visit solves, and streams last
         joints = joint_groups_of(symmetry, reference.keys(), in_place=True)
-        super().__init__(reference, symmetry, tuple(sorted(joints, key=lambda joint: _turn(joint.groups))))
+        self.joint_groups = tuple(sorted(joints, key=lambda joint: _turn(joint.groups)))
+        super().__init__(reference, symmetry, ((joint.tensors, joint.is_exact) for joint in self.joint_groups))
         for joint in self.joint_groups:
             if joint.pairs and _is_mixed(joint):
                 what, step = (
@@ -130,8 +131,9 @@ class MatrixMatcher(Ascent):
         value = self._objective(self._reference, arrays, element, np.arange(len(element)))
 
         def improved(
-            _: int, joint: JointGroups, some: Arrays, current: GroupElement, rows: NDArray[np.int64]
+            place: int, some: Arrays, current: GroupElement, rows: NDArray[np.int64]
         ) -> tuple[GroupElement, NDArray[np.bool_]]:
+            joint = self.joint_groups[place]
             step = self._visit(joint, some, current, rows)
             rise = step.value - step.before
             better = rise > _ROUNDING * (np.abs(step.value) + np.abs(step.before))

@@ -17,8 +17,8 @@ from ckptzoo.schema.groups import AxisAction, Group
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import transform
 from ckptzoo.symmetry.alignment.blocks import assign_jointly
-from ckptzoo.symmetry.alignment.joint_groups import ChannelView, JointGroups, joint_groups_of
-from ckptzoo.symmetry.alignment.matching import MAX_SWEEPS, products
+from ckptzoo.symmetry.alignment.joint_groups import Arrays, ChannelView, JointGroups, joint_groups_of
+from ckptzoo.symmetry.alignment.matching import Ascent, products
 from ckptzoo.symmetry.alignment.scale_costs import least_costs
 from ckptzoo.symmetry.arrays import by_channel, positions
 from ckptzoo.symmetry.element import GroupElement
@@ -71,7 +71,7 @@ class _Sums:
     absolute: NDArray[np.float64]
 
 
-class ScaleFitter:
+class ScaleFitter(Ascent):
     """Fits permutations and scales to references.
 
     Parameters
@@ -84,13 +84,8 @@ class ScaleFitter:
     """
 
     def __init__(self, reference: _Doubles, symmetry: Symmetry) -> None:
-        self._reference, self._symmetry = reference, symmetry
         self._families = tuple(_families(symmetry, set(reference)))
-        tensors = [set(family.tensors) for family in self._families]
-        self._neighbours = [
-            [other for other, names in enumerate(tensors) if other != place and names & tensors[place]]
-            for place in range(len(tensors))
-        ]
+        super().__init__(reference, symmetry, ((family.tensors, family.is_exact) for family in self._families))
 
     def fit(self, arrays: _Doubles, start: GroupElement) -> tuple[GroupElement, NDArray[np.int64]]:
         """Better elements than those of the start, and the sweeps of each network.
@@ -100,48 +95,33 @@ class ScaleFitter:
         arrays
             B: all floating tensors (K, *shape), float64, with running variances.
         """
-        K, least = len(start), least_scales(arrays, self._symmetry)
-        element = not_below(GroupElement(dict(start.perms), dict(start.scales)), least)
-        perms, scales = ({name: np.array(value) for name, value in kind.items()} for kind in _both(element))
-        element = GroupElement(perms, scales)
-        placed = {name: self._placed(name, arrays[name], element) for name in self._reference}
-        sweeps, waiting = np.zeros(K, np.int64), np.ones((K, len(self._families)), bool)
-        for _ in range(MAX_SWEEPS):
-            sweeps += waiting.any(axis=1)
-            for place, family in enumerate(self._families):
-                rows = np.flatnonzero(waiting[:, place])
-                if not len(rows):
-                    continue
-                waiting[rows, place] = False
-                some, bounds = element[rows], {name: bound[rows] for name, bound in least.items()}
-                step = self._step(family, {name: placed[name][rows] for name in family.tensors}, some, bounds, rows)
-                after = not_below(step.compose(some), bounds)
-                moved = {name: self._placed(name, arrays[name][rows], after) for name in family.tensors}
-                fall, size = np.zeros(len(rows)), np.zeros(len(rows))
-                for name, array in moved.items():
-                    reference, before = self._rows(name, rows), placed[name][rows]
-                    fall += _squared(reference - before) - _squared(reference - array)
-                    size += _squared(before) + _squared(reference)
-                better = fall > _LEAST_FALL * size
-                changed = rows[better]
-                for own, found in ((perms, after.perms), (scales, after.scales)):
-                    for name, value in found.items():
-                        own[name][changed] = value[better]
-                for name, array in moved.items():
-                    placed[name][changed] = array[better]
-                waiting[changed[:, None], self._neighbours[place]] = True
-                waiting[changed, place] = not family.is_exact
-            if not waiting.any():
-                break
-        return element, sweeps
+        least = least_scales(arrays, self.symmetry)
+        element = not_below(start, least).copy()
+        placed = {name: self._moved(name, arrays[name], element) for name in self._reference}
 
-    def _placed(self, name: str, array: NDArray[np.float64], element: GroupElement) -> NDArray[np.float64]:
-        made = transform(array, self._symmetry.actions_on(name), element, self._symmetry)
+        def improved(
+            place: int, some: Arrays, current: GroupElement, rows: NDArray[np.int64]
+        ) -> tuple[GroupElement, NDArray[np.bool_]]:
+            bounds = {name: bound[rows] for name, bound in least.items()}
+            step = self._step(self._families[place], {name: placed[name][rows] for name in some}, current, bounds, rows)
+            after = not_below(step.compose(current), bounds)
+            moved = {name: self._moved(name, array, after) for name, array in some.items()}
+            fall, size = np.zeros(len(rows)), np.zeros(len(rows))
+            for name, array in moved.items():
+                reference, before = self._rows(name, rows), placed[name][rows]
+                fall += _squared(reference - before) - _squared(reference - array)
+                size += _squared(before) + _squared(reference)
+            better = fall > _LEAST_FALL * size
+            for name, array in moved.items():
+                placed[name][rows[better]] = array[better]
+            return after, better
+
+        return element, self._ascend(arrays, element, np.ones((len(start), len(self._families)), bool), improved)
+
+    def _moved(self, name: str, array: NDArray[np.floating], element: GroupElement) -> NDArray[np.float64]:
+        """A tensor under permutations and scales, in memory of its own."""
+        made = transform(array, self.symmetry.actions_on(name), element, self.symmetry)
         return made.copy() if made is array else made
-
-    def _rows(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        array = self._reference[name]
-        return array if len(array) == 1 else array[rows]
 
     def _step(
         self,
@@ -156,14 +136,14 @@ class ScaleFitter:
         gains: dict[str, NDArray[np.float64]] = {}
         pair_scales: dict[str, NDArray[np.float64]] = {}
         for leader, members in family.members.items():
-            n = self._symmetry[leader].n
+            n = self.symmetry[leader].n
             total = np.zeros((K, n, n))
             for group in members:
                 bound = None
                 if group.id in least:
                     now = np.abs(element.scales[group.id])
                     bound = np.take_along_axis(least[group.id], element.perms[group.id], 1) / now
-                costs, scale = self._pairs(group, arrays, bound, rows)
+                costs, scale = self._pair_costs(group, arrays, bound, rows)
                 total += costs
                 if group.scaled:
                     pair_scales[group.id] = scale
@@ -172,7 +152,7 @@ class ScaleFitter:
             perms = {leader: np.tile(np.arange(gain.shape[1]), (K, 1)) for leader, gain in gains.items()}
         else:
             perms, _, _ = assign_jointly(family.joint, gains, (), None)
-        step = GroupElement.identity(self._symmetry, K)
+        step = GroupElement.identity(self.symmetry, K)
         for leader, members in family.members.items():
             for group in members:
                 step.perms[group.id][:] = perms[leader]
@@ -181,7 +161,7 @@ class ScaleFitter:
                     step.scales[group.id][:] = chosen[..., 0]
         return step
 
-    def _pairs(
+    def _pair_costs(
         self, group: Group, arrays: _Doubles, bound: NDArray[np.float64] | None, rows: NDArray[np.int64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Costs and scales (K, n, n) of all pairs of channels, but for what no scale changes."""
@@ -217,10 +197,10 @@ class ScaleFitter:
         K, R = len(rows), max((len(self._rows(name, rows)) for name in arrays), default=1)
         own, own_reference = np.zeros((K, 1, group.n)), np.zeros((R, group.n, 1))
         signed, absolute = np.zeros((K, group.n, group.n)), np.zeros((K, group.n, group.n))
-        for action in (part for whole in self._symmetry.actions for part in whole.parts):
+        for action in (part for whole in self.symmetry.actions for part in whole.parts):
             if action.tensor not in arrays or action.exponent != exponent:
                 continue
-            listed = tuple(places for name, places in positions(action, self._symmetry) if name == group.id)
+            listed = tuple(places for name, places in positions(action, self.symmetry) if name == group.id)
             if not listed:
                 continue
             view = ChannelView(action, group.id, listed, (), ())
@@ -233,9 +213,9 @@ class ScaleFitter:
             (absolute if action.absolute else signed)[...] += first @ second.swapaxes(1, 2)
         return _Sums(own, own_reference, signed, absolute)
 
-    def _of_gain(self, action: AxisAction, array: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _of_gain(self, action: AxisAction, array: NDArray[np.floating]) -> NDArray[np.floating]:
         """A gain without the signs that it takes: they will be those of the reference's."""
-        flipped = [places for name, places in _sign_positions(action, self._symmetry) if self._symmetry[name].flips]
+        flipped = [places for name, places in _sign_positions(action, self.symmetry) if self.symmetry[name].flips]
         if not flipped:
             return array
         array = array.copy()
@@ -246,10 +226,10 @@ class ScaleFitter:
 
     def _signs_of_gains(self, group: Group, arrays: _Doubles, rows: NDArray[np.int64]) -> NDArray[np.float64] | None:
         """(K, n, n) signs by which gains come to have those of the reference; None where no gain takes them."""
-        for action in self._symmetry.actions:
+        for action in self.symmetry.actions:
             if action.tensor not in arrays:
                 continue
-            for name, places in _sign_positions(action, self._symmetry):
+            for name, places in _sign_positions(action, self.symmetry):
                 if name == group.id:
                     ours, theirs = (
                         np.sign(by_channel(array, action)[:, 0].reshape(len(array), -1)[:, places[:, 0]])
@@ -270,10 +250,6 @@ def least_scales(arrays: _Doubles, symmetry: Symmetry) -> dict[str, NDArray[np.f
             least = np.sqrt(action.eps / (variance[:, places].max(axis=2) + action.eps))
             found[name] = np.maximum(found.get(name, 0.0), least)
     return found
-
-
-def _both(element: GroupElement) -> tuple[Mapping[str, NDArray[np.int64]], Mapping[str, NDArray[np.float64]]]:
-    return element.perms, element.scales
 
 
 def not_below(element: GroupElement, least: Mapping[str, NDArray[np.float64]]) -> GroupElement:
@@ -317,7 +293,7 @@ def _sign_positions(action: AxisAction, symmetry: Symmetry) -> list[tuple[str, N
     return positions(bare, symmetry)
 
 
-def _squared(array: NDArray[np.float64]) -> NDArray[np.float64]:
+def _squared(array: NDArray[np.floating]) -> NDArray[np.float64]:
     return products(array, array)
 
 

@@ -9,7 +9,7 @@ import pytest
 from ckptzoo import archs
 from ckptzoo.errors import SymmetryError, UnknownNameError
 from ckptzoo.symmetry import GroupElement, align, apply
-from ckptzoo.symmetry.alignment import scale_fitting
+from ckptzoo.symmetry.alignment import matching
 from tests.symmetry.alignment.test_align import Weights, one_of, random_weights
 
 NAMES = ("mlp-6-9-3", "mlp-tanh-6-9-5-3", "optunet", "resnet8-pad-10")
@@ -71,7 +71,7 @@ def test_no_sweep_raises_the_distance(name: str, monkeypatch: pytest.MonkeyPatch
     weights, reference = pair(name, 2)
     distances: list[np.ndarray] = []
     for sweeps in range(4):
-        monkeypatch.setattr(scale_fitting, "MAX_SWEEPS", sweeps)
+        monkeypatch.setattr(matching, "MAX_SWEEPS", sweeps)
         distances.append(align(weights, reference, name, scales="fit").distance)
     for before, after in itertools.pairwise(distances):
         assert (after <= before * (1 + 1e-12)).all()

@@ -19,7 +19,7 @@ from ckptzoo.symmetry.arrays import by_channel, positions
 from ckptzoo.symmetry.gauges import gauge_of
 from ckptzoo.symmetry.kinds.matrix import uniform_orthogonal
 from ckptzoo.symmetry.kinds.orthogonal import keeping_ones
-from ckptzoo.symmetry.matrices.tables import among, lifted, mixes
+from ckptzoo.symmetry.matrices.tables import among, lifted
 
 _DOMAIN = 20
 """Keeps the keys of group elements apart from those that order rows."""
@@ -154,7 +154,7 @@ class Augment:
             collapsed = "scales and permutations"
         wanted = {"permutations": self.permutations, "scales": self.scales > 0 or self.signs}
         removed = {name: name in collapsed for name in wanted}
-        if mixes(symmetry):
+        if symmetry.has_matrices:
             wanted |= {"matrices": self.matrices is not None, "rotations": self.rotations}
             if variant in GAUGES:
                 collapsed = " and ".join(gauge_of(GAUGES[variant].name, symmetry).collapses)

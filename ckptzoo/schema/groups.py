@@ -223,6 +223,21 @@ class AxisAction:
         return replace(self, segments=self.gates, gates=self.segments)
 
     @property
+    def is_bare(self) -> bool:
+        """Whether it has neither blocks, moduli, signs nor gates."""
+        return self.blocks == 1 and not (self.absolute or self.signs or self.gates)
+
+    @property
+    def acting(self) -> "tuple[AxisAction, ...]":
+        """The action, and where it has gates the same one as theirs."""
+        return (self, self.of_gates) if self.gates else (self,)
+
+    @property
+    def multiplied(self) -> "frozenset[str]":
+        """The groups whose scales multiply each other on the axis; none where there are no gates."""
+        return frozenset(item.group for item in (*self.segments, *self.gates)) if self.gates else frozenset()
+
+    @property
     def listed_groups(self) -> set[str]:
         """The groups whose channels the segments list, and those that act inside these."""
         inside = {segment.within for segment in self.segments if segment.within is not None}

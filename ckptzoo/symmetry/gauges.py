@@ -21,7 +21,7 @@ from ckptzoo.symmetry.mass.blocks import find_blocks
 from ckptzoo.symmetry.mass.formulations import CERTIFIED, PINNED, Formulation, least_mass_scales
 from ckptzoo.symmetry.mass.solver import balance
 from ckptzoo.symmetry.matrices.gauge import depend_on_others, settle
-from ckptzoo.symmetry.matrices.tables import among, lifted, mixes, monomial, residual
+from ckptzoo.symmetry.matrices.tables import among, lifted, monomial, residual
 from ckptzoo.symmetry.matrix_action import have_unit_gains
 from ckptzoo.symmetry.moments import Moments
 from ckptzoo.symmetry.ordering import first_weight_order, sum_keys
@@ -154,7 +154,7 @@ def gauge_of(name: GaugeName, symmetry: Symmetry) -> Gauge:
     symmetry
         the table.
     """
-    if not mixes(symmetry) or name not in ("canonical", "min-mass"):
+    if not symmetry.has_matrices or name not in ("canonical", "min-mass"):
         return GAUGES[name]
     if name == "min-mass":
         return _LEAST_MASS_WITH_MATRICES
@@ -254,7 +254,7 @@ def canonicalize(
     rule = gauge_of(gauge_named(gauge), symmetry)
     arrays, K = stack_of(weights, symmetry)
     fits(arrays, symmetry, arch)
-    if mixes(symmetry):
+    if symmetry.has_matrices:
         return _canonicalize_matrices(weights, arrays, symmetry, rule, threads)
     rows = np.flatnonzero(finite(arrays, K))
     element, report = GroupElement.identity(symmetry, K), Report.blank(K)

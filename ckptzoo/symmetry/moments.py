@@ -53,8 +53,9 @@ class Moments:
             for part in action.parts:
                 for group in part.listed_groups:
                     self._acting[group].append(part)
-                for group in {item.group for item in part.gates}:  # as an action of theirs
-                    self._acting[group].append(part.of_gates)
+                for gate in part.acting[1:]:
+                    for group in {item.group for item in gate.segments}:
+                        self._acting[group].append(gate)
             decides = not any(symmetry[item.group].flips for item in action.segments)
             for group in {item.group for item in action.signs}:
                 self._gains[group].append((replace(action, segments=action.signs, signs=()), decides))
@@ -88,8 +89,8 @@ class Moments:
     def others(self, action: AxisAction) -> set[str]:
         """The groups on the other axes of an action's tensor, and those that are multiplied with its own."""
         actions = [other for other in self.symmetry.actions_on(action.tensor) if other.axis != action.axis]
-        gates = {item.group for other in (action, *actions) for item in other.gates}
-        return gates.union(*(other.listed_groups for other in actions))
+        gates = (gate.listed_groups for other in (action, *actions) for gate in other.acting[1:])
+        return set[str]().union(*gates, *(other.listed_groups for other in actions))
 
     def norms(self, action: AxisAction, group: str, scales: PerGroup, silent: PerGroup) -> Sizes:
         """Euclidean norms of the channels' slices, the other axes scaled, silent channels left out."""
@@ -221,9 +222,8 @@ class Moments:
         if action.signs and power == 1:
             signs = {item.group: np.sign(scales[item.group]) for item in action.signs if item.group in scales}
             others.append((replace(action, segments=action.signs, signs=()), signs))
-        others += [(other.of_gates, factors) for other, factors in others if other.gates]
-        if action.gates:
-            others.append((action.of_gates, scales))
+        others += [(gate, factors) for other, factors in others for gate in other.acting[1:]]
+        others += [(gate, scales) for gate in action.acting[1:]]
         for other, factors in others:
             factor = _by_position(other, self.symmetry, factors, silent, moment.shape[1 + axes.index(other.axis)])
             if factor is None:

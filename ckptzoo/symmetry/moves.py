@@ -61,16 +61,16 @@ class Axis:
     def of(cls, action: AxisAction, size: int, symmetry: Symmetry) -> "Axis":
         """The action on an axis with this number of positions."""
         signs = cls.of(replace(action, segments=action.signs, signs=()), size, symmetry) if action.signs else None
-        gates = cls.of(replace(action, segments=action.gates, gates=()), size, symmetry) if action.gates else None
+        gates = [cls.of(replace(gate, gates=()), size, symmetry) for gate in action.acting[1:]]
         found = listings(action, symmetry)
         listed_places, inverted = [(item.group, item.places) for item in found], [item.inverse for item in found]
         inside = [item.inside for item in found]
         listed = np.concatenate([places.ravel() for _, places in listed_places])
         if np.array_equal(listed, np.arange(listed.size)):
-            return cls(action, size, listed_places, None, signs, inverted, inside, gates)
+            return cls(action, size, listed_places, None, signs, inverted, inside, gates[0] if gates else None)
         rest = np.delete(np.arange(size), listed)
         order = np.argsort(np.concatenate([listed, rest]))
-        return cls(action, size, listed_places, order, signs, inverted, inside, gates)
+        return cls(action, size, listed_places, order, signs, inverted, inside, gates[0] if gates else None)
 
     @property
     def scaling(self) -> set[str]:

@@ -91,9 +91,9 @@ def within_blocks(symmetry: Symmetry) -> Symmetry | None:
     moving = moving_within(symmetry)
     if not moving:
         return None
-    for segment in (segment for action in symmetry.actions for segment in action.segments):
-        if segment.within in moving:
-            what, expected = f"group {segment.within!r}", "channels that have others inside, or are inside others"
+    for _, inside in symmetry.nested:
+        if inside in moving:
+            what, expected = f"group {inside!r}", "channels that have others inside, or are inside others"
             step = "Keep their order: ckptzoo.symmetry.unnested(table)."
             raise SymmetryError(Problem("alignment", what, expected, "both", step))
     actions: list[AxisAction] = []
@@ -165,7 +165,7 @@ def from_blocks(element: GroupElement, symmetry: Symmetry) -> GroupElement:
 
 def _outside(symmetry: Symmetry) -> set[str]:
     """The groups whose channels have others inside."""
-    return {item.group for action in symmetry.actions for item in action.segments if item.within is not None}
+    return {group for group, _ in symmetry.nested}
 
 
 def _blocks_of(group: str, symmetry: Symmetry) -> Wreath:

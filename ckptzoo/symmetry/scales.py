@@ -234,7 +234,7 @@ def _joined(channels: dict[str, np.ndarray], row: int, moments: Moments) -> bool
     pairs = [np.zeros((0, 2), np.int64)]
     for tensor in sorted({action.tensor for action in moments.symmetry.actions}):
         actions = [action for action in moments.symmetry.actions_on(tensor) if action.exponent in (1, -1)]
-        actions += [action.of_gates for action in actions if action.gates]
+        actions += [gate for action in actions for gate in action.acting[1:]]
         weights = moments.arrays[tensor][row]
         for one, two in combinations(actions, 2):
             ends = [_spread(action, vertex, weights.shape, moments) for action in (one, two)]

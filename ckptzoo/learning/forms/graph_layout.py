@@ -131,12 +131,11 @@ class _Nodes:
     """
 
     def __init__(self, symmetry: Symmetry) -> None:
-        for segment in (segment for action in symmetry.actions for segment in action.segments):
-            if segment.within is not None:
-                raise SymmetryError(
-                    f"graph: group {segment.within!r}: expected each position of an axis in one group, got one inside "
-                    f"the channels of {segment.group!r}. Keep the order of these: ckptzoo.symmetry.unnested(table)."
-                )
+        for group, inside in symmetry.nested:
+            raise SymmetryError(
+                f"graph: group {inside!r}: expected each position of an axis in one group, got one inside the channels "
+                f"of {group!r}. Keep the order of these: ckptzoo.symmetry.unnested(table)."
+            )
         self.symmetry = symmetry
         self._sets: dict[tuple[int, str], set[int]] = {}
         self._starts: dict[tuple[int, str], int] = {}

@@ -445,7 +445,7 @@ def _signed(joint: JointGroups, symmetry: Symmetry) -> list[str]:
             for act in own
         )
         # beside a gate with signs of its own no sign can be chosen alone
-        others = {item.group for act in own for item in (*act.segments, *act.gates) if act.gates} - {member.id}
+        others = frozenset[str]().union(*(act.multiplied for act in own)) - {member.id}
         if member.flips and plain and not any(symmetry[name].flips for name in others):
             found.append(member.id)
     taking = [action for action in symmetry.actions if action.signs and action.groups & set(found)]

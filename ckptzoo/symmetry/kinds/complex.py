@@ -20,7 +20,6 @@ class Complex(Matrix):
     """Real and imaginary parts (K, n, 2)."""
 
     def identity(self, group: Group, K: int) -> np.ndarray:
-        """1 for every channel."""
         return np.tile([1.0, 0.0], (K, group.n, 1))
 
     def random(self, group: Group, K: int, rng: np.random.Generator, spread: float, shared: Shared) -> np.ndarray:
@@ -35,20 +34,17 @@ class Complex(Matrix):
 
     @staticmethod
     def product(second: Any, first: Any) -> Any:
-        """Products of complex numbers."""
         a, b, c, d = second[..., 0], second[..., 1], first[..., 0], first[..., 1]
         return array_namespace(second, first).stack([a * c - b * d, a * d + b * c], axis=-1)
 
     @staticmethod
     def inverse(value: Any) -> Any:
-        """Inverses, to rounding."""
         real, imaginary = value[..., 0], value[..., 1]
         squares = real * real + imaginary * imaginary
         return array_namespace(value).stack([real / squares, -imaginary / squares], axis=-1)
 
     @staticmethod
     def is_identity(value: np.ndarray) -> bool:
-        """Whether all are 1."""
         return bool((value == np.array([1.0, 0.0])).all())
 
     def dimensions(self, group: Group) -> int:

@@ -67,7 +67,6 @@ class Kind(ABC):
 
     def dimensions(self, group: Group) -> int:
         """Dimensions of matrices in one element."""
-        del group
         return 0
 
 
@@ -120,7 +119,6 @@ class PermutationKind(BlockKind):
     part = "perms"
 
     def identity(self, group: Group, K: int) -> np.ndarray:
-        """Every channel in its place."""
         return np.tile(np.arange(group.n), (K, 1))
 
     def check(self, group: Group, value: np.ndarray, perm: np.ndarray, K: int, shared: Shared) -> None:
@@ -133,22 +131,18 @@ class PermutationKind(BlockKind):
 
     @staticmethod
     def moved(value: Any, perm: Any) -> Any:
-        """Every row in the order of its permutation."""
         return taken(value, perm)
 
     @staticmethod
     def product(second: Any, first: Any) -> Any:
-        """The first one, as it is moved by the second."""
         return first
 
     @staticmethod
     def inverse(value: Any) -> Any:
-        """The inverse permutations, exactly."""
         return array_namespace(value).argsort(value, axis=1)
 
     @staticmethod
     def is_identity(value: np.ndarray) -> bool:
-        """Whether every channel is in its place."""
         return not (value != np.arange(value.shape[1])).any()
 
     def greatest(self, group: Group, gains: np.ndarray) -> np.ndarray:
@@ -167,12 +161,10 @@ class PermutationKind(BlockKind):
 
     def blocks(self, group: Group) -> int:
         """How many blocks channels stay within."""
-        del group
         return 1
 
     def keeps_order(self, group: Group) -> bool:
         """Whether channels keep their order within a block."""
-        del group
         return False
 
     def draw_shared(self, group: Group, K: int, rng: np.random.Generator, shared: Shared) -> None:
@@ -180,17 +172,14 @@ class PermutationKind(BlockKind):
 
     def factorials(self, group: Group, counted: set[str]) -> Counts:
         """The number of its permutations, those of others among them only where they are not in ``counted`` yet."""
-        del group, counted
         return []
 
     def generators(self, group: Group) -> Mapping[str, np.ndarray]:
         """Permutations (n,) that generate all; those under one name act on all groups that have it at once."""
-        del group
         return {}
 
     def exchangeable(self, group: Group) -> list[tuple[int, int]]:
         """Runs of channels that may be exchanged with one another alone: the first channel, and how many."""
-        del group
         return []
 
     def settle(self, group: Group, keys: np.ndarray, shared: Shared) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -198,12 +187,10 @@ class PermutationKind(BlockKind):
 
         With it, gaps (K, ...) between keys that decided it: where one is 0 the permutation is not determined.
         """
-        del shared
         return self.identity(group, len(keys)), []
 
     def moved_along(self, group: Group, shared: Mapping[str, np.ndarray]) -> np.ndarray | None:
         """The permutation by what other groups have settled; None where it takes part in none of that."""
-        del group, shared
         return None
 
     def ties(self, group: Group) -> Ties:
@@ -212,7 +199,6 @@ class PermutationKind(BlockKind):
 
     def by_ranks(self, group: Group, ranks: np.ndarray, shared: Mapping[str, np.ndarray]) -> np.ndarray:
         """The permutation (n,) that a gauge takes, from ranks (n,) of the channels, and of what ``Ties`` has beside."""
-        del ranks, shared
         return np.arange(group.n)
 
 

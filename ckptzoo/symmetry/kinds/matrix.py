@@ -22,7 +22,6 @@ class Matrix(BlockKind):
     part = "matrices"
 
     def identity(self, group: Group, K: int) -> np.ndarray:
-        """The unit matrix for every block."""
         shape = matrix_shape(group)
         return np.broadcast_to(np.eye(shape[-1]), (K, *shape)).copy()
 
@@ -46,23 +45,19 @@ class Matrix(BlockKind):
 
     @staticmethod
     def moved(value: Any, perm: Any) -> Any:
-        """The matrices of every block in the order of the permutation (K, n) of the channels."""
         return blocks_taken(value, perm)
 
     @staticmethod
     def product(second: Any, first: Any) -> Any:
-        """Products of matrices, block by block."""
         return array_namespace(second, first).matmul(second, first)
 
     @staticmethod
     def inverse(value: Any) -> Any:
-        """Inverse matrices, to rounding."""
         xp: Any = array_namespace(value)
         return xp.linalg.inv(value)
 
     @staticmethod
     def is_identity(value: np.ndarray) -> bool:
-        """Whether all are the unit matrix."""
         return bool((value == np.eye(value.shape[-1])).all())
 
     @staticmethod

@@ -22,7 +22,6 @@ class Scale(Kind):
     """What the numbers are, in messages."""
 
     def identity(self, group: Group, K: int) -> np.ndarray:
-        """1 for every channel."""
         return np.ones((K, group.n))
 
     def check(self, group: Group, value: np.ndarray, perm: np.ndarray, K: int, shared: Shared) -> None:
@@ -40,22 +39,18 @@ class Scale(Kind):
 
     @staticmethod
     def moved(value: Any, perm: Any) -> Any:
-        """Every row in the order of its permutation."""
         return taken(value, perm)
 
     @staticmethod
     def product(second: Any, first: Any) -> Any:
-        """Products, channel by channel."""
         return second * first
 
     @staticmethod
     def inverse(value: Any) -> Any:
-        """Inverses, to rounding."""
         return 1 / value
 
     @staticmethod
     def is_identity(value: np.ndarray) -> bool:
-        """Whether all are 1."""
         return not (value != 1).any()
 
 

@@ -96,7 +96,7 @@ def taking_turns(table: Symmetry) -> list[str]:
     which has other scales on another axis, so that its mass has the inverses of two scales, as that of keys behind the
     gains of a normalisation.
     """
-    inverse = {item.group for action in table.actions for item in action.gates if table[item.group].resizes}
+    inverse = _gates(table)
     for tensor in dict.fromkeys(action.tensor for action in table.actions):
         parts = [
             part
@@ -114,6 +114,12 @@ def taking_turns(table: Symmetry) -> list[str]:
                 if table[name].resizes
             }
     return [group.id for group in table.groups if group.scale in _BLOCKS or group.id in inverse]
+
+
+def _gates(table: Symmetry) -> set[str]:
+    """The gates whose sizes are free."""
+    gates = {item.group for action in table.actions for gate in action.acting[1:] for item in gate.segments}
+    return {name for name in gates if table[name].resizes}
 
 
 def imbalance_of_rounding(arrays: Arrays, table: Symmetry) -> float:
@@ -222,8 +228,8 @@ def _network(work: Arrays, lost_gates: Mapping[str, np.ndarray], outside: Symmet
 
 def _lost_gates(work: Arrays, table: Symmetry, outside: Symmetry) -> dict[str, np.ndarray]:
     """(K, n) bool by group, the gates that nothing writes or whose products nothing reads."""
-    gates = {item.group for action in table.actions for item in action.gates if table[item.group].resizes}
-    lost = {name: np.zeros((len(next(iter(work.values()))), table[name].n), bool) for name in sorted(gates)}
+    K = len(next(iter(work.values())))
+    lost = {name: np.zeros((K, table[name].n), bool) for name in sorted(_gates(table))}
     while lost:
         cut = _without(work, {**_dropped(_network(work, lost, outside, table)), **lost}, table)
         before, lost = (
@@ -397,9 +403,9 @@ def _bounds(
             if other.exponent not in (1, -1):
                 continue
             side = lower if other.exponent == 1 else upper
-            for segments in (other.segments, other.gates):
-                names = {name for item in segments for name in (item.group, item.within) if name in side}
-                if other.axis != action.axis or (other.gates and group not in names):
+            for one in other.acting:
+                names = one.listed_groups & side.keys()
+                if other.axis != action.axis or (other.multiplied and group not in names):
                     total += np.maximum.reduce([np.zeros(K), *(side[name] for name in names)])
         return total
 

@@ -37,7 +37,6 @@ from ckptzoo.symmetry.mass.certificate import certify, total_masses
 from ckptzoo.symmetry.mass.network import Network
 from ckptzoo.symmetry.mass.packing import unpacked
 from ckptzoo.symmetry.mass.solver import Balanced, balance
-from ckptzoo.symmetry.matrices.tables import mixes
 from ckptzoo.symmetry.moments import Moments
 from ckptzoo.symmetry.scales import Scales, solve
 
@@ -96,7 +95,7 @@ class Formulation:
             return cls(name, symmetry, unsigned)
         if name == PINNED:
             return cls(name, symmetry, _without_scales(unsigned, normalised))
-        if mixes(symmetry):
+        if symmetry.has_matrices:
             step = "Use the formulation 'pinned'."
             raise SymmetryError(Problem(name, "symmetry table", "one without matrices", "one with matrices", step))
         if name == VOLUME:
@@ -202,9 +201,7 @@ def _eval_chain(
         else:
             without_gain |= {segment.group for segment in variance.segments} & normalised
     # groups inside whose channels others act, and those, keep their blocks, which say where
-    nested = {
-        name for act in symmetry.actions for item in act.segments if item.within for name in (item.group, item.within)
-    }
+    nested = {name for pair in symmetry.nested for name in pair}
     groups = tuple(
         replace(
             group,

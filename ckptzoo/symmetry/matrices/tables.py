@@ -136,7 +136,7 @@ def lifted(element: GroupElement, symmetry: Symmetry) -> GroupElement:
 
 
 def _changed(symmetry: Symmetry, change: Callable[[Group], Group]) -> Symmetry:
-    if not mixes(symmetry):
+    if not symmetry.has_matrices:
         return symmetry
     groups = tuple(change(group) for group in symmetry.groups)
     flipped = {group.id for group in groups if group.flips}

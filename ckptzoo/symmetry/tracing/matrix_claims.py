@@ -30,14 +30,7 @@ def matrix_kind(symmetry: Symmetry, group: Group, mixable: Container[str]) -> st
     if any(isinstance(other.perm, Like) and other.perm.group == group.id for other in symmetry.groups):
         return None
     actions = [action for action in symmetry.actions if group.id in action.groups]
-    plain = all(
-        action.exponent in (1, -1)
-        and action.blocks == 1
-        and not action.absolute
-        and not action.signs
-        and not action.gates
-        for action in actions
-    )
+    plain = all(action.exponent in (1, -1) and action.is_bare for action in actions)
     in_order = isinstance(group.perm, Fixed) or group.n == 1
     if isinstance(group.perm, Wreath):
         in_order = group.perm.inner == "fixed" or group.perm.k == 1
@@ -59,10 +52,7 @@ def may_be_turned(symmetry: Symmetry, group: Group) -> bool:
     free = isinstance(group.perm, Sym) or (isinstance(group.perm, Wreath) and group.perm.inner == "free")
     alone = not any(isinstance(other.perm, Like) and other.perm.group == group.id for other in symmetry.groups)
     actions = [action for action in symmetry.actions if group.id in action.groups]
-    plain = all(
-        act.exponent in (1, -1) and act.blocks == 1 and not act.absolute and not act.signs and not act.gates
-        for act in actions
-    )
+    plain = all(action.exponent in (1, -1) and action.is_bare for action in actions)
     return free and alone and plain and group.n > 1
 
 
@@ -90,9 +80,7 @@ def normalised_streams(
         )
         plain = all(
             action.exponent in (1, -1)
-            and action.blocks == 1
-            and not action.absolute
-            and not action.gates
+            and replace(action, signs=()).is_bare
             and {segment.group for segment in action.signs} <= {leader.id}
             for action in (*own, *others)
         )

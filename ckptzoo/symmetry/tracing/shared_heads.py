@@ -83,8 +83,7 @@ def with_heads_exchanged(symmetry: Symmetry, names: tuple[str, ...]) -> Symmetry
         repeated = {key: positions for key, positions in listed.items() if positions.shape[1] != least[key[0]]}
         if not repeated:
             continue
-        plain = action.blocks == 1 and not action.signs and not action.gates and not action.absolute
-        plain &= action.exponent != 2
+        plain = action.is_bare and action.exponent != 2
         if not plain or any(item.shape[1] != times * least[name] for (name, _, _), item in repeated.items()):
             return symmetry
         segments = [segment for segment in action.segments if _key(segment) not in repeated]

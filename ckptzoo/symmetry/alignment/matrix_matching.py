@@ -26,11 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, SymmetryError
-from ckptzoo.schema.groups import MATRICES, AxisAction, Fixed, Group, Sym, Wreath
+from ckptzoo.schema.groups import AxisAction, Group, Sym, Wreath
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import transform
 from ckptzoo.symmetry.alignment.blocks import assign_jointly
-from ckptzoo.symmetry.alignment.joint_groups import Arrays, ChannelView, JointGroups, joint_groups_of, put
+from ckptzoo.symmetry.alignment.joint_groups import Arrays, ChannelView, JointGroups, is_moved, joint_groups_of, put
 from ckptzoo.symmetry.alignment.joint_signs import (
     best_signs,
     greatest,
@@ -46,7 +46,7 @@ from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.kinds.assignment import assign, by_block, gained
 from ckptzoo.symmetry.kinds.orthogonal import procrustes
 from ckptzoo.symmetry.kinds.permutation import block_move
-from ckptzoo.symmetry.kinds.registry import within_blocks_of
+from ckptzoo.symmetry.kinds.registry import matrix_kind_of, within_blocks_of
 from ckptzoo.symmetry.matrices.gauge import basis_of_stream
 from ckptzoo.symmetry.matrix_action import mixed_channels, multiply
 
@@ -109,7 +109,7 @@ class MatrixMatcher(Ascent):
             if _is_stream(joint.groups):
                 element.matrices[joint.groups[0].id][:], untold = self._stream_start(joint, arrays)
                 ties += untold
-            elif not _is_mixed(joint) and not isinstance(joint.groups[0].perm, Fixed):
+            elif not _is_mixed(joint) and is_moved(joint.groups[0]):
                 perms, alike = self._by_signature(joint, arrays)
                 ties += alike
                 put(element, GroupElement(perms, {}), slice(None), self.symmetry)
@@ -382,7 +382,7 @@ class MatrixMatcher(Ascent):
         if self._signed & {segment.group for segment in action.segments}:
             return True
         found = [self.symmetry.leader(segment.group) for segment in action.segments]
-        return any(group.scale in MATRICES or not (isinstance(group.perm, Fixed) or group.n == 1) for group in found)
+        return any(matrix_kind_of(group) or is_moved(group) for group in found)
 
     def _by_signature(
         self, joint: JointGroups, arrays: Arrays
@@ -416,7 +416,7 @@ class MatrixMatcher(Ascent):
 
 def _turn(groups: Sequence[Group]) -> int:
     """Heads and pairs first, streams last."""
-    return 2 if _is_stream(groups) else 0 if any(group.scale in MATRICES for group in groups) else 1
+    return 2 if _is_stream(groups) else 0 if any(map(matrix_kind_of, groups)) else 1
 
 
 def _is_stream(groups: Sequence[Group]) -> bool:
@@ -424,7 +424,7 @@ def _is_stream(groups: Sequence[Group]) -> bool:
 
 
 def _is_mixed(joint: JointGroups) -> bool:
-    return any(group.scale in MATRICES for group in joint.groups)
+    return any(map(matrix_kind_of, joint.groups))
 
 
 def _groups(actions: Sequence[AxisAction], symmetry: Symmetry) -> set[str]:
@@ -459,7 +459,7 @@ def _signed(joint: JointGroups, symmetry: Symmetry) -> list[str]:
 def _views(joint: JointGroups, group: Group, symmetry: Symmetry, only: set[str] | None = None) -> Iterator[ChannelView]:
     """The views of a group, or of some of those that are like it; gains, which matrices do not act on, are left out."""
     for view in joint.views[group.id]:
-        if group.scale in MATRICES and view.action.role == "gain":
+        if matrix_kind_of(group) and view.action.role == "gain":
             continue
         if only is None:
             yield view

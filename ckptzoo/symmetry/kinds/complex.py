@@ -19,6 +19,8 @@ from ckptzoo.symmetry.kinds.matrix import Matrix
 class Complex(Matrix):
     """Real and imaginary parts (K, n, 2)."""
 
+    among, signs = "nonzero", "sign"
+
     def identity(self, group: Group, K: int) -> np.ndarray:
         return np.tile([1.0, 0.0], (K, group.n, 1))
 
@@ -46,6 +48,10 @@ class Complex(Matrix):
     @staticmethod
     def is_identity(value: np.ndarray) -> bool:
         return bool((value == np.array([1.0, 0.0])).all())
+
+    def monomial(self, group: Group, perm: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Real numbers, and the permutation."""
+        return np.stack([scale, np.zeros(scale.shape)], axis=-1), perm
 
     def dimensions(self, group: Group) -> int:
         """2 a number."""

@@ -19,6 +19,8 @@ MOST_CONDITION = 1e12
 class Linear(Matrix):
     """Invertible matrices (K, blocks, k, k)."""
 
+    among, signs = "nonzero", "sign"
+
     def random(self, group: Group, K: int, rng: np.random.Generator, spread: float, shared: Shared) -> np.ndarray:
         """``U diag(exp(spread * N(0, 1))) V`` with uniform orthogonal U and V."""
         shape = (K, *matrix_shape(group))

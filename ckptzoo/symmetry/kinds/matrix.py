@@ -60,6 +60,14 @@ class Matrix(BlockKind):
     def is_identity(value: np.ndarray) -> bool:
         return bool((value == np.eye(value.shape[-1])).all())
 
+    def monomial(self, group: Group, perm: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The matrices of permutations (K, n) and scales (K, n), and the permutation of whole blocks that is left."""
+        (blocks, k, _), K = matrix_shape(group), len(perm)
+        inside = perm.reshape(K, blocks, k)
+        made = np.zeros((K, blocks, k, k))
+        np.put_along_axis(made, (inside % k)[..., None], scale.reshape(K, blocks, k)[..., None], axis=3)
+        return made, (inside[..., :1] // k * k + np.arange(k)).reshape(K, group.n)
+
     @staticmethod
     def value(gains: np.ndarray, value: np.ndarray) -> np.ndarray:
         """(K,) ``<G, gains>``."""

@@ -6,6 +6,7 @@ from ckptzoo.schema.groups import Fixed, Group, Like, Perm, Sym, Wreath
 from ckptzoo.symmetry.kinds.complex import Complex
 from ckptzoo.symmetry.kinds.kind import BlockKind, Kind, PermutationKind
 from ckptzoo.symmetry.kinds.linear import Linear
+from ckptzoo.symmetry.kinds.matrix import Matrix
 from ckptzoo.symmetry.kinds.orthogonal import Orthogonal, OrthogonalMean
 from ckptzoo.symmetry.kinds.permutation import Blocks, OfAnother, Symmetric, Unmoved
 from ckptzoo.symmetry.kinds.scale import Nonzero, Positive, Sign
@@ -43,10 +44,15 @@ def kinds_of(group: Group) -> tuple[Kind, ...]:
     return (factor, permutations_of(group)) if factor.part == "matrices" else (permutations_of(group), factor)
 
 
+def matrix_kind_of(group: Group) -> Matrix | None:
+    """The kind of a group's matrices; None where it has none."""
+    factor = FACTORS.get(group.scale)
+    return factor if isinstance(factor, Matrix) else None
+
+
 def within_blocks_of(group: Group) -> BlockKind:
     """The kind of what a group has within its blocks: matrices, or else permutations."""
-    factor = FACTORS.get(group.scale)
-    return factor if isinstance(factor, BlockKind) else permutations_of(group)
+    return matrix_kind_of(group) or permutations_of(group)
 
 
 def arithmetic(part: str, value: Any) -> Kind:

@@ -58,6 +58,7 @@ class Positive(Scale):
     """Positive numbers."""
 
     expected = "positive finite numbers"
+    among = sizes = "positive"
 
     def random(self, group: Group, K: int, rng: np.random.Generator, spread: float, shared: Shared) -> np.ndarray:
         """``exp(spread * N(0, 1))``."""
@@ -73,6 +74,7 @@ class Sign(Scale):
     """Signs."""
 
     expected = "+1 or -1"
+    among = signs = "sign"
 
     def random(self, group: Group, K: int, rng: np.random.Generator, spread: float, shared: Shared) -> np.ndarray:
         """A fair coin."""
@@ -88,6 +90,7 @@ class Nonzero(Scale):
     """Any numbers but 0: a size and a sign."""
 
     expected = "finite numbers other than 0"
+    among, signs, sizes = "nonzero", "sign", "positive"
 
     def random(self, group: Group, K: int, rng: np.random.Generator, spread: float, shared: Shared) -> np.ndarray:
         """A positive number times a sign."""

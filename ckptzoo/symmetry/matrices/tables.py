@@ -10,16 +10,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from ckptzoo.schema.groups import MATRICES, AxisAction, Fixed, Group, Segment, Sym, Wreath, with_scaled_gates
+from ckptzoo.schema.groups import AxisAction, Fixed, Group, Segment, Wreath, with_scaled_gates
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.kinds.kind import Kind
+from ckptzoo.symmetry.kinds.registry import FACTORS, matrix_kind_of
 from ckptzoo.symmetry.matrix_action import gains_at_one
 from ckptzoo.symmetry.tables import Arch, table_of
 
 
 def mixes(symmetry: Symmetry) -> bool:
     """Whether a table has matrices."""
-    return any(group.scale in MATRICES for group in symmetry.groups)
+    return symmetry.has_matrices
 
 
 def monomial(symmetry: Arch) -> Symmetry:
@@ -64,9 +66,7 @@ def among(symmetry: Symmetry, *, keep: Collection[str] = ()) -> Symmetry:
     keep
         kinds of matrices that stay as they are.
     """
-    kinds = {"linear": "nonzero", "complex": "nonzero", "orthogonal": "none", "orthogonal_mean": "none"}
-    kinds = {kind: scale for kind, scale in kinds.items() if kind not in keep}
-    return _changed(symmetry, lambda group: replace(group, scale=kinds.get(group.scale, group.scale)))
+    return _changed(symmetry, lambda group, kind: group if group.scale in keep else replace(group, scale=kind.among))
 
 
 def residual(symmetry: Symmetry) -> Symmetry:
@@ -74,27 +74,19 @@ def residual(symmetry: Symmetry) -> Symmetry:
 
     Whole blocks are permuted, and their channels keep their order; orthogonal matrices are known wholly.
     """
-    signs = {"nonzero": "sign", "sign": "sign"}
-
-    def change(group: Group) -> Group:
-        made = _residual_group(group)
-        return replace(made, scale=signs.get(made.scale, "none"))
-
-    return _changed(symmetry, change)
+    return _changed(symmetry, lambda group, kind: replace(_in_order(group), scale=kind.signs))
 
 
 def without_matrices(symmetry: Symmetry) -> Symmetry:
     """The table of what is left where the matrices are known: whole blocks are permuted, other groups are as before."""
     return _changed(
-        symmetry,
-        lambda group: replace(_residual_group(group), scale="none") if group.scale in MATRICES else group,
+        symmetry, lambda group, _: replace(_in_order(group), scale="none") if matrix_kind_of(group) else group
     )
 
 
 def unmixed(symmetry: Symmetry) -> Symmetry:
     """The table without matrices and signs: permutations, and positive scales of the other groups."""
-    scales = {"nonzero": "positive", "positive": "positive"}
-    return _changed(symmetry, lambda group: replace(_residual_group(group), scale=scales.get(group.scale, "none")))
+    return _changed(symmetry, lambda group, kind: replace(_in_order(group), scale=kind.sizes))
 
 
 def lifted(element: GroupElement, symmetry: Symmetry) -> GroupElement:
@@ -113,32 +105,22 @@ def lifted(element: GroupElement, symmetry: Symmetry) -> GroupElement:
     ones = {group.id: np.ones(perms[group.id].shape) for group in symmetry.groups}
     scales = {group.id: element.scales.get(group.id, ones[group.id]) for group in symmetry.groups if group.scaled}
     for group in symmetry.groups:
-        if (shape := group.matrix_shape) is None:
+        if (kind := matrix_kind_of(group)) is None:
             continue
         if group.id in element.matrices:
             matrices[group.id] = element.matrices[group.id]
             continue
-        perm = perms[group.id]
-        K, n = perm.shape
         scale = element.scales.get(group.id, ones[group.id])
-        if len(shape) == 2:
-            matrices[group.id] = np.stack([scale, np.zeros((K, n))], axis=-1)
-            continue
-        blocks, k = shape[:2]
-        inside = perm.reshape(K, blocks, k)
-        made = np.zeros((K, *shape))
-        np.put_along_axis(made, (inside % k)[..., None], scale.reshape(K, blocks, k)[..., None], axis=3)
-        matrices[group.id] = made
-        perms[group.id] = (inside[..., :1] // k * k + np.arange(k)).reshape(K, n)
+        matrices[group.id], perms[group.id] = kind.monomial(group, perms[group.id], scale)
     for group in symmetry.groups:  # those that are like one with matrices take these
         perms[group.id] = perms[symmetry.leader(group.id).id]
     return GroupElement(perms, scales, matrices)
 
 
-def _changed(symmetry: Symmetry, change: Callable[[Group], Group]) -> Symmetry:
+def _changed(symmetry: Symmetry, change: Callable[[Group, Kind], Group]) -> Symmetry:
     if not symmetry.has_matrices:
         return symmetry
-    groups = tuple(change(group) for group in symmetry.groups)
+    groups = tuple(change(group, kind) if (kind := FACTORS.get(group.scale)) else group for group in symmetry.groups)
     flipped = {group.id for group in groups if group.flips}
     pairs = {group.id for group in groups if group.scale == "complex"}
     actions = (
@@ -158,12 +140,9 @@ def _without_parts(action: AxisAction) -> tuple[Segment, ...]:
     return tuple(replace(segment, part=None) for segment in ordered)
 
 
-def _residual_group(group: Group) -> Group:
-    if group.scale not in MATRICES:
-        return group
+def _in_order(group: Group) -> Group:
+    """The group whose channels keep their order within blocks where real matrices permute them too."""
     perm = group.perm
-    if isinstance(perm, Wreath):
-        perm = replace(perm, inner="fixed") if group.scale != "complex" else perm
-    elif isinstance(perm, Sym) and group.scale != "complex":
-        perm = Fixed()
-    return replace(group, perm=perm, scale="sign" if group.scale in ("linear", "complex") else "none")
+    if matrix_kind_of(group) is None or group.scale == "complex":
+        return group
+    return replace(group, perm=replace(perm, inner="fixed") if isinstance(perm, Wreath) else Fixed())

@@ -32,11 +32,11 @@ class Kind(ABC):
 
     part: ClassVar[Part]
     """The attribute of ``GroupElement`` that has its values, (K, ...)."""
-    among: ClassVar[str] = "none"
+    among: str = "none"
     """The scales among its values, beside permutations: what a table of permutations and scales has in its stead."""
-    signs: ClassVar[str] = "none"
+    signs: str = "none"
     """The scales that are left where sizes, and matrices up to signs of channels, are settled."""
-    sizes: ClassVar[str] = "none"
+    sizes: str = "none"
     """The scales among its values that only resize."""
 
     @abstractmethod

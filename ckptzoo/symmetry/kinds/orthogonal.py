@@ -27,55 +27,43 @@ ORTHOGONAL = 1e-9
 
 
 class Orthogonal(Matrix):
-    """Orthogonal matrices (K, blocks, k, k)."""
+    """Orthogonal matrices (K, blocks, k, k).
 
-    mean = False
-    """Whether the vector of ones stays."""
+    Parameters
+    ----------
+    mean
+        whether they keep the vector of ones.
+    """
 
-    def best(self, group: Group, gains: np.ndarray) -> np.ndarray:
-        """The matrix of a Procrustes problem for every block."""
-        return procrustes(gains, mean=self.mean)
-
-    def greatest(self, group: Group, gains: np.ndarray) -> np.ndarray:
-        """The nuclear norm of every block."""
-        return greatest_products(gains, mean=self.mean)
-
-    def random(self, group: Group, K: int, rng: np.random.Generator, spread: float, shared: Shared) -> np.ndarray:
-        """Uniform ones."""
-        return random_orthogonal(rng, (K, *matrix_shape(group)))
-
-    def check_matrices(self, what: str, value: np.ndarray) -> None:
-        """Refuse matrices that are not orthogonal."""
-        off = float(np.abs(value @ value.swapaxes(-1, -2) - np.eye(value.shape[-1])).max(initial=0.0))
-        if off > ORTHOGONAL:
-            raise refused(what, "an orthogonal matrix", f"one with |G G^T - 1| of {off:.3g}")
-
-    def dimensions(self, group: Group) -> int:
-        """``k (k - 1) / 2`` a block."""
-        blocks, k, _ = matrix_shape(group)
-        return blocks * (k * (k - 1) // 2)
-
-
-class OrthogonalMean(Orthogonal):
-    """Orthogonal matrices that keep the vector of ones."""
-
-    mean = True
+    def __init__(self, *, mean: bool) -> None:
+        self._mean = mean
 
     def random(self, group: Group, K: int, rng: np.random.Generator, spread: float, shared: Shared) -> np.ndarray:
         """Uniform ones."""
         blocks, k, _ = matrix_shape(group)
-        return keeping_ones(random_orthogonal(rng, (K, blocks, k - 1, k - 1)))
+        found = random_orthogonal(rng, (K, blocks, k - self._mean, k - self._mean))
+        return keeping_ones(found) if self._mean else found
 
     def check_matrices(self, what: str, value: np.ndarray) -> None:
         """Refuse matrices that are not orthogonal, or change the vector of ones."""
-        super().check_matrices(what, value)
-        if (off := float(np.abs(value.sum(axis=-1) - 1).max())) > ORTHOGONAL:
+        off = float(np.abs(value @ value.swapaxes(-1, -2) - np.eye(value.shape[-1])).max(initial=0.0))
+        if off > ORTHOGONAL:
+            raise refused(what, "an orthogonal matrix", f"one with |G G^T - 1| of {off:.3g}")
+        if self._mean and (off := float(np.abs(value.sum(axis=-1) - 1).max())) > ORTHOGONAL:
             raise refused(what, "a matrix that keeps the vector of ones", f"one that changes it by {off:.3g}")
 
     def dimensions(self, group: Group) -> int:
-        """``(k - 1) (k - 2) / 2`` a block."""
+        """``k (k - 1) / 2`` a block, of the k directions beside the vector of ones where this stays."""
         blocks, k, _ = matrix_shape(group)
-        return blocks * ((k - 1) * (k - 2) // 2)
+        return blocks * ((k - self._mean) * (k - self._mean - 1) // 2)
+
+    def best(self, group: Group, gains: np.ndarray) -> np.ndarray:
+        """The matrix of a Procrustes problem for every block."""
+        return procrustes(gains, mean=self._mean)
+
+    def greatest(self, group: Group, gains: np.ndarray) -> np.ndarray:
+        """The nuclear norm of every block."""
+        return greatest_products(gains, mean=self._mean)
 
 
 def keeping_ones(inner: np.ndarray) -> np.ndarray:

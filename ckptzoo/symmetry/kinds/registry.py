@@ -7,9 +7,9 @@ from ckptzoo.symmetry.kinds.complex import Complex
 from ckptzoo.symmetry.kinds.kind import BlockKind, Kind, PermutationKind
 from ckptzoo.symmetry.kinds.linear import Linear
 from ckptzoo.symmetry.kinds.matrix import Matrix
-from ckptzoo.symmetry.kinds.orthogonal import Orthogonal, OrthogonalMean
+from ckptzoo.symmetry.kinds.orthogonal import Orthogonal
 from ckptzoo.symmetry.kinds.permutation import Blocks, OfAnother, Symmetric, Unmoved
-from ckptzoo.symmetry.kinds.scale import Nonzero, Positive, Sign
+from ckptzoo.symmetry.kinds.scale import Scale
 
 PERMUTATIONS: dict[type[Perm], PermutationKind] = {
     Sym: Symmetric(),
@@ -20,12 +20,12 @@ PERMUTATIONS: dict[type[Perm], PermutationKind] = {
 """By the declaration of a group's permutation."""
 
 FACTORS: dict[str, Kind] = {
-    "positive": Positive(),
-    "sign": Sign(),
-    "nonzero": Nonzero(),
+    "positive": Scale("positive", "positive finite numbers", resizes=True, flips=False),
+    "sign": Scale("sign", "+1 or -1", resizes=False, flips=True),
+    "nonzero": Scale("nonzero", "finite numbers other than 0", resizes=True, flips=True),
     "linear": Linear(),
-    "orthogonal": Orthogonal(),
-    "orthogonal_mean": OrthogonalMean(),
+    "orthogonal": Orthogonal(mean=False),
+    "orthogonal_mean": Orthogonal(mean=True),
     "complex": Complex(),
 }
 """By a group's ``scale``; "none" has none."""

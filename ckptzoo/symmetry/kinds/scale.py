@@ -5,8 +5,7 @@ through, ``relu(s x) = s relu(x)`` for s > 0; an odd one, as tanh, lets signs th
 whose gain takes the sign any scale but 0 is.
 """
 
-from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -15,27 +14,43 @@ from ckptzoo.symmetry.kinds.kind import Kind, Shared, refused, taken
 
 
 class Scale(Kind):
-    """A number for each channel, (K, n) float64."""
+    """A number for each channel, (K, n) float64.
+
+    Parameters
+    ----------
+    among
+        what tables call it.
+    expected
+        what the numbers are, in messages.
+    resizes, flips
+        whether sizes other than 1, and signs, are allowed.
+    """
 
     part = "scales"
-    expected: ClassVar[str]
-    """What the numbers are, in messages."""
+
+    def __init__(self, among: str, expected: str, *, resizes: bool, flips: bool) -> None:
+        self.among, self._expected = among, expected
+        self.signs, self.sizes = "sign" if flips else "none", "positive" if resizes else "none"
+        self._resizes, self._flips = resizes, flips
 
     def identity(self, group: Group, K: int) -> np.ndarray:
         return np.ones((K, group.n))
+
+    def random(self, group: Group, K: int, rng: np.random.Generator, spread: float, shared: Shared) -> np.ndarray:
+        """Sizes ``exp(spread * N(0, 1))`` and signs by a fair coin, where free."""
+        scale = np.exp(spread * rng.standard_normal((K, group.n))) if self._resizes else 1.0
+        return np.asarray(scale * rng.choice([-1.0, 1.0], (K, group.n)) if self._flips else scale)
 
     def check(self, group: Group, value: np.ndarray, perm: np.ndarray, K: int, shared: Shared) -> None:
         """Refuse numbers of another kind."""
         what = f"group {group.id!r}: scale"
         if value.shape != (K, group.n) or value.dtype != np.float64:
             raise refused(what, f"({K}, {group.n}) float64", f"{value.shape} {value.dtype}")
-        if not (allowed := self.allowed(value)).all():
-            raise refused(what, self.expected, str(value[~allowed][0]))
-
-    @staticmethod
-    @abstractmethod
-    def allowed(scale: np.ndarray) -> np.ndarray:
-        """Which scales are of this kind."""
+        allowed = (np.isfinite(value) & (value != 0)) if self._resizes else np.abs(value) == 1
+        if not self._flips:
+            allowed &= value > 0
+        if not allowed.all():
+            raise refused(what, self._expected, str(value[~allowed][0]))
 
     @staticmethod
     def moved(value: Any, perm: Any) -> Any:
@@ -52,52 +67,3 @@ class Scale(Kind):
     @staticmethod
     def is_identity(value: np.ndarray) -> bool:
         return not (value != 1).any()
-
-
-class Positive(Scale):
-    """Positive numbers."""
-
-    expected = "positive finite numbers"
-    among = sizes = "positive"
-
-    def random(self, group: Group, K: int, rng: np.random.Generator, spread: float, shared: Shared) -> np.ndarray:
-        """``exp(spread * N(0, 1))``."""
-        return np.exp(spread * rng.standard_normal((K, group.n)))
-
-    @staticmethod
-    def allowed(scale: np.ndarray) -> np.ndarray:
-        """Positive and finite."""
-        return (scale > 0) & (scale < np.inf)
-
-
-class Sign(Scale):
-    """Signs."""
-
-    expected = "+1 or -1"
-    among = signs = "sign"
-
-    def random(self, group: Group, K: int, rng: np.random.Generator, spread: float, shared: Shared) -> np.ndarray:
-        """A fair coin."""
-        return rng.choice([-1.0, 1.0], (K, group.n))
-
-    @staticmethod
-    def allowed(scale: np.ndarray) -> np.ndarray:
-        """+1 or -1."""
-        return np.abs(scale) == 1
-
-
-class Nonzero(Scale):
-    """Any numbers but 0: a size and a sign."""
-
-    expected = "finite numbers other than 0"
-    among, signs, sizes = "nonzero", "sign", "positive"
-
-    def random(self, group: Group, K: int, rng: np.random.Generator, spread: float, shared: Shared) -> np.ndarray:
-        """A positive number times a sign."""
-        size = Positive().random(group, K, rng, spread, shared)
-        return size * Sign().random(group, K, rng, spread, shared)
-
-    @staticmethod
-    def allowed(scale: np.ndarray) -> np.ndarray:
-        """Finite and not 0."""
-        return np.isfinite(scale) & (scale != 0)

@@ -6,11 +6,15 @@ everywhere, so that a shift of all channels leaves the function, and another per
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import ckptzoo
+from ckptzoo.derive import declare, dedupe
 from ckptzoo.errors import SymmetryError
+from ckptzoo.schema.architecture import Architecture, Tensor
 from ckptzoo.schema.groups import AxisAction, Group, Like, Perm, Segment, Sym
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, align, apply, canonicalize, count, orbits
@@ -175,6 +179,18 @@ def test_copies_are_aligned_and_the_best_shift_of_others_is_found(start: str) ->
         ]
         assert best.distance[row] == pytest.approx(min(distances))
         assert best.gap[row] >= -1e-12
+
+
+def test_disguised_copies_in_a_zoo_are_found(tmp_path: Path) -> None:
+    """The table is read from its file, so that the name of the kind is known there too."""
+    table, weights = _table(), _weights(3, 8)
+    copies = apply(GroupElement.random(table, 3, np.random.default_rng(9), spread=0.3), weights, table)
+    both = {name: np.concatenate([array, copies[name]]).astype(np.float32) for name, array in weights.items()}
+    arch = Architecture("circle", tuple(Tensor(name, array.shape[1:]) for name, array in both.items()))
+    with ckptzoo.create(tmp_path / "zoo", arch=arch, card=ckptzoo.Card("circle", "Networks and disguises.")) as writer:
+        writer.add(both, [{"id": f"n{number}"} for number in range(6)])
+    declare(tmp_path / "zoo", table)
+    assert dedupe(ckptzoo.open(tmp_path / "zoo")).groups == (("n0", "n3"), ("n1", "n4"), ("n2", "n5"))
 
 
 def _shifted(weights: dict[str, np.ndarray], shift: int) -> dict[str, np.ndarray]:

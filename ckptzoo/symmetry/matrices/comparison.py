@@ -19,9 +19,9 @@ from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.arrays import is_float
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.invariants import Invariants, describe_blocks
-from ckptzoo.symmetry.kinds.orthogonal import procrustes
 from ckptzoo.symmetry.matrices.gauge import joined_rows
 from ckptzoo.symmetry.matrices.invariants import MatrixInvariants, matrix_invariants, tensor_sizes
+from ckptzoo.symmetry.matrices.procrustes import procrustes
 from ckptzoo.symmetry.matrix_action import mixed_channels, multiply
 from ckptzoo.symmetry.ordering import leaders, shape_of
 

@@ -175,11 +175,13 @@ class Matcher(Ascent):
         """
         K = len(next(iter(arrays.values())))
         element, bound, ties = self._signatures(arrays)
+        one = GroupElement.identity(self.symmetry, K)
         if start != "signature":
-            element = GroupElement.identity(self.symmetry, K)
+            element = GroupElement(one.perms, {})
         # signatures give the best permutations of groups that are alone
         waiting = np.tile([not (start == "signature" and joint.is_alone) for joint in self.joint_groups], (K, 1))
-        return Matched(element, bound, self._ascend(arrays, element, waiting, self._improved), ties)
+        sweeps = self._ascend(arrays, element, waiting, self._improved)
+        return Matched(GroupElement(element.perms, one.scales), bound, sweeps, ties)
 
     def ascend(self, arrays: Arrays, perms: Perms) -> Perms:
         """Permutations that no group alone improves, from given ones on."""
@@ -190,7 +192,7 @@ class Matcher(Ascent):
     def _signatures(self, arrays: Arrays) -> tuple[GroupElement, NDArray[np.float64], NDArray[np.int64]]:
         """Permutations by sorted slices, with the bound and the ties that these show."""
         K = len(next(iter(arrays.values())))
-        element = GroupElement.identity(self.symmetry, K)
+        element = GroupElement(GroupElement.identity(self.symmetry, K).perms, {})
         bound, ties = self._still(arrays), np.zeros(K, np.int64)
         for joint in self.joint_groups:
             first, most, alike = self._by_signature(joint, arrays)

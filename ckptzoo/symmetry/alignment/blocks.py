@@ -86,8 +86,8 @@ def assign_jointly(
     """
     if joint.g == 1 and len(joint.groups) == 1:  # no blocks to assign
         ((name, gain),) = gains.items()
-        found = permutations_of(joint.groups[0]).best(joint.groups[0], gain)
-        return {name: found}, gained(gain, found), np.zeros(len(gain)) if before is None else gained(gain, before[name])
+        best = permutations_of(joint.groups[0]).best(joint.groups[0], gain)
+        return {name: best}, gained(gain, best), np.zeros(len(gain)) if before is None else gained(gain, before[name])
     split = {group.id: by_block(gains[group.id], joint.g) for group in joint.groups}
     K, blocks = len(next(iter(split.values()))), np.arange(joint.g)
     inside: _Inside = {}

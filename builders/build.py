@@ -225,6 +225,7 @@ class BuildRequest:
             self.first_seed,
             code_version(),
             self.transpositions,
+            self.recipe.content,
         )
         plan = build_folder.settle_plan(wanted, BuildPlan)
         assert plan is not None

@@ -1,10 +1,13 @@
 """What commands share: arguments, options, and what goes to the standard output and error."""
 
+import dataclasses
+import functools
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, get_type_hints
 
 import typer
 
@@ -112,6 +115,38 @@ Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Write pictures and a JSON file there.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+def expand_dataclasses(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the fields of its parameters that are dataclasses as options of its own, in their place.
+
+    So that options which several commands have in common are written once; each field is annotated as an option.
+    """
+    hints, given = get_type_hints(command, include_extras=True), inspect.signature(command).parameters
+    groups = {name: hints[name] for name in given if dataclasses.is_dataclass(hints[name])}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in given.items():
+        if name not in groups:
+            parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        options = get_type_hints(groups[name], include_extras=True)
+        parameters += [
+            inspect.Parameter(
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=options[field.name]
+            )
+            for field in dataclasses.fields(groups[name])
+        ]
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in dataclasses.fields(group)})
+        command(**values)
+
+    # Typer reads the one and the other
+    run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
 
 
 def parse_input_shape(text: str | None) -> tuple[int, ...] | None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib
 import inspect
 import sys
 from collections.abc import Callable, Sequence
@@ -207,9 +208,40 @@ def print_result(result: Result, as_json: bool, files: Sequence[Path] | None = N
         print(path)
 
 
-def print_study(result: "StudyResult", output: Path | None, as_json: bool) -> None:
-    """Write the pictures of a study's result where that is asked for, and print it."""
-    print_result(result, as_json, [] if output is None else result.plot(output))
+@dataclass(frozen=True)
+class ResultOptions:
+    """How the result of a study is shown."""
+
+    output: Output = None
+    as_json: AsJson = False
+
+    def answer(self, study: str, *arguments: Any, said: str, nbytes: bool = False, **options: Any) -> None:
+        """Carry out a study while a bar shows how far it is, print the result, and write its pictures if asked for.
+
+        Parameters
+        ----------
+        study
+            the name of a module of ``ckptzoo.studies`` and of its function.
+        arguments, options
+            of the function, all but ``progress``.
+        said, nbytes
+            what the bar says, and whether it counts bytes.
+        """
+        compute = getattr(importlib.import_module(f"ckptzoo.studies.{study}"), study)
+        with bar(said, nbytes=nbytes) as progress:
+            result: StudyResult = compute(*arguments, progress=progress, **options)
+        print_result(result, self.as_json, [] if self.output is None else result.plot(self.output))
+
+
+@dataclass(frozen=True)
+class StudyOptions(ResultOptions):
+    """The options of every study of one zoo."""
+
+    where: Where = None
+
+    def opened(self, address: str) -> "Zoo":
+        """The zoo, or those of its checkpoints that are to be studied."""
+        return opened(address, self.where)
 
 
 def complain(kind: str, text: str) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +26,6 @@ from ckptzoo.studies.shared.result import Spread, StudyResult, mean_and_sd
 from ckptzoo.studies.shared.selection import check_numbers, own_table, usable_members
 from ckptzoo.symmetry import GAUGES, gauge_named
 from ckptzoo.text import Progress, counted, counter, printable
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 BY_ACTIVATIONS = "aligned by activations"
 LEAST = "least of all permutations"
@@ -236,14 +233,6 @@ class BarrierStudy(StudyResult):
         if self.draws > 1 and "Gaussian" in zoo.kind:
             found.append(("likelihoods", f"means over {counted(self.draws, 'draw')}, the same noise at every point"))
         return found
-
-    def _figures(self) -> dict[str, "Figure"]:
-        from ckptzoo.studies.plots.barriers import curves, has_widths, widths
-
-        figures = {"barriers.png": curves(self.zoos)}
-        if any(has_widths(self.zoos, zoo.kind) for zoo in self.zoos):
-            figures["widths.png"] = widths(self.zoos)
-        return figures
 
 
 def barriers(

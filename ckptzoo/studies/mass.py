@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,6 @@ from ckptzoo.studies.shared.result import StudyResult
 from ckptzoo.studies.shared.selection import own_table, parameters_by_layer, thinned, usable_rows
 from ckptzoo.symmetry import min_mass
 from ckptzoo.text import Progress, counted, printable
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 BATCH_BYTES = 64 * 2**20
 """Raw weights that are solved for at a time, as far as whole checkpoints allow."""
@@ -147,13 +144,6 @@ class Masses(StudyResult):
         yield largest
         if left_out:
             yield f"{counted(left_out, 'more layer')} not shown"
-
-    def _figures(self) -> dict[str, "Figure"]:
-        from ckptzoo.studies.plots.mass import masses
-
-        shown, left_out = thinned(self.layers, MAX_ROWS)
-        figure = masses(self.name, self.before, self.after, self.excess, peak(self.excess), shown, left_out)
-        return {"mass.png": figure}
 
     def _facts(self) -> list[tuple[str, str]]:
         rows = [

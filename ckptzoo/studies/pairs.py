@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,6 @@ from ckptzoo.studies.shared.result import Spread, StudyResult, mean_and_sd
 from ckptzoo.studies.shared.selection import check_numbers, evenly, own_table, parameter_names, usable_members
 from ckptzoo.symmetry import gauge_named
 from ckptzoo.text import Progress, counted, counter, printable
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MAX_MEMBERS = 4096
 """More members than this are thinned out evenly: the distances of all pairs take 8 bytes each."""
@@ -128,11 +125,6 @@ class PairStudy(StudyResult):
             yield ""
             yield f"barriers of aligned pairs on {self.set}, in nats"
             yield self._barriers_table()
-
-    def _figures(self) -> dict[str, "Figure"]:
-        from ckptzoo.studies.plots.pairs import distances
-
-        return {"pairs.png": distances(self)}
 
     def _distances_table(self) -> Table:
         table = columns("distance", "mean ± sd", "least", "median", "most")

@@ -1,19 +1,17 @@
 """The pictures of loss barriers: losses along the lines, barriers against distances, and barriers against the width."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from ckptzoo.studies.barriers import BarrierStudy, Lines, ZooBarriers
 from ckptzoo.studies.shared.plots import WIDTH, abbreviated, head, styled
 from ckptzoo.studies.shared.selection import thinned
 from ckptzoo.text import counted
-
-if TYPE_CHECKING:
-    from ckptzoo.studies.barriers import Lines, ZooBarriers
 
 MAX_ZOOS = 6
 """More zoos than this are thinned out evenly."""
@@ -128,7 +126,15 @@ def _standard_error(values: Any) -> float:
     return float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else 0.0
 
 
-def _curve(axes: Axes, lines: "Lines", colour: str) -> None:
+def _curve(axes: Axes, lines: Lines, colour: str) -> None:
     axes.plot(lines.points, lines.losses.mean(0), color=colour, lw=1.8)
     low, high = np.quantile(lines.losses, [0.25, 0.75], axis=0)
     axes.fill_between(lines.points, low, high, color=colour, alpha=0.18, lw=0)
+
+
+def figures(result: BarrierStudy) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
+    drawn = {"barriers.png": curves(result.zoos)}
+    if any(has_widths(result.zoos, zoo.kind) for zoo in result.zoos):
+        drawn["widths.png"] = widths(result.zoos)
+    return drawn

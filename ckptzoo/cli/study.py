@@ -93,6 +93,9 @@ def mass(
             autocompletion=lambda incomplete: [name for name in _FORMULATIONS if name.startswith(incomplete)],
         ),
     ] = "pinned",
+    convex: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Solve N networks by cvxpy too, and compare the optima.")
+    ] = 0,
     *,
     shown: StudyOptions,
 ) -> None:
@@ -100,7 +103,7 @@ def mass(
 
     Masses (sums of squared weights) as trained and at the certified minimum over scales.
     """
-    shown.answer("mass", shown.opened(zoo), formulation=formulation, said="minimising masses")
+    shown.answer("mass", shown.opened(zoo), formulation=formulation, convex=convex, said="minimising masses")
 
 
 @study.command()

@@ -11,7 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from ckptzoo.server.connections import Connections
-from ckptzoo.server.errors import ServerLimits
+from ckptzoo.server.limits import ServerLimits
 
 _START_SECONDS = 10.0
 """How long a server in a thread may take to start."""

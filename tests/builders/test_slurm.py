@@ -198,9 +198,7 @@ def test_what_slurm_refuses_is_said_in_its_words(
 
 
 def test_without_a_plan_or_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(
-        ZooError, match=r"plans: expected one, got none\. Plan it first: python -m builders plan"
-    ):
+    with pytest.raises(ZooError, match=r"plans: expected one, got none\. Plan it first: python -m builders plan"):
         submit(tmp_path, tasks=2)
     plan(TOY, tmp_path / "zoo", members=4, unit_size=2)
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 WORK_FOLDER = ".work"
-"""Of unfinished builds, in a zoo's folder."""
+"""The folder of unfinished builds, in a zoo's folder."""
 PLAN = "plan.json"
 """What is being built, in the folder of a build."""
 Plan = TypeVar("Plan", bound="DataclassInstance")
@@ -415,7 +415,7 @@ def _iso(value: object) -> str:
 
 
 def _format_value(value: object) -> str:
-    """Of a plan's field; of more than three values the first and the last."""
+    """The text of a plan's field; of more than three values the first and the last."""
     if not isinstance(value, tuple):
         return str(value)
     values = [str(entry) for entry in value]

@@ -147,7 +147,7 @@ class _Driver:
 
     @cached_property
     def claims(self) -> Claims:
-        """Of the units."""
+        """The claims of the units."""
         return Claims(self.order.build_folder.folder)
 
     @cached_property

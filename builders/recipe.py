@@ -355,7 +355,6 @@ class ImageRecipe(Recipe):
         return mean, std
 
     def input_problems(self) -> Iterator[Problem]:
-        """See ``Recipe``."""
         if type(self.crop_pad) is not int or not 0 <= self.crop_pad <= 2**10:
             yield self.problem_with("crop_pad", f"an integer from 0 to {2**10}")
         if type(self.flip) is not bool:
@@ -376,7 +375,7 @@ class ImageRecipe(Recipe):
             yield self.problem_with("train_of", "an integer from the number of training images, train")
 
     def _content(self) -> dict[str, Any]:
-        """See ``Recipe``; the set that no training uses is left out."""
+        """The set that no training uses is left out."""
         content = super()._content()
         del content["ood"]
         return content
@@ -404,7 +403,6 @@ class TableRecipe(Recipe):
     target_std: float
 
     def input_problems(self) -> Iterator[Problem]:
-        """See ``Recipe``."""
         if not isinstance(self.mean, tuple) or not all(map(_finite, self.mean)):
             yield self.problem_with("mean", "a list of finite numbers")
         elif not _positives(self.std, len(self.mean)):
@@ -431,7 +429,6 @@ class GaussianRecipe(Recipe):
     data_seed: int
 
     def input_problems(self) -> Iterator[Problem]:
-        """See ``Recipe``."""
         centres = self.centres
         points = isinstance(centres, tuple) and all(isinstance(point, tuple) and point for point in centres)
         if not points or len(centres) < 2 or len({len(point) for point in centres}) > 1:

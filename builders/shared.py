@@ -374,7 +374,7 @@ class _SharedTraining(MemberTraining):
     finished_here: set[str] = field(default_factory=set)
 
     def _train(self, unit: Unit, progress: Progress, claim: Claim) -> bool:
-        """See ``UnitTraining``; what happens is in the unit's log."""
+        """What happens is in the unit's log."""
         holder = f"process {os.getpid()} on {socket.gethostname()}, {self.trainer.data_source.device}"
         log(self.build_folder, unit.name, f"begun by {holder}", begin=True)
         began = time.monotonic()
@@ -388,7 +388,6 @@ class _SharedTraining(MemberTraining):
         return finished
 
     def finish(self, unit: Unit) -> None:
-        """See ``UnitTraining``."""
         self.finished_here.add(unit.name)
         forget_failures(self.build_folder, unit.name)
 

@@ -100,7 +100,6 @@ class MemberTraining(Training):
     threads: Threads = None
 
     def options(self) -> dict[str, Any]:
-        """See ``Training``."""
         return {**super().options(), "keep_steps": parse_numbers(self.keep_steps), "threads": self.threads}
 
 
@@ -179,7 +178,7 @@ def print_report(report: Report, as_json: bool) -> None:
 
 
 def console_of(*, stderr: bool = False) -> Console:
-    """Of the standard output or error, which wraps nothing where that is no terminal."""
+    """The console of the standard output or error, which wraps nothing where that is no terminal."""
     console = Console(stderr=stderr)
     # rich would wrap at 80 columns
     return console if console.is_terminal else Console(stderr=stderr, width=100_000, color_system=None)

@@ -37,7 +37,7 @@ from ckptzoo.errors import Problem, UnknownNameError, ZooError
 from ckptzoo.text import counted
 
 MAX_DRAWS = 10**5
-"""Of a mode."""
+"""The largest number of draws of a mode."""
 _SETTLE_SECONDS = 60.0
 """How long another process may take to settle a build."""
 Settled = tuple[PosteriorPlan, list[DrawUnit]] | None

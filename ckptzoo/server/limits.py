@@ -23,8 +23,8 @@ class ServerLimits:
     expand_seconds: float = 2
     """How long the last commits of paths are looked for; entries whose commit was not found by then come without."""
     listed_bytes: int = 8 * 2**20
-    """Of the list of all files in the answer about a revision: the paths, and 100 bytes for each. A longer list is left
-    out, and clients read the pages of the tree."""
+    """Bytes of the list of all files in an answer about a revision: the paths, and 100 bytes for each. A longer list is
+    left out, and clients read the pages of the tree."""
     line_bytes: int = 16 * 2**20
     """One line of a commit, with a small file in base64."""
     commit_bytes: int = 512 * 2**20

@@ -30,7 +30,7 @@ class _Server(uvicorn.Server):
         self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """See ``uvicorn.Server``, which takes care of signals before it calls this."""
+        """uvicorn takes care of signals before it calls this."""
         await super().startup(sockets=sockets)
         self._ready()
 

@@ -59,12 +59,12 @@ class Lines:
 
     @property
     def barriers(self) -> Barriers:
-        """Of the loss."""
+        """Barriers of the loss."""
         return barriers_of(self.losses, self.points)
 
     @property
     def accuracy_barriers(self) -> Barriers:
-        """Of the accuracy: how far it falls below the line between both ends."""
+        """Barriers of the accuracy: how far it falls below the line between both ends."""
         return barriers_of(-self.accuracies, self.points)
 
     def to_json(self) -> dict[str, Any]:
@@ -333,7 +333,7 @@ def barriers(
 
 
 def _zoos_of_module(zoos: Sequence[Zoo], module: Any) -> list[bool]:
-    """Of which zoos the module is the network: those of unknown forward functions, or all where there are no such."""
+    """The zoos whose network the module is: those of unknown forward functions, or all where there are none."""
     if module is None:
         return [False] * len(zoos)
     unknown = [not archs.known(zoo.arch.forward) for zoo in zoos]

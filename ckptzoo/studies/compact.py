@@ -448,7 +448,7 @@ class _Job:
     def _convergence(
         self, chains: Sequence[NDArray[np.int64]], samples: Weights, aligned: Weights
     ) -> dict[str, Convergence]:
-        """Of weights as sampled and aligned, and of probabilities, where chains can be compared."""
+        """The convergence of weights as sampled and aligned, and of probabilities, where chains can be compared."""
         if not are_comparable(chains):
             return {}
         found: dict[str, Convergence] = {}

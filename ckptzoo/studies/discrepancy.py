@@ -91,12 +91,12 @@ class LayerDiscrepancy:
 
     @property
     def median(self) -> float:
-        """Of the twenty."""
+        """The median of the twenty."""
         return float(np.median(self.mmd2))
 
     @property
     def mean(self) -> float:
-        """Of the twenty."""
+        """The mean of the twenty."""
         return float(self.mmd2.mean())
 
     @property

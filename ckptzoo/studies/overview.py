@@ -22,7 +22,7 @@ from ckptzoo.text import Progress
 MAX_PANELS = 24
 """More weight tensors than this are thinned out evenly."""
 MAX_POINTS = 20_000
-"""Of the scatter; more checkpoints than this are sampled."""
+"""The most points of the scatter; more checkpoints than this are sampled."""
 MIN_STEPS = 3
 """Fewer measured steps of a member are no trajectory."""
 

@@ -24,9 +24,9 @@ from ckptzoo.text import Progress, counted, counter, printable
 MAX_MEMBERS = 4096
 """More members than this are thinned out evenly: the distances of all pairs take 8 bytes each."""
 BINS = 120
-"""Of the histograms of distances."""
+"""Bins of the histograms of distances."""
 POINTS = 11
-"""Of a line, with its ends."""
+"""Points of a line, with its ends."""
 SHOWN = 10
 """Nearest pairs that are printed."""
 

@@ -333,7 +333,7 @@ class _OrderReader:
 
     @property
     def explained(self) -> float:
-        """Of what was read, the fraction of the orders that are those of the keys."""
+        """The fraction of the orders that were read which are those of the keys."""
         return self._same / self._seen
 
     def movements(self, kept: KeptSteps, pairs: list[Pair], progress: Progress | None) -> tuple[Movement, ...]:

@@ -32,7 +32,7 @@ MAX_FLAT_BYTES = 2 * 2**30
 """Larger matrices of weights, float64, are left out; statistics are of any size."""
 _QUANTILES = (0, 0.25, 0.5, 0.75, 1)
 _PENALTIES = np.logspace(-2, 5, 15)
-"""Of ridge regression on standardised features; the best one is found by leaving out one training example each."""
+"""Penalties of ridge regression on standardised features; the best is found by leaving out one training example."""
 _LEAST = 20
 """Checkpoints below which a split says nothing."""
 

@@ -29,7 +29,7 @@ from ckptzoo.symmetry.transpositions import most_transpositions, transpositions_
 from ckptzoo.text import Progress, counted, counter
 
 POINTS = 11
-"""Of a line, with its ends."""
+"""Points of a line, with its ends."""
 
 Values = NDArray[np.float64]
 

@@ -384,7 +384,7 @@ def planted_pairs(zoo: Zoo, table: Symmetry) -> tuple[list[PlantedPair], int]:
 
 
 def _planted_element(perms: Mapping[str, list[int]], table: Symmetry) -> GroupElement:
-    """Of the permutations of some groups; those that are like one of these follow it."""
+    """The element of permutations of some groups; those that are like one of these follow it."""
     identity = GroupElement.identity(table, 1)
     moved = dict(identity.perms)
     for group in table.groups:

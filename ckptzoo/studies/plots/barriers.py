@@ -16,7 +16,7 @@ from ckptzoo.text import counted
 MAX_ZOOS = 6
 """More zoos than this are thinned out evenly."""
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Of Okabe and Ito, one a way."""
+"""Colours of Okabe and Ito, one a way."""
 _MARKERS = "osD^vP*"
 _WIDE = 4
 """Distances that differ by more than this factor are shown on a logarithmic axis."""
@@ -118,7 +118,7 @@ def widths(zoos: Sequence["ZooBarriers"]) -> Figure:
 
 
 def _columns(handles: Sequence[Line2D]) -> int:
-    """Of the key: four ways, as by default, are in one line."""
+    """Columns of the key: four ways, as by default, are in one line."""
     return 4 if len(handles) == 4 else 3
 
 

@@ -18,7 +18,7 @@ Values = NDArray[np.float64]
 _NARROWEST = 1e-4
 """Nats between the ends of an axis, at least: equal members differ by nothing."""
 _HEXAGONS = 45
-"""Of the density, from left to right."""
+"""Hexagons of the density, from left to right."""
 _MANY = 1000
 """Fewer pairs are points, not a density."""
 

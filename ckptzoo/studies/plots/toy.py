@@ -18,7 +18,7 @@ MASSES = (0.9, 0.6, 0.3)
 MAX_POINTS = 1000
 """More networks than this are shown by their density alone."""
 MAX_MARKED = 6
-"""Of the highest shares, those that are written beside their modes."""
+"""How many of the highest shares are written beside their modes."""
 
 
 @styled

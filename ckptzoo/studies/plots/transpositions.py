@@ -18,9 +18,9 @@ from ckptzoo.text import counted
 _STYLES = ((RAW_COLOUR, "o", 4.5), (DERIVED_COLOUR, "s", 8.0), ("#009E73", "^", 4.5))
 """Colour, marker and its size of each way; the last two are often at one place, and the third colour is a green."""
 _CURVES = 8
-"""Of the numbers of transpositions along lines, at most."""
+"""The most numbers of transpositions that are drawn along lines."""
 _LABEL_HEIGHT = 0.045
-"""Of a label at the end of a curve, as a share of the axis."""
+"""The height of a label at the end of a curve, as a share of the axis."""
 
 
 @styled

@@ -104,7 +104,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: ArrayLike) -> "Spread | None":
-        """Of the finite ones among these; None where there are none.
+        """The spread of the finite ones among these; None where there are none.
 
         >>> Spread.of([1.0, 3.0, float("nan")])
         Spread(count=2, mean=2.0, sd=1.4142135623730951, least=1.0, median=2.0, most=3.0)

@@ -15,7 +15,7 @@ class Perm:
 
     @classmethod
     def kind(cls) -> str:
-        """What files and counts call it: ``sym``, ``wreath``, ``like`` or ``fixed``."""
+        """The name in files and counts: ``sym``, ``wreath``, ``like`` or ``fixed``."""
         return cls.__name__.lower()
 
 

@@ -60,7 +60,7 @@ class GroupElement:
         return {"perms": self.perms, "scales": self.scales, "matrices": self.matrices}
 
     def _each(self, made: Callable[[str, Any], Any]) -> "GroupElement":
-        """What a function makes of each group's values."""
+        """An element whose values a function makes of those of this one."""
         return GroupElement(
             **{part: {name: made(name, value) for name, value in values.items()} for part, values in self.parts.items()}
         )
@@ -90,7 +90,7 @@ class GroupElement:
 
     @classmethod
     def _made(cls, symmetry: Symmetry, made: Callable[[Kind, Group], np.ndarray]) -> "GroupElement":
-        """What a function makes for every kind of every group."""
+        """An element whose values a function makes for every kind of every group."""
         parts: dict[Part, dict[str, np.ndarray]] = {"perms": {}, "scales": {}, "matrices": {}}
         for group in symmetry.groups:
             for kind in kinds_of(group):

@@ -1,4 +1,4 @@
-"""What a kind of symmetry is: the interface through which elements, counts, gauges and alignment meet every kind.
+"""The interface of kinds of symmetry, through which elements, counts, gauges and alignment meet every kind.
 
 A group of channels has two kinds: which permutations it has (``permutation.py``), and what multiplies its channels
 (``scale.py``, ``linear.py``, ``orthogonal.py``, ``complex.py``). Kinds have no state. They get the group, stacked
@@ -64,7 +64,7 @@ class Kind(ABC):
     @staticmethod
     @abstractmethod
     def inverse(value: Any) -> Any:
-        """What undoes a value, before it is moved back."""
+        """The value that undoes another one, before it is moved back."""
 
     @staticmethod
     @abstractmethod
@@ -78,7 +78,7 @@ class Kind(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Ties:
-    """What the permutations of a group add to the graph in which channels that look alike are told apart.
+    """Vertices and edges that a group's permutations add to the graph in which channels that look alike are told apart.
 
     Parameters
     ----------
@@ -111,12 +111,12 @@ class BlockKind(Kind):
 
     @abstractmethod
     def greatest(self, group: Group, gains: np.ndarray) -> np.ndarray:
-        """What the best values reach (...)."""
+        """The sums that the best values reach (...)."""
 
     @staticmethod
     @abstractmethod
     def value(gains: np.ndarray, value: np.ndarray) -> np.ndarray:
-        """What values reach (K,), from the gains (K, g, k, k) of the blocks that they are for."""
+        """The sums (K,) that values reach, from the gains (K, g, k, k) of the blocks that they are for."""
 
 
 class PermutationKind(BlockKind):
@@ -200,7 +200,7 @@ class PermutationKind(BlockKind):
         return None
 
     def ties(self, group: Group) -> Ties:
-        """What tells apart channels whose keys are equal."""
+        """The structure that tells apart channels whose keys are equal."""
         return Ties(np.arange(group.n))
 
     def by_ranks(self, group: Group, ranks: np.ndarray, shared: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -13,7 +13,7 @@ from ckptzoo.symmetry.kinds.matrix import Matrix, matrix_shape, random_orthogona
 from ckptzoo.symmetry.kinds.orthogonal import greatest_products, procrustes
 
 MOST_CONDITION = 1e12
-"""Of an invertible matrix; beyond it float64 leaves fewer than four digits of what it acts on."""
+"""The largest condition of an invertible matrix: beyond it float64 leaves fewer than four digits of a product."""
 
 
 class Linear(Matrix):

@@ -1,4 +1,4 @@
-"""What all kinds of matrices have in common: one for each block of channels, which mixes them.
+"""The common part of all kinds of matrices: one for each block of channels, which mixes them.
 
 ``new = G old`` for what writes the channels of a block and ``new = G^-T old`` for what reads them, once whole blocks
 are in the order of the permutation.

@@ -34,11 +34,11 @@ class Symmetric(PermutationKind):
         return [(0, group.n)]
 
     def best(self, group: Group, gains: np.ndarray) -> np.ndarray:
-        """A linear assignment."""
+        """A linear assignment finds them."""
         return assign(gains)
 
     def greatest(self, group: Group, gains: np.ndarray) -> np.ndarray:
-        """Its values."""
+        """The sums of the assignment."""
         return greatest(gains)
 
     def settle(self, group: Group, keys: np.ndarray, shared: Shared) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -117,19 +117,19 @@ class Blocks(PermutationKind):
         return f"*{_wreath(group).outer}"
 
     def blocks(self, group: Group) -> int:
-        """As the table declares them."""
+        """The table declares them."""
         return _wreath(group).g
 
     def keeps_order(self, group: Group) -> bool:
-        """Where the table says so."""
+        """The table says so."""
         return _wreath(group).inner == "fixed"
 
     def best(self, group: Group, gains: np.ndarray) -> np.ndarray:
-        """A linear assignment within every block; channels in order where they keep it."""
+        """A linear assignment within every block, or the order that channels keep."""
         return in_order(gains) if self.keeps_order(group) else assign(gains)
 
     def greatest(self, group: Group, gains: np.ndarray) -> np.ndarray:
-        """Its values."""
+        """The sums of the assignment."""
         return np.trace(gains, axis1=-2, axis2=-1) if self.keeps_order(group) else greatest(gains)
 
     def settle(self, group: Group, keys: np.ndarray, shared: Shared) -> tuple[np.ndarray, list[np.ndarray]]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 import ckptzoo
 from ckptzoo.arguments import checked
-from ckptzoo.errors import HubError, Problem, SpecError
+from ckptzoo.errors import HubError, Problem, SpecError, ZooError
 from ckptzoo.format.part import Part
 from ckptzoo.hub.client import Client, Listing
 from ckptzoo.hub.client.retry import HubRetryPolicy
@@ -231,6 +231,9 @@ def contribute(
     client, repo = Client(endpoint, token, retry_policy=retry_policy), repository(to)
     listing = client.find(repo)
     if listing is None or layout.ZOO not in listing.files:
+        if listing is not None and layout.COLLECTION in listing.files:
+            step = "Contribute to a repository of one zoo; a collection grows when its owner pushes it again."
+            raise ZooError(Problem(repo, "repository", "one zoo", "a collection", step))
         if submission.zoo is None:
             raise new_zoo.missing_zoo_error(repo)
         return _publish_new_zoo(repo, ingestor, paths, module, data, new, dry_run, client, token, progress)

@@ -1,4 +1,4 @@
-"""How networks are evaluated, their figures on a test set, and the check of the accuracies that rows state.
+"""How networks are evaluated, and their figures on a test set.
 
 ``Evaluation`` names a test set and the scaling of its pixels; an ``Evaluator`` measures checkpoints of one architecture
 with it, one after another, with torch; an ``EvaluatorPool`` keeps those that a contribution needs.
@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 
 from ckptzoo import archs, image_sets
 from ckptzoo.errors import Problem, SpecError, SymmetryError, ZooError, require
-from ckptzoo.hub.contributions.file_names import claimed_accuracy
 from ckptzoo.hub.contributions.matching import COUNTER, State
-from ckptzoo.hub.contributions.report import Check, check_result
 from ckptzoo.hub.contributions.target_zoo import Weights, batches
 from ckptzoo.image_sets import ImageSet
 from ckptzoo.loader.zoo import Zoo
@@ -28,7 +26,7 @@ from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import trace
-from ckptzoo.text import Progress, counted
+from ckptzoo.text import Progress
 
 if TYPE_CHECKING:
     from torch import nn
@@ -37,10 +35,6 @@ EVALUATION_KEY = "evaluation"
 """Under which a row's ``extra`` says how its figures were measured."""
 COLUMNS = ("test_loss", "test_accuracy", "test_nll", "test_brier", "test_ece")
 """What is measured of a classifier."""
-STATED_TOLERANCE = 1e-3
-"""Largest difference between a measured accuracy that a row states and one measured here, as machines round."""
-CLAIMED_TOLERANCE = 5e-3
-"""Largest difference between a claimed accuracy and one measured here, as people round."""
 _MAX_CHANNELS = 16
 _BATCH_BYTES = 8 * 2**20
 """Inputs that go through a network at a time, in bytes."""
@@ -472,39 +466,3 @@ def measure_zoo(
             if progress is not None:
                 progress(done, len(zoo))
     return figures_by_id
-
-
-def check_accuracy(zoo: Zoo, measured: Mapping[str, Figures], evaluators: EvaluatorPool) -> Check:
-    """Stated and claimed accuracies agree with those that were measured.
-
-    A stated one (``test_accuracy``) may differ by 0.001, which is 10 of 10,000 images; a claimed one by 0.005. Figures
-    that the file of a checkpoint held are claims.
-    """
-    wrong: list[str] = []
-    for row in zoo.metadata.select(["id", "test_accuracy", "claimed_test_accuracy", "extra"]).to_pylist():
-        row["claimed_test_accuracy"] = claimed_accuracy(row)
-        if (figures := measured.get(row["id"])) is None:
-            continue
-        measured_accuracy = figures["test_accuracy"]
-        for column, tolerance in (("test_accuracy", STATED_TOLERANCE), ("claimed_test_accuracy", CLAIMED_TOLERANCE)):
-            stated = row[column]
-            if (
-                stated is not None
-                # not <=, because every comparison with NaN is false, and NaN alone differs from itself
-                and not abs(stated - measured_accuracy) <= tolerance
-                and not (stated != stated and measured_accuracy != measured_accuracy)
-            ):
-                wrong.append(f"{row['id']}: {column} {stated:.4f}, measured {measured_accuracy:.4f}")
-    if not measured and not wrong:
-        return Check("accuracy", "not done", "; ".join(evaluators.reasons) or "nothing to measure")
-    values = np.array([figures["test_accuracy"] for figures in measured.values()])
-    finite = values[~np.isnan(values)]
-    ends = (finite.min(), finite.max()) if len(finite) else ()
-    spread = " to ".join(dict.fromkeys(f"{value:.2%}" for value in ends)) or "no number"
-    unmeasured = len(zoo) - len(measured)
-    remaining = f"; {counted(unmeasured, 'other')} not measured: {'; '.join(evaluators.reasons)}" if unmeasured else ""
-    return check_result(
-        "accuracy",
-        wrong,
-        f"measured of {counted(len(measured), 'checkpoint')}, {spread}, on {evaluators.summary}{remaining}",
-    )

@@ -286,7 +286,7 @@ def predict(
     import ckptzoo
     from ckptzoo import derive
     from ckptzoo.derive.labelled import read_inputs
-    from ckptzoo.hub.contributions.inputs import ZooInputs, inputs_of
+    from ckptzoo.hub.contributions.inputs import ZooInputs, inputs_to_store
     from ckptzoo.text import parse_share
 
     root = folder(zoo)
@@ -299,7 +299,7 @@ def predict(
     network = _network(root, module)
     results = []
     for name in dict.fromkeys(sets):
-        seen = inputs_of(chosen, name, data=data) if inputs is None else ZooInputs(*read_inputs(inputs))
+        seen = inputs_to_store(chosen, name, data=data) if inputs is None else ZooInputs(*read_inputs(inputs))
         with bar(f"predicting {name}") as progress:
             results.append(
                 derive.predict(

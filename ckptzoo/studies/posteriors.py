@@ -25,7 +25,7 @@ from ckptzoo.studies.ensemble_scores import RIGHT, SummedPredictions, log_softma
 from ckptzoo.studies.ensembles import scored_sets
 from ckptzoo.studies.published import PublishedFigure, posterior_figures, published_architecture
 from ckptzoo.studies.shared.result import Spread, StudyResult
-from ckptzoo.studies.shared.selection import table_of, thinned, usable_rows
+from ckptzoo.studies.shared.selection import labels_of, table_of, thinned, usable_rows
 from ckptzoo.text import Progress, counted, counter, printable
 
 if TYPE_CHECKING:
@@ -609,8 +609,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def _predictions(zoo: Zoo, own: str, others: Sequence[str]) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
     """Figures of the average of the draws' probabilities, in hundredths: the main ones, and those of each other set."""
     summed = {name: _summed(zoo, name) for name in (own, *others)}
-    targets = zoo.predictions(own).targets
-    assert targets is not None  # scored_sets chose it for its labels
+    targets = labels_of(zoo, own)
     logs, information = summed[own].logs, summed[own].mutual_information
     short = {"acc": "accuracy", "nll": "nll", "ece": "ece", "brier": "brier"}
     figures = {name: float(RIGHT[long](logs, targets)) for name, long in short.items()}

@@ -299,3 +299,36 @@ def test_files_that_describe_no_provider(tmp_path: Path, text: str, expected: st
         provider_in(path)
     path.write_text(SOUND)
     assert provider_in(path).name == "id.example.org"
+
+
+def test_identities_are_seen_and_disconnected_by_who_signed_in_to_the_account(server: Hosted) -> None:
+    """Of several the others stay; sessions that may have begun with it end, and a token sees and changes none."""
+    issuer = server.service.oidc.issuer  # pyright: ignore
+    first, other = Browser(server), Browser(server)
+    for browser in (first, other):
+        browser.post(link_of(server, "ada"))
+    with server.service.database.writing() as connection:
+        for name in ("eve", "bob"):
+            accounts.add(connection, name, accounts.USER, actor=OPERATOR)
+        for name in ("ada@home", "ada@<b>work", "eve@home"):
+            sessions.set_identity(connection, issuer, name, "eve" if name.startswith("eve") else "ada")
+        server.tokens["own"] = make_token(connection, "ada", "write")
+    limited = Browser(server)
+    assert limited.sign_in("own").status == 303 and "ada@home" not in limited.get("/-/tokens").text
+    gone = {"issuer": issuer, "subject": "ada@home"}
+    assert limited.post("/-/identities/disconnect", **gone).status == 403
+    page = first.get("/-/tokens").text
+    assert "ada@home" in page and "ada@&lt;b&gt;work" in page and "eve@home" not in page
+    for wrong in ({"subject": "eve@home"}, {"issuer": "https://elsewhere"}, {"subject": ""}):
+        assert first.post("/-/identities/disconnect", **gone | wrong).status == 303
+    assert other.get("/-/tokens").status == 200
+    for _ in range(2):
+        assert first.post("/-/identities/disconnect", **gone).status == 303
+    with server.service.database.reading() as connection:
+        assert sessions.identities_of(connection, "ada") == [(issuer, "ada@<b>work")]
+        assert sessions.user_of_identity(connection, issuer, "eve@home") == "eve"
+    assert other.get("/-/tokens").status == 303 and limited.get("/-/tokens").status == 200
+    assert first.get("/-/tokens").status == 200 and "disconnect identity" in first.get("/-/audit").text
+    # whoever is called so at the provider is nobody here any more
+    with server.service.database.writing() as connection:
+        sessions.set_identity(connection, issuer, "ada@home", "bob")

@@ -24,7 +24,6 @@ from ckptzoo.hub.client.retry import HubRetryPolicy
 from ckptzoo.hub.contributions import new_zoo, result
 from ckptzoo.hub.contributions.duplicates import units
 from ckptzoo.hub.contributions.evaluation import (
-    EVALUATION_KEY,
     EvaluatorPool,
     Factory,
     Figures,
@@ -39,7 +38,7 @@ from ckptzoo.hub.contributions.run_checks import StageProgress, run_checks
 from ckptzoo.hub.contributions.submission import Row, Submission
 from ckptzoo.hub.contributions.target_zoo import TargetZoo, open_target, write_documents
 from ckptzoo.hub.push import push
-from ckptzoo.image_sets.evaluation import Evaluation, evaluation_of
+from ckptzoo.image_sets.evaluation import EVALUATION_KEY, Evaluation, evaluation_of
 from ckptzoo.remote.address import repository
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture

@@ -14,7 +14,9 @@ NewZoo = Annotated[Path, typer.Option(metavar="ZOO", help="The zoo's folder; mad
 SharedZoo = Annotated[Path, typer.Option(metavar="ZOO", help="The zoo's folder, shared by all.")]
 DataFolder = Annotated[
     Path | None,
-    typer.Option("--data", metavar="FOLDER", help="Where the data set is; by default $CKPTZOO_DATA, else fetched."),
+    typer.Option(
+        "--data", metavar="FOLDER", exists=True, help="Where the data set is; by default $CKPTZOO_DATA, else fetched."
+    ),
 ]
 Epochs = Annotated[
     int | None, typer.Option(min=1, help="Other epochs than the recipe's; a recipe of its own, with its own digest.")

@@ -102,7 +102,9 @@ LabelledFile = Annotated[
 ]
 Data = Annotated[
     Path | None,
-    typer.Option("--data", metavar="FOLDER", help="The folder of test sets.  [default: that of CKPTZOO_DATA]"),
+    typer.Option(
+        "--data", metavar="FOLDER", exists=True, help="The folder of test sets.  [default: that of CKPTZOO_DATA]"
+    ),
 ]
 VariantName = Annotated[
     str | None,

@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from rich.console import Console
 
+from ckptzoo.arguments import checked
 from ckptzoo.console import say
 from ckptzoo.errors import Problem, SpecError, UnknownNameError, ZooError
 from ckptzoo.explorer import columns
@@ -97,6 +98,7 @@ class Page:
         say(console or Console(), f"{self.path}: {size(self.nbytes)}, {shown}")
 
 
+@checked
 def page(
     zoo: Zoo,
     output: str | Path,

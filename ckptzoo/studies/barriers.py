@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from ckptzoo import archs, symmetry
+from ckptzoo.arguments import NETWORK, Count, Seed, Size, Within, checked
 from ckptzoo.console import columns, facts
 from ckptzoo.derive.checks import import_with_torch
 from ckptzoo.derive.draws import base_architecture
@@ -246,19 +247,20 @@ class BarrierStudy(StudyResult):
         return figures
 
 
+@checked
 def barriers(
     zoos: Sequence[tuple[Zoo, Labelled]],
     *,
-    pairs: int = 16,
-    points: int = 11,
+    pairs: Count = 16,
+    points: Annotated[int, Within(3, 2**31)] = 11,
     gauges: Sequence[GaugeName] = ("unit-norm", "min-mass"),
     variants: Sequence[str] = (),
-    draws: int = 16,
-    simplex: int = 0,
-    least: int = 0,
-    recorded: int = 0,
-    module: Any = None,
-    seed: int = 0,
+    draws: Count = 16,
+    simplex: Size = 0,
+    least: Size = 0,
+    recorded: Size = 0,
+    module: NETWORK | None = None,
+    seed: Seed = 0,
     progress: Progress | None = None,
 ) -> BarrierStudy:
     """Measure losses on the lines between members: as trained, aligned, and aligned in gauges.

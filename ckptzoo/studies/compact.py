@@ -11,6 +11,7 @@ from rich.table import Table
 
 from ckptzoo import symmetry
 from ckptzoo.archs.gaussian_spec import STD
+from ckptzoo.arguments import NETWORK, Count, Seed, checked
 from ckptzoo.console import columns, facts
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import Problem, ZooError
@@ -237,14 +238,15 @@ class CompactStudy(StudyResult):
         return table
 
 
+@checked
 def compact(
     zoo: Zoo,
     labelled: Labelled,
     *,
     variational: Zoo | None = None,
-    draws: int = 50,
-    module: Any = None,
-    seed: int = 0,
+    draws: Count = 50,
+    module: NETWORK | None = None,
+    seed: Seed = 0,
     progress: Progress | None = None,
 ) -> CompactStudy:
     """Fit a Gaussian with independent weights to samples of a posterior, as they are and aligned, and use both.

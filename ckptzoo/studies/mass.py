@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from rich.console import RenderableType
 
 from ckptzoo import archs
+from ckptzoo.arguments import checked
 from ckptzoo.console import columns, facts
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.zoo import Zoo
@@ -176,6 +177,7 @@ class Masses(StudyResult):
         return rows
 
 
+@checked
 def mass(zoo: Zoo, *, formulation: str = "pinned", progress: Progress | None = None) -> Masses:
     r"""Compare the masses of trained networks with the least that rescaling their hidden channels can reach.
 

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from ckptzoo import symmetry
+from ckptzoo.arguments import NETWORK, Count, Seed, checked
 from ckptzoo.console import columns, facts
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import require
@@ -160,14 +161,15 @@ class PairStudy(StudyResult):
         return table
 
 
+@checked
 def pairs(
     zoo: Zoo,
     labelled: Labelled | None = None,
     *,
     gauge: GaugeName | None = None,
-    nearest: int = 100,
-    module: Any = None,
-    seed: int = 0,
+    nearest: Count = 100,
+    module: NETWORK | None = None,
+    seed: Seed = 0,
     progress: Progress | None = None,
 ) -> PairStudy:
     """Measure distances of all pairs of members modulo permutations, and barriers of the nearest and of random ones.

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rich.console import RenderableType
 from rich.table import Table
 
+from ckptzoo.arguments import Count, Seed, checked
 from ckptzoo.console import columns, facts
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.format import durable
@@ -369,6 +370,7 @@ _TABLE_TITLES = {
 }
 
 
+@checked
 def posteriors(
     target: Zoo,
     samples: Zoo,
@@ -376,10 +378,10 @@ def posteriors(
     *,
     ood: Sequence[str] | None = None,
     modes: int = 10,
-    draws: int = 10,
+    draws: Count = 10,
     ensemble: int = 100,
-    replicates: int = 3,
-    seed: int = 0,
+    replicates: Count = 3,
+    seed: Seed = 0,
     progress: Progress | None = None,
 ) -> Posteriors:
     """Compare draws of approximate posteriors with independent members, as Tables 1 and 2 of arXiv 2310.08287.

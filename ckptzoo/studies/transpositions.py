@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from ckptzoo import symmetry
+from ckptzoo.arguments import NETWORK, Within, checked
 from ckptzoo.console import columns, facts
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import Problem, ZooError
@@ -231,12 +232,13 @@ class Transpositions(StudyResult):
         )
 
 
+@checked
 def transpositions(
     zoo: Zoo,
     labelled: Labelled | None = None,
     *,
-    points: int = 11,
-    module: Any = None,
+    points: Annotated[int, Within(2, 2**31)] = 11,
+    module: NETWORK | None = None,
     progress: Progress | None = None,
 ) -> Transpositions:
     r"""Look for planted permutations in trained networks.

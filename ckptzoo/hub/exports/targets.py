@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ckptzoo.arguments import checked
 from ckptzoo.derive.averages import Averaged
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.format.checks import variant_dtype
@@ -27,6 +28,7 @@ _OTHER_FILES = (*FILES, ".pth", ".th", ".bin", ".ckpt", ".npz")
 """How names of checkpoint files end, which are no folders."""
 
 
+@checked
 def export(
     network: Checkpoint | Averaged,
     to: str | os.PathLike[str],
@@ -123,6 +125,7 @@ def export(
     return tuple(target / name for name in names)
 
 
+@checked
 def check_target(to: str | os.PathLike[str], *, zoo: Zoo, force: bool = False) -> None:
     """Refuse what ``export`` would refuse to write to, before anything is computed.
 

@@ -224,6 +224,7 @@ def push(
     return _Push(_read_verified(Path(zoo).absolute()), client, repo, snapshot).carry_out(private, message, progress)
 
 
+@checked
 def plan(
     zoo: str | Path,
     address: str,

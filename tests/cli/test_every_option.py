@@ -63,7 +63,7 @@ def refused(command: Any, name: str, parameter: Any, words: list[str]) -> str:
     with pytest.raises(typer.BadParameter) as caught:
         command.make_context(name, line)
     said = caught.value.format_message()
-    assert "\n" not in said and ", got " in said or "does not exist" in said, (name, words, said)
+    assert ("\n" not in said and ", got " in said) or "does not exist" in said, (name, words, said)
     shown = (*parameter.opts, parameter.metavar or parameter.name.upper())
     assert any(option in said for option in shown), (name, words, said)
     return said

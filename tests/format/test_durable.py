@@ -11,7 +11,7 @@ import ckptzoo
 from builders.__main__ import run
 from ckptzoo.cli.app import run as command
 from ckptzoo.errors import ZooError
-from ckptzoo.format.durable import write_file
+from ckptzoo.format.durable import check_replaceable, write_file
 from tests.faults.disks import disk
 
 
@@ -20,6 +20,20 @@ def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
         write_file(tmp_path / "file", data)
         assert (tmp_path / "file").read_bytes() == data
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    """A device's name would become that of a file for the whole machine; nothing is written in /dev here."""
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    for name, got in (("folder", "a folder"), ("pipe", "a device or a pipe"), ("link", "a device or a pipe")):
+        with pytest.raises(ZooError, match=f"output: expected a file, or nothing there yet, got {got}"):
+            write_file(tmp_path / name, b"data")
+    for path in ("/dev/null", "/dev/stdout", "/dev/none"):
+        with pytest.raises(ZooError, match="got a device or a pipe"):
+            check_replaceable(Path(path))
+    assert (tmp_path / "pipe").is_fifo() and len(list(tmp_path.iterdir())) == 3
 
 
 ROOM = r"No space left on device\. Make room there, or choose a folder on another disk, and repeat\."

@@ -262,6 +262,8 @@ def submit(
 
     if slurm == as_command:
         raise typer.BadParameter("expected one of --slurm and --print.")
+    if as_command and (options or tasks != 1):
+        raise typer.BadParameter("--tasks and --sbatch are for --slurm; leave them out.")
     seconds, folder = parse_seconds(duration), None if data is None else data.absolute()
     if as_command:
         name = str(Path(recipe).absolute()) if Path(recipe).is_file() else recipe

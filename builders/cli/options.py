@@ -86,6 +86,10 @@ def console_of(*, stderr: bool = False) -> Console:
     return console if console.is_terminal else Console(stderr=stderr, width=100_000, color_system=None)
 
 
+_CENTURY = 100 * 365.25 * 86_400
+"""In seconds; what is longer, and NaN, is no time that anything takes."""
+
+
 def parse_numbers(text: str, option: str = "--keep-steps") -> list[int]:
     """Numbers of ``0,100,938``, the text of an option."""
     try:
@@ -98,9 +102,12 @@ def parse_seconds(text: str) -> float:
     """Seconds of ``90s``, ``50m`` or ``8h``."""
     units = {"s": 1, "m": 60, "h": 3600}
     try:
-        return float(text[:-1]) * units[text[-1]]
+        seconds = float(text[:-1]) * units[text[-1:]]
     except (KeyError, ValueError):
-        raise typer.BadParameter(f"{text!r}: expected a time such as 90s, 50m or 8h.", param_hint="--for") from None
+        seconds = 0.0
+    if not 0 < seconds < _CENTURY:
+        raise typer.BadParameter(f"expected a time such as 90s, 50m or 8h, got {text!r:.80}.", param_hint="--for")
+    return seconds
 
 
 def parse_pairs(items: list[str], option: str) -> dict[str, str]:

@@ -91,7 +91,7 @@ def described(error: OSError | MemoryError) -> str:
     """
     if isinstance(error, MemoryError):
         got = str(error).rstrip(".") or "too little"
-        return str(Problem("memory", "room", "enough", got, "Ask for less: fewer checkpoints, or less."))
+        return str(Problem("memory", "room", "enough", got, "Ask for less, such as fewer checkpoints."))
     if error.strerror is None:
         return str(error) or type(error).__name__
     location = "system" if error.filename is None else str(error.filename)

@@ -236,6 +236,8 @@ def _labelled(zoo: "Zoo", set: str | None, data: Path | None, statistics: int, i
 
     if inputs is None:
         return labelled_of(zoo, set, data=data, statistics=statistics)
+    if data is not None:
+        raise typer.BadParameter("--data is for sets that are known by name; leave it out, or --inputs.")
     read, targets = read_inputs(inputs)
     if targets is None:
         raise typer.BadParameter(f"{inputs}: expected an array targets beside inputs, got none.")

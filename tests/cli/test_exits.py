@@ -66,6 +66,15 @@ def test_a_folder_that_is_no_zoo(cli: Any, tmp_path: Path) -> None:
     assert cli("verify", tmp_path).code == 1
 
 
+def test_a_file_is_no_zoo_and_no_hub_is_asked(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ckptzoo.remote.remote._checked_endpoint", lambda endpoint: pytest.fail("asked"))
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "net.pt").write_bytes(b"")
+    ended = cli("info", "runs/net.pt")
+    assert ended.code == 2 and "expected a folder, got a file" in ended.line and "ckptzoo import" in ended.line
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -102,7 +111,7 @@ def test_wrong_usage_is_one_line(cli: Any, optunets: Any, arguments: tuple[str, 
         ),
         (
             MemoryError("Unable to allocate 9 TiB."),
-            "memory: room: expected enough, got Unable to allocate 9 TiB. Ask for less: fewer checkpoints, or less.",
+            "memory: room: expected enough, got Unable to allocate 9 TiB. Ask for less, such as fewer checkpoints.",
         ),
         (OSError("no number"), "no number"),
         (OSError(28, "room: expected 3 bytes, got 2. Make room.", "x"), "x: room: expected 3 bytes, got 2. Make room."),

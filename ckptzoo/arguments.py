@@ -141,9 +141,9 @@ def _fits(value: Any, kind: Any) -> bool:
         # a text is a sequence of texts, which nobody means by it
         if isinstance(value, str | bytes) or not hasattr(value, "__iter__"):
             return False
-        if origin in (Sequence, list, tuple) and isinstance(value, Mapping):
+        if origin in _INDEXED and isinstance(value, Mapping):
             return False
-        some = _first_items(value)
+        some = _first_items(value, is_indexed=origin in _INDEXED)
         if origin is tuple and parts and Ellipsis not in parts:
             return len(some) == len(parts) and all(map(_fits, some, parts))
         return not parts or all(_fits(item, parts[0]) for item in some)
@@ -152,7 +152,9 @@ def _fits(value: Any, kind: Any) -> bool:
     if origin in (dict, Mapping):
         if not isinstance(value, Mapping):
             return False
-        some = list(islice(value.items(), _ITEMS)) if isinstance(value, dict) and len(parts) == 2 else ()
+        if not isinstance(value, dict) or len(parts) != 2:
+            return True
+        some = islice(value.items(), 1 if parts[1] is Any else _ITEMS)
         return all(_fits(key, parts[0]) and _fits(item, parts[1]) for key, item in some)
     if isinstance(kind, type) and kind.__module__.partition(".")[0] in _MODULES:
         if getattr(kind, "_is_protocol", False):
@@ -199,13 +201,13 @@ def _holds_numbers(array: Any) -> bool:
     return getattr(getattr(array, "dtype", None), "kind", "f") not in "OSUMm"
 
 
-def _first_items(value: Any) -> Sequence[Any]:
+def _first_items(value: Any, *, is_indexed: bool) -> Sequence[Any]:
     """Some items of what can be gone through again, without reading all of it."""
     if isinstance(value, list | tuple):
         return value[:_ITEMS]
-    # rows of arrays and zoos; what Arrow holds are scalars of its own
-    is_indexed = hasattr(value, "shape") or type(value).__module__.startswith("ckptzoo")
-    return list(islice(value, 1)) if is_indexed else ()
+    # of arrays and zoos one; to iterate over a stream starts it, and what Arrow holds are scalars of its own
+    is_ours = is_indexed and type(value).__module__.startswith("ckptzoo")
+    return list(islice(value, 1)) if hasattr(value, "shape") or is_ours else ()
 
 
 def _is_integer(value: Any) -> bool:
@@ -236,6 +238,7 @@ _NUMBERS: dict[Any, Callable[[Any], bool]] = {
     bool: lambda value: type(value).__name__ in ("bool", "bool_"),
 }
 _SEQUENCES = (Sequence, Iterable, Collection, list, tuple, set, frozenset)
+_INDEXED = (Sequence, list, tuple)
 _ARRAYS = ("__array__", "__array_interface__", "__dlpack__")
 """What arrays of all frameworks have one of."""
 _MODULES = ("ckptzoo", "builders", "builtins", "pathlib", "numpy")

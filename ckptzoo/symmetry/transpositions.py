@@ -113,7 +113,7 @@ def most_transpositions(symmetry: Arch) -> int:
 
 
 @checked
-def random_element(symmetry: Arch, count: Size, K: Size, rng: np.random.Generator) -> GroupElement:
+def random_element(symmetry: Arch, count: int, K: Size, rng: np.random.Generator) -> GroupElement:
     r"""Elements of a symmetry group that only permute, uniform among those that have a given number of transpositions.
 
     With several groups the number is the sum over them. A group of n channels has :math:`c(n, n - t)` permutations of
@@ -178,7 +178,7 @@ def random_element(symmetry: Arch, count: Size, K: Size, rng: np.random.Generato
 
 
 @checked
-def random_permutations(n: Count, count: Size, K: Size, rng: np.random.Generator) -> NDArray[np.int64]:
+def random_permutations(n: Count, count: int, K: Size, rng: np.random.Generator) -> NDArray[np.int64]:
     r"""Permutations of n things, uniform among those that have a given number of transpositions.
 
     Built thing by thing: the m-th is a cycle of its own with probability :math:`c(m-1, k-1) / c(m, k)`, where k cycles

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.arguments import Count, Seed, checked
+from ckptzoo.arguments import Count, Seed, Size, checked
 from ckptzoo.errors import Problem, SymmetryError, UnknownNameError
 from ckptzoo.schema.layout import GaugeName
 from ckptzoo.schema.symmetry import Symmetry
@@ -104,7 +104,7 @@ def align(
     gauge: GaugeName | None = None,
     scales: str = "fixed",
     start: str = "signature",
-    starts: Count = 1,
+    starts: Size = 1,
     seed: Seed = 0,
     activations: Products | None = None,
     threads: Count | None = None,

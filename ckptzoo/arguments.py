@@ -19,6 +19,8 @@ from ckptzoo.errors import Problem, ZooError
 _F = TypeVar("_F", bound=Callable[..., Any])
 _PLACED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _NAMED = (*_PLACED, inspect.Parameter.KEYWORD_ONLY)
+_MANY = 2**31 - 1
+"""More things than that are in no array of a study."""
 _ITEMS = 100
 """Items of a sequence that are looked at."""
 ARRAY = Annotated[Any, "an array"]
@@ -43,14 +45,13 @@ class Within:
     most: float = math.inf
 
     def __str__(self) -> str:
-        return f"{self.least:,} or more" if self.most == math.inf else f"from {self.least:,} to {self.most:,}"
+        return f"{self.least:,} or more" if self.most >= _MANY else f"from {self.least:,} to {self.most:,}"
 
     def holds(self, number: Any) -> bool:
         """Whether a number is within the bounds."""
         return bool(self.least <= number <= self.most)
 
 
-_MANY = 2**31 - 1
 Count = Annotated[int, Within(1, _MANY)]
 """A number of things of which there has to be one."""
 Size = Annotated[int, Within(0, _MANY)]
@@ -104,7 +105,8 @@ def _problem(function: str, name: str, kind: Any, value: Any) -> Problem:
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         text = f"{type(value).__name__} {tuple(value.shape)} {value.dtype}"
     got = text if len(text) <= 80 else type(value).__name__
-    return Problem(function.removesuffix(".__init__"), name, _shown(kind), got, "Correct the argument.")
+    most = f", at most {_MANY:,}" if _is_integer(value) and value > _MANY else ""
+    return Problem(function.removesuffix(".__init__"), name, _shown(kind) + most, got, "Correct the argument.")
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -188,7 +190,7 @@ def _alternatives(parts: Sequence[Any]) -> Sequence[Any]:
 
 def _is_array_like(value: Any) -> bool:
     """Whether it has numbers: an array of any framework, nested lists, or a number."""
-    first = value
+    first: Any = value
     while isinstance(first, list | tuple) and first:
         first = first[0]
     if isinstance(first, list | tuple | range | numbers.Number):

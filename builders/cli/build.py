@@ -339,7 +339,7 @@ def status(
 
 def estimate(
     recipe: RecipeName,
-    members: Annotated[int, typer.Option(min=1, help="How many members are to be trained.")],
+    members: Annotated[int, typer.Option(min=1, max=10_000_000, help="How many members are to be trained.")],
     data: DataFolder = None,
     keep_steps: KeepSteps = "",
     epochs: Epochs = None,

@@ -33,7 +33,9 @@ ArchitectureName = Annotated[
         "--architecture", metavar="NAME", help="Another network for the same data; a recipe of its own: mlp-784-256-10."
     ),
 ]
-Members = Annotated[int, typer.Option(min=1, help="How many members of this recipe the zoo is to hold.")]
+Members = Annotated[
+    int, typer.Option(min=1, max=10_000_000, help="How many members of this recipe the zoo is to hold.")
+]
 FirstSeed = Annotated[int, typer.Option(min=0, help="The smallest seed to allot.")]
 KeepSteps = Annotated[str, typer.Option(metavar="STEPS", help="Optimiser steps to keep besides the last: 0,100,938.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]

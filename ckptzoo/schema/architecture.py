@@ -327,7 +327,7 @@ def _problems(arch: Architecture) -> Iterator[Problem]:
     if not isinstance(name, str) or not name:
         yield Problem(location, "name", "a name", repr(name), step)
     if not isinstance(tensors, tuple | list) or not all(isinstance(item, Tensor) for item in cast(Any, tensors)):
-        yield Problem(location, "tensors", "several Tensor", type(tensors).__name__, step)
+        yield Problem(location, "tensors", "several Tensor", type(arch.tensors).__name__, step)
         return
     if not 1 <= len(arch.tensors) <= MAX_TENSORS:
         yield Problem(location, "tensors", f"1 to {MAX_TENSORS}", str(len(arch.tensors)), step)

@@ -24,7 +24,7 @@ from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.studies.least_barrier import least_midpoints
 from ckptzoo.studies.shared.networks import ALIGNED, RAW, Weights, distances, pairs_at_once, read_networks
 from ckptzoo.studies.shared.result import Spread, StudyResult, mean_and_sd
-from ckptzoo.studies.shared.selection import check_numbers, own_table, usable_members
+from ckptzoo.studies.shared.selection import own_table, usable_members
 from ckptzoo.symmetry import GAUGES, gauge_named
 from ckptzoo.text import Progress, counted, counter, printable
 
@@ -252,7 +252,7 @@ def barriers(
     zoos: Sequence[tuple[Zoo, Labelled]],
     *,
     pairs: Count = 16,
-    points: Annotated[int, Within(3, 2**31)] = 11,
+    points: Annotated[int, Within(3, 2**31 - 1)] = 11,
     gauges: Sequence[GaugeName] = ("unit-norm", "min-mass"),
     variants: Sequence[str] = (),
     draws: Count = 16,
@@ -331,10 +331,8 @@ def barriers(
     """
     for gauge in gauges:
         gauge_named(gauge, "barriers")
-    numbers = {"pairs": (pairs, 1), "points": (points, 3), "draws": (draws, 1)}
-    # without simplices there are 0 members in one
-    numbers |= {"simplex": (simplex, 2 if simplex else 0), "least": (least, 0), "recorded": (recorded, 0)}
-    check_numbers("barriers", **numbers)
+    if simplex == 1:  # without simplices there are 0 members in one
+        raise ZooError(Problem("barriers", "simplex", "2 or more", "1", "Correct it."))
     own = _zoos_of_module([zoo for zoo, _ in zoos], module)
     plans = [
         _Plan(zoo, labelled, pairs, gauges, variants, simplex, least, recorded, module if is_own else None, seed)

@@ -27,7 +27,6 @@ from ckptzoo.studies.chains import (
 from ckptzoo.studies.shared.networks import Weights, evaluator_of
 from ckptzoo.studies.shared.result import StudyResult
 from ckptzoo.studies.shared.selection import (
-    check_numbers,
     evenly,
     own_table,
     parameter_names,
@@ -301,7 +300,6 @@ def compact(
     (16, ['as sampled', 'aligned with the first', 'aligned with all others'])
     """
     evaluator = evaluator_of(zoo, labelled, module)
-    check_numbers("compact", draws=(draws, 1))
     job = _Job(usable_members(zoo, 3), labelled, evaluator, variational, draws, seed, progress)
     return job.run()
 

@@ -343,8 +343,6 @@ def mmd(
     >>> round(swag.median, 2), round(sghmc.median, 2)
     (0.21, 0.15)
     """
-    if permutations < 0:
-        raise ZooError(Problem("mmd", "permutations", "0 or more", str(permutations), "Choose another number."))
     sides = _Sides(zoo_x, zoo_y, variant, variant if variant_y is None else variant_y, device, saved_in)
     x, y, side_x, side_y, shapes = sides.x, sides.y, sides.side_x, sides.side_y, sides.shapes
     shared = _shared(x, y)

@@ -18,7 +18,7 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.layout import GaugeName
 from ckptzoo.studies.shared.networks import evaluator_of, line_barriers, pairs_at_once
 from ckptzoo.studies.shared.result import Spread, StudyResult, mean_and_sd
-from ckptzoo.studies.shared.selection import check_numbers, evenly, own_table, parameter_names, usable_members
+from ckptzoo.studies.shared.selection import evenly, own_table, parameter_names, usable_members
 from ckptzoo.symmetry import gauge_named
 from ckptzoo.text import Progress, counted, counter, printable
 
@@ -216,7 +216,6 @@ def pairs(
     """
     if gauge is not None:
         gauge_named(gauge, "pairs")
-    check_numbers("pairs", nearest=(nearest, 1))
     evaluator = None if labelled is None else evaluator_of(zoo, labelled, module)
     usable = usable_members(zoo, 3)
     chosen, table = usable.take(evenly(len(usable), MAX_MEMBERS)), own_table(usable)

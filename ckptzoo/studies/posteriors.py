@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import RenderableType
 from rich.table import Table
 
-from ckptzoo.arguments import Count, Seed, checked
+from ckptzoo.arguments import Count, Seed, Within, checked
 from ckptzoo.console import columns, facts
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.format import durable
@@ -377,9 +377,9 @@ def posteriors(
     set: str | None = None,
     *,
     ood: Sequence[str] | None = None,
-    modes: int = 10,
+    modes: Annotated[int, Within(2)] = 10,
     draws: Count = 10,
-    ensemble: int = 100,
+    ensemble: Annotated[int, Within(2)] = 100,
     replicates: Count = 3,
     seed: Seed = 0,
     progress: Progress | None = None,

@@ -28,7 +28,7 @@ from ckptzoo.studies.shared.networks import (
     read_networks,
 )
 from ckptzoo.studies.shared.result import Spread, StudyResult, mean_and_sd
-from ckptzoo.studies.shared.selection import check_numbers, own_table, usable_rows
+from ckptzoo.studies.shared.selection import own_table, usable_rows
 from ckptzoo.symmetry import GroupElement
 from ckptzoo.symmetry.transpositions import most_transpositions, transpositions_in_total
 from ckptzoo.text import Progress, counted, counter
@@ -237,7 +237,7 @@ def transpositions(
     zoo: Zoo,
     labelled: Labelled | None = None,
     *,
-    points: Annotated[int, Within(2, 2**31)] = 11,
+    points: Annotated[int, Within(2, 2**31 - 1)] = 11,
     module: NETWORK | None = None,
     progress: Progress | None = None,
 ) -> Transpositions:
@@ -287,7 +287,6 @@ def transpositions(
     >>> found.found_at[0].tolist()
     [0, 0, 1, 1]
     """
-    check_numbers("transpositions", points=(points, 2))
     evaluator = None if labelled is None else evaluator_of(zoo, labelled, module)
     table = own_table(zoo)
     pairs, left_out = planted_pairs(zoo, table)

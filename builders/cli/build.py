@@ -36,6 +36,8 @@ from builders.cli.options import (
     print_report,
 )
 from ckptzoo.cli.exits import PROBLEMS
+from ckptzoo.errors import Problem, ZooError
+from ckptzoo.schema import layout
 from ckptzoo.text import counted
 
 if TYPE_CHECKING:
@@ -265,6 +267,7 @@ def submit(
     if as_command and (options or tasks != 1):
         raise typer.BadParameter("--tasks and --sbatch are for --slurm; leave them out.")
     seconds, folder = parse_seconds(duration), None if data is None else data.absolute()
+    wanted = Recipe.of(recipe, epochs, precision, architecture)
     if as_command:
         name = str(Path(recipe).absolute()) if Path(recipe).is_file() else recipe
         arguments = {"data": None if folder is None else str(folder), "epochs": epochs, "precision": precision}
@@ -273,7 +276,7 @@ def submit(
         print(cluster.command(name, to, seconds, arguments))
         return
     submitted = cluster.submit(
-        Recipe.of(recipe, epochs, precision, architecture),
+        wanted,
         to,
         tasks=tasks,
         seconds=seconds,
@@ -327,6 +330,9 @@ def status(
         show(to, console_of())
         return
     found = find(to)
+    if not found and not (to / layout.ZOO).exists():
+        step = "Plan members first: python -m builders plan RECIPE --members N --to FOLDER."
+        raise ZooError(Problem(str(to), "zoo", "one with plans", "a folder that is no zoo", step))
     if as_json:
         print(json.dumps([item.to_json() for item in found], indent=2, allow_nan=False))
         return

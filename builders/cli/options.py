@@ -95,9 +95,13 @@ _CENTURY = 100 * 365.25 * 86_400
 def parse_numbers(text: str, option: str = "--keep-steps") -> list[int]:
     """Numbers of ``0,100,938``, the text of an option."""
     try:
-        return [int(item) for item in text.split(",") if item.strip()]
+        numbers = [int(item) for item in text.split(",") if item.strip()]
     except ValueError:
-        raise typer.BadParameter(f"{text!r}: expected whole numbers such as 0,100,938.", param_hint=option) from None
+        numbers = []
+    if len(set(numbers)) < len(numbers) or (text and not numbers):
+        expected = "expected whole numbers such as 0,100,938, each once"
+        raise typer.BadParameter(f"{expected}, got {text!r:.80}.", param_hint=option)
+    return numbers
 
 
 def parse_seconds(text: str) -> float:

@@ -99,7 +99,9 @@ def planted(
     transpositions: Annotated[
         str, typer.Option(metavar="NUMBERS", help="Members of each run by the transpositions of their start: 0,1,2,4.")
     ],
-    runs: Annotated[int, typer.Option(min=1, help="How many initial networks, each with its reference and members.")],
+    runs: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="How many initial networks, each with its reference and members.")
+    ],
     to: NewZoo,
     data: DataFolder = None,
     keep_steps: KeepSteps = "",

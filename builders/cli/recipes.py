@@ -131,6 +131,8 @@ def inputs(
     from builders.recipe import Recipe
     from ckptzoo.format.durable import write_file
 
+    if output.suffix != ".npy":
+        raise typer.BadParameter(f"expected a name that ends in .npy, got {output.name!r}.", param_hint="--output")
     wanted = Recipe.load(recipe)
     arrays = sources.test_inputs(wanted, sources.load(wanted, data), limit)
     buffer = io.BytesIO()

@@ -10,7 +10,7 @@ from ckptzoo.arguments import checked
 from ckptzoo.derive.averages import Averaged
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.format.checks import variant_dtype
-from ckptzoo.format.durable import Staging, naming, restore
+from ckptzoo.format.durable import Staging, check_replaceable, naming, restore
 from ckptzoo.hub.exports.page import config, metadata, readme
 from ckptzoo.hub.exports.weights import INDEX, index_of, names_of, shards_of, write_safetensors
 from ckptzoo.loader.checkpoint import Checkpoint, import_torch
@@ -140,7 +140,9 @@ def check_target(to: str | os.PathLike[str], *, zoo: Zoo, force: bool = False) -
     if not real.parent.is_dir():
         step = "Make it first."
         raise ZooError(Problem(str(target), "folder around it", "an existing folder to write to", "none", step))
-    if not is_file:
+    if is_file:
+        check_replaceable(real)
+    else:
         restore(real)
         _check_folder(target, real, zoo, force=force)
 

@@ -114,7 +114,7 @@ def _fits(value: Any, kind: Any) -> bool:
     if kind is Any:
         return True
     if kind is str:
-        return isinstance(value, str) and "\0" not in value
+        return isinstance(value, str)
     if kind is None or kind is types.NoneType:
         return value is None
     origin, parts = _taken_apart(kind)
@@ -128,6 +128,8 @@ def _fits(value: Any, kind: Any) -> bool:
             return bool(getattr(value, "shape", ())) and _holds_numbers(value)
         return _fits(value, parts[0]) and all(value is None or item.holds(value) for item in bounds)
     if origin in (typing.Union, types.UnionType):
+        if isinstance(value, str) and "\0" in value and any(map(_is_path, parts)):
+            return False  # no system has such a path
         return any(_fits(value, part) for part in _alternatives(parts))
     if _is_of_arrays(origin or kind):
         # functions that say NDArray read its shape; numpy.typing.ArrayLike may be lists and numbers
@@ -137,7 +139,7 @@ def _fits(value: Any, kind: Any) -> bool:
         return isinstance(value, tuple({type(part) for part in parts}))
     if isinstance(kind, type) and (numeric := _NUMBERS.get(kind)) is not None:
         return numeric(value)
-    if kind is Path or origin is os.PathLike:
+    if _is_path(kind):
         return isinstance(value, os.PathLike) and "\0" not in os.fsdecode(value)
     if origin in _SEQUENCES:
         # a text is a sequence of texts, which nobody means by it
@@ -169,6 +171,10 @@ def _fits(value: Any, kind: Any) -> bool:
 def _taken_apart(kind: Any) -> tuple[Any, tuple[Any, ...]]:
     """The origin and the arguments of an annotation."""
     return typing.get_origin(kind), typing.get_args(kind)
+
+
+def _is_path(kind: Any) -> bool:
+    return kind is Path or _taken_apart(kind)[0] is os.PathLike
 
 
 def _is_of_arrays(kind: Any) -> bool:

@@ -19,6 +19,7 @@ class _Checking:
     """What commands and groups of commands have in common."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse a command line, and refuse what no command takes."""
         words, command = list(args), self
         try:
             rest = super().parse_args(ctx, args)  # type: ignore[misc]

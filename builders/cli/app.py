@@ -10,7 +10,7 @@ import typer
 from builders.cli.build import build, cost, estimate, merge, plan, planted, status, submit, work
 from builders.cli.draws import posterior, posteriors
 from builders.cli.recipes import inputs, predict, quickstart, recipes, round_weights, search
-from ckptzoo.cli.exits import INTERRUPTED, USAGE, code_of, described, sentence, stopping_imports
+from ckptzoo.cli.exits import INTERRUPTED, USAGE, code_of, described, named, sentence, stopping_imports
 from ckptzoo.cli.options import Settings
 from ckptzoo.cli.parsing import check_values
 from ckptzoo.errors import MissingExtraError
@@ -80,6 +80,7 @@ def _failed(error: Exception) -> int:
     # such as torch or numba, which only the extras of builders bring
     if isinstance(error, ModuleNotFoundError) and not isinstance(error, MissingExtraError):
         error = MissingExtraError(str(error.name), "build")
+    error = named(error)
     problems = getattr(error, "problems", ())
     code = code_of(error)
     text = " ".join(map(str, problems)) if problems else str(error) or type(error).__name__

@@ -20,6 +20,7 @@ from ckptzoo.cli.exits import (
     code_of,
     described,
     listed,
+    named,
     sentence,
     stopping_imports,
 )
@@ -123,6 +124,7 @@ def _show(
 def _failed(error: Exception, settings: Settings) -> int:
     if settings.debug:
         traceback.print_exception(error, file=sys.stderr)
+    error = named(error)
     if isinstance(error, _UsageError):
         usage: Any = error  # its class is not exported, so its attributes are not known to the type checker
         path = usage.ctx.command_path if usage.ctx is not None else "ckptzoo"

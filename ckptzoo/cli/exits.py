@@ -83,6 +83,13 @@ def sentence(text: str) -> str:
     return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
+def named(error: Exception) -> Exception:
+    """The error, or what to say of words that are no UTF-8, which neither files nor databases take."""
+    if not isinstance(error, UnicodeEncodeError) or error.reason != "surrogates not allowed":
+        return error
+    return ZooError(Problem("command line", "text", "UTF-8", repr(error.object[:80]), "Correct it."))
+
+
 def described(error: OSError | MemoryError) -> str:
     """The message of an error of the system, in the form of all others.
 

@@ -412,8 +412,6 @@ def _writing(root: Path) -> Iterator["sqlite3.Connection"]:
     try:
         with database.writing() as connection:
             yield connection
-    except UnicodeEncodeError as error:
-        raise typer.BadParameter(f"{error.object!r:.200}: expected text in UTF-8, got other bytes.") from None
     finally:
         database.close()
 

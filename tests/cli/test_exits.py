@@ -89,6 +89,7 @@ def test_a_file_is_no_zoo_and_no_hub_is_asked(cli: Any, tmp_path: Path, monkeypa
             "expected a number to compare the column 'seed' (int64) with, got the string 'a'",
         ),
         (("derive", "ZOO", "--gauge", "first-wait"), "Did you mean first-weight?"),
+        (("export", "ZOO", "x\udcff", "-o", "none.pt"), "command line: text: expected UTF-8, got 'x\\udcff'"),
     ],
 )
 def test_wrong_usage_is_one_line(cli: Any, optunets: Any, arguments: tuple[str, ...], said: str) -> None:

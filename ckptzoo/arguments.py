@@ -101,11 +101,13 @@ def checked(function: _F) -> _F:
 
 def _problem(function: str, name: str, kind: Any, value: Any) -> Problem:
     """Describe what is wrong with an argument."""
-    text = "None" if value is None else f"{type(value).__name__} {' '.join(repr(value).split())}"
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
+    text = f"{type(value).__name__} {' '.join(repr(value).split())}"
+    if value is None:
+        text = "None"
+    elif hasattr(value, "shape") and hasattr(value, "dtype"):
         text = f"{type(value).__name__} {tuple(value.shape)} {value.dtype}"
     got = text if len(text) <= 80 else type(value).__name__
-    most = f", at most {_MANY:,}" if _is_integer(value) and value > _MANY else ""
+    most = f", at most {_MANY:,}" if _is_integer(value) and operator.index(value) > _MANY else ""
     return Problem(function.removesuffix(".__init__"), name, _shown(kind) + most, got, "Correct the argument.")
 
 

@@ -107,7 +107,8 @@ def _problem(function: str, name: str, kind: Any, value: Any) -> Problem:
     elif hasattr(value, "shape") and hasattr(value, "dtype"):
         text = f"{type(value).__name__} {tuple(value.shape)} {value.dtype}"
     got = text if len(text) <= 80 else type(value).__name__
-    most = f", at most {_MANY:,}" if _is_integer(value) and operator.index(value) > _MANY else ""
+    number: Any = value if _is_integer(value) else 0
+    most = f", at most {_MANY:,}" if number > _MANY else ""
     return Problem(function.removesuffix(".__init__"), name, _shown(kind) + most, got, "Correct the argument.")
 
 

@@ -292,6 +292,8 @@ def predict(
     root = folder(zoo)
     if inputs is not None and len(set(sets)) != 1:
         raise typer.BadParameter(f"expected one SET, the name of what is in {inputs}, got {len(set(sets))}.")
+    if inputs is not None and data is not None:
+        raise typer.BadParameter("--data is for sets that are known by name; leave it out, or --inputs.")
     if on is not None:
         work_on_ray(context, on)
     chosen = ckptzoo.open(root)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from rich.console import RenderableType
 from rich.table import Table
 
+from ckptzoo.arguments import Seed, checked
 from ckptzoo.console import columns, facts
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.predictions import Predictions
@@ -282,13 +283,14 @@ def _cell(name: str, spread: Spread | None) -> str:
     return f"{_mean(name, spread)} ± {sd}"
 
 
+@checked
 def ensembles(
     zoo: Zoo,
     set: str | None = None,
     *,
     ood: Sequence[str] | None = None,
     references: Mapping[str, float] | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     progress: Progress | None = None,
 ) -> Ensembles:
     r"""Score single members and ensembles of 2, 4, 8, ..., also 10, 100, and all of them.

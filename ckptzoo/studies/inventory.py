@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
+from ckptzoo.arguments import checked
 from ckptzoo.console import PrintedResult, columns, facts, say
 from ckptzoo.errors import AbsentError, IntegrityError
 from ckptzoo.format.reader import Contents, zoo_folders
@@ -242,6 +243,7 @@ class Inventory(PrintedResult):
         return table
 
 
+@checked
 def inventory(zoo: Zoo) -> Inventory:
     """Take stock of a zoo or of a selection of one.
 
@@ -335,6 +337,7 @@ class ZooListing(PrintedResult):
         say(console, *(printable(f"note: {note}") for note in self.notes))
 
 
+@checked
 def take_stock(address: str, where: Filters = None) -> Inventory | ZooListing:
     """What a zoo holds, or each zoo of a collection or of a folder.
 

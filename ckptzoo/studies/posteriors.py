@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import RenderableType
 from rich.table import Table
 
+from ckptzoo.arguments import Count, Seed, Within, checked
 from ckptzoo.console import columns, facts
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.format import durable
@@ -361,17 +362,18 @@ _TABLE_TITLES = {
 }
 
 
+@checked
 def posteriors(
     target: Zoo,
     samples: Zoo,
     set: str | None = None,
     *,
     ood: Sequence[str] | None = None,
-    modes: int = 10,
-    draws: int = 10,
-    ensemble: int = 100,
-    replicates: int = 3,
-    seed: int = 0,
+    modes: Annotated[int, Within(2)] = 10,
+    draws: Count = 10,
+    ensemble: Annotated[int, Within(2)] = 100,
+    replicates: Count = 3,
+    seed: Seed = 0,
     progress: Progress | None = None,
 ) -> Posteriors:
     """Compare draws of approximate posteriors with independent members, as Tables 1 and 2 of arXiv 2310.08287.

@@ -8,8 +8,9 @@ import importlib.util
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -299,17 +300,30 @@ def _load_factory(text: str) -> Factory:
     spec = importlib.util.spec_from_file_location(f"ckptzoo_user_{Path(path).stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    # the user's own file, which may raise anything
-    except Exception as error:
-        got = f"{type(error).__name__}: {error}"
-        raise ZooError(Problem(path, "module", "a file that can be executed", got, "Correct it.")) from error
+    _called(path, "module", "a file that can be executed", partial(spec.loader.exec_module, module))
     factory: Any = getattr(module, name, None)
     if not callable(factory):
         got = type(factory).__name__ if hasattr(module, name) else "nothing of that name"
         raise ZooError(Problem(path, name, "a class or function", got, _STEP))
-    return cast(Factory, factory)
+
+    def made() -> "nn.Module":
+        network = _called(path, f"{name}()", "a torch module", factory)
+        if not hasattr(network, "state_dict"):
+            raise ZooError(Problem(path, f"{name}()", "a torch module", type(network).__name__, "Return a network."))
+        return network
+
+    return made
+
+
+def _called(location: str, what: str, expected: str, function: Callable[[], Any]) -> Any:
+    """The result of the user's own code, which may raise anything, and end the process."""
+    try:
+        return function()
+    except ZooError:
+        raise
+    except (Exception, SystemExit) as error:
+        got = f"{type(error).__name__}: {error}"
+        raise ZooError(Problem(location, what, expected, got, "Correct it.")) from error
 
 
 @dataclass

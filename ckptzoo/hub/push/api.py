@@ -282,6 +282,7 @@ def push_collection(
     return _Push(client, repo, make_plan).carry_out(private, message, progress)
 
 
+@checked
 def plan(
     zoo: str | Path,
     address: str,

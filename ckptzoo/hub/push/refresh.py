@@ -5,6 +5,7 @@ import random
 import time
 from dataclasses import dataclass, replace
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import HubError, Problem
 from ckptzoo.hub.card import card_in
 from ckptzoo.hub.client import Client, HubRetryPolicy, Listing, RaceError
@@ -45,6 +46,7 @@ class Refreshed:
     notes: tuple[str, ...] = ()
 
 
+@checked
 def rewrite(
     address: str,
     card: Card | None = None,

@@ -76,28 +76,6 @@ def usable_members(zoo: Zoo, least: int) -> Zoo:
     return usable
 
 
-def check_numbers(location: str, **numbers: tuple[int, int]) -> None:
-    """Refuse numbers that are too small.
-
-    Parameters
-    ----------
-    numbers
-        name to the number and the least that it may be.
-
-    Raises
-    ------
-    ZooError
-        With a problem for each of them.
-    """
-    problems = [
-        Problem(location, name, f"{least} or more", str(number), "Correct it.")
-        for name, (number, least) in numbers.items()
-        if number < least
-    ]
-    if problems:
-        raise ZooError(problems)
-
-
 def flags(metadata: pa.Table, column: str, *, missing: bool = False) -> NDArray[np.bool_]:
     """(N,) a column of true and false, with ``missing`` where it holds nothing."""
     return metadata[column].fill_null(missing).to_numpy().astype(np.bool_)

@@ -1,7 +1,7 @@
 """Build the wheel and the sdist, and try them in environments where nothing else is installed: ``make dist-check``.
 
-The base is tried with this Python and with the newest that this machine has; training and pictures in the environment of
-``make quickstart``, made from nothing, in which the wheel then takes the place of the checkout.
+The base is tried with this Python and with the newest that this machine has; training and pictures in the environment
+of ``make quickstart``, made from nothing, in which the wheel then takes the place of the checkout.
 """
 
 import os

@@ -106,6 +106,7 @@ for long, many, limit in ((60_000, 900, tests.MAX_COMMENT), (1000, 4000, tests.M
 """
 
 
+@pytest.mark.exhaustive
 def test_memory_of_what_grows() -> None:
     """Each construct in the size of a comment and of a card, within the limits and beyond; what nh3 takes counts too."""
     root = str(Path(__file__).parents[2])

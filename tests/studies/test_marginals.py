@@ -121,6 +121,7 @@ def test_few_members_are_said_to_be_too_few(perceptrons: Make, tmp_path: Path, c
     assert [path.name for path in made] == [names[at] for at in kept]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_networks_of_many_tensors_are_thinned_out_in_print_and_pictures(tmp_path: Path) -> None:
     name, rng = "resnet14-pad-4", np.random.default_rng(0)

@@ -215,6 +215,7 @@ def varied(kind: str, variant: str) -> tuple[Recipe, Source]:
         for engine in engines.usable(varied(kind, variant)[0])
     ],
 )
+@pytest.mark.sampled(3)
 def test_an_engine_takes_the_steps_of_torch_optim(kind: str, variant: str, engine: str) -> None:
     recipe, source = varied(kind, variant)
     seeds = [3, 11, 5]

@@ -198,6 +198,7 @@ def test_accuracies_are_those_of_stock_pytorch(exported: Callable[[Path, str, st
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (DATA / "cifar100").is_dir(), reason="CIFAR-100 is not at hand")
+@pytest.mark.exhaustive
 def test_accuracies_of_narrow_resnets_are_those_of_stock_pytorch(
     exported: Callable[[Path, str, str], nn.Module],
 ) -> None:

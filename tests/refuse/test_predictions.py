@@ -115,6 +115,7 @@ def labels(*values: int, dtype: str = "<u1") -> str:
         ({"tree": "derived/other"}, "folder of a part of kind 'predictions'"),
     ],
 )
+@pytest.mark.sampled(3)
 def test_facts_that_make_no_sense(path: Path, how: dict[str, Any], said: str) -> None:
     shutil.rmtree(path / TREE)
     part = predict(path, 0, **how)

@@ -144,6 +144,7 @@ def identities(server: Hosted) -> dict[str, str]:
 
 @pytest.mark.parametrize("role", ["read", "contribute", "write"])
 @pytest.mark.parametrize("scope", ["", "ada/pub"])
+@pytest.mark.sampled(2)
 def test_a_token_connects_no_identity(server: Hosted, role: str, scope: str) -> None:
     """As was tried: with a leaked token of a day, somebody else's identity was the account's for good."""
     with server.service.database.writing() as connection:
@@ -166,6 +167,7 @@ def test_a_token_connects_no_identity(server: Hosted, role: str, scope: str) -> 
 
 @pytest.mark.parametrize("start", ["none", "token", "link", "other"])
 @pytest.mark.parametrize("finish", ["none", "token", "link", "other", "revoked", "signed out"])
+@pytest.mark.sampled(5)
 def test_an_attempt_ends_in_the_session_in_which_it_began(server: Hosted, start: str, finish: str) -> None:
     with server.service.database.writing() as connection:
         accounts.add(connection, "Ada", accounts.USER, actor=OPERATOR)

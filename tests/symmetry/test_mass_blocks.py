@@ -116,6 +116,7 @@ def test_the_bound_holds_wherever_turns_end(name: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("make", [decoder, packed, low_rank])
+@pytest.mark.sampled(3)
 def test_disguises_have_the_same_least_mass_and_weights(make: Callable[[], tuple[Symmetry, Shapes]]) -> None:
     table, shapes = make()
     weights = weights_of(shapes, 2, 3)

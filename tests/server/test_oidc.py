@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import requests
-from oidc_provider_mock import run_server_in_thread
 
 from ckptzoo.errors import SpecError
 from ckptzoo.server.errors import Refusal
@@ -29,6 +28,8 @@ CLIENT = ("ckptzoo", "a secret")
 @pytest.fixture
 def issuer() -> Iterator[str]:
     """The address of a provider."""
+    from oidc_provider_mock import run_server_in_thread  # which brings a web framework along
+
     with run_server_in_thread() as running:
         yield f"http://localhost:{running.server_port}"
 

@@ -6,6 +6,7 @@ import math
 import sys
 import warnings
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from ckptzoo.errors import MissingExtraError, SpecError, ZooError
 from tests.support.builds import QUIET
 from tests.support.effort import examples
 
-pytest.importorskip("blackjax", reason="the extra hmc is not installed")
+pytestmark = pytest.mark.skipif(find_spec("blackjax") is None, reason="the extra hmc is not installed")
 TOY = Recipe.load("toy")
 LINEAR = dataclasses.replace(TOY, architecture="mlp-2-1", loss="squared-error", precision="float64")
 SHORT: dict[str, Any] = {"least_leapfrogs": 1, "most_leapfrogs": 10, "thinning": 1}

@@ -12,7 +12,6 @@ from builders.posterior.method import flatten, parameters, unflatten
 from builders.recipe import Recipe
 from ckptzoo import archs
 
-jax = pytest.importorskip("jax", reason="the extra hmc is not installed")
 TOY, DIGITS = Recipe.load("toy"), Recipe.load("digits-optunet")
 PRIOR, TEMPERATURE = 0.7, 0.3
 
@@ -56,6 +55,7 @@ def by_torch(recipe: Recipe, position: np.ndarray) -> tuple[float, np.ndarray]:
     ],
 )
 def test_the_density_is_torch_s(name: str, precision: str, tolerance: float) -> None:
+    jax = pytest.importorskip("jax", reason="the extra hmc is not installed")
     from builders.posterior.log_density import examples_last, log_density
 
     recipe = changed(RECIPES[name], precision=precision)

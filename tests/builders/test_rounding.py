@@ -38,6 +38,7 @@ def zoo(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("dtype", rounding.DTYPES)
+@pytest.mark.sampled(2)
 def test_weights_are_rounded_to_nearest_and_measured_as_stored(
     dtype: str, zoo: Path, folder: Path, tmp_path: Path
 ) -> None:

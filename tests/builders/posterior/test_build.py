@@ -72,6 +72,7 @@ def content(path: Path) -> dict[tuple[str, int], bytes]:
 
 
 @pytest.mark.parametrize("method", posterior.names())
+@pytest.mark.sampled(2)
 def test_draws_are_checkpoints_that_say_what_they_are(method: str, members: Path, tmp_path: Path) -> None:
     built = draws_of(method, tmp_path / "zoo", members)
     assert (built.draws, built.modes) == (12, 3)
@@ -103,6 +104,7 @@ def test_draws_tell_how_pixels_are_scaled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", posterior.names() if ALL else ("laplace", "sghmc", "hmc"))
+@pytest.mark.sampled(2)
 def test_more_draws_and_modes_leave_the_first_as_they_are(method: str, members: Path, tmp_path: Path) -> None:
     draws_of(method, tmp_path / "grown", members, modes=2, draws=2, unit_size=1)
     assert draws_of(method, tmp_path / "grown", members, modes=2, draws=2).part is None

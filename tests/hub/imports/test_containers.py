@@ -195,6 +195,7 @@ NOT_READ: dict[str, tuple[dict[str, bytes], str]] = {
 
 
 @pytest.mark.parametrize("kind", NOT_READ)
+@pytest.mark.sampled(3)
 def test_what_is_not_read_is_named_with_a_step_that_helps(tmp_path: Path, kind: str) -> None:
     files, step = NOT_READ[kind]
     with pytest.raises(ZooError) as caught:

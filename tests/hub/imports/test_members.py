@@ -294,6 +294,7 @@ REFUSED = ["silent_loss/lazy_parameter", "silent_loss/meta_mixed"]
 
 @pytest.mark.skipif(not CASES.is_dir(), reason="the collected inputs are not available")
 @pytest.mark.parametrize("case", [*KNOWN, *REFUSED])
+@pytest.mark.sampled(3)
 def test_inputs_that_people_have(tmp_path: Path, case: str) -> None:
     def read() -> ImportResult:
         return import_zoo(CASES / case, tmp_path / "zoo", license="MIT")

@@ -81,6 +81,7 @@ def run_shell(block):
             assert builders_command(words[3:]) == 0, line
 
 
+@pytest.mark.timeout(900)  # of the full run
 def test_python_blocks_run(folder, few, monkeypatch):
     """The page about learning in full where all tests are asked for; else with fewer networks and one epoch."""
     text = LEARNING.read_text()
@@ -119,7 +120,7 @@ def test_python_blocks_run(folder, few, monkeypatch):
 
 @pytest.mark.parametrize("block", [*blocks("sh", *SHELL_PAGES), blocks("sh", STUDIES)[0]])
 def test_shell_lines_run(few, block, monkeypatch):
-    """The tutorial about hubs starts the programs themselves."""
+    """In this process; tutorials start the programs themselves."""
     monkeypatch.chdir(few)
     monkeypatch.setitem(estimate.__kwdefaults__, "seconds", 0.2)  # of training, for `python -m builders estimate`
     run_shell(block)

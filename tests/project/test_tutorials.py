@@ -1,9 +1,12 @@
 """Tutorials print what their pages show."""
 
+import pytest
+
 from tests.support.effort import ALL
 from tests.support.tutorials import PAGES, Block, rewritten, run
 
 
+@pytest.mark.timeout(900)  # of the full run
 def test_tutorials_print_what_they_show(tmp_path):
     """The one about hubs, which starts twenty programs, where all tests are asked for."""
     pages = [page for page in PAGES if ALL or page.stem != "hub"]

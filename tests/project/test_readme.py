@@ -62,12 +62,12 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def few(folder, tmp_path_factory):
-    """The same with 160 of the 3,072 networks on MNIST, which is what studies take their time for; in full all of them."""
+    """The same with 320 of the 3,072 networks on MNIST, which is what studies take their time for; in full all of them."""
     if ALL:
         return folder
     few = tmp_path_factory.mktemp("few")
     shutil.copytree(folder, few, ignore=shutil.ignore_patterns("mnist-optunet"), dirs_exist_ok=True)
-    pull(str(folder / "cards/mnist-optunet"), few / "cards/mnist-optunet", where="seed < 160")
+    pull(str(folder / "cards/mnist-optunet"), few / "cards/mnist-optunet", where="seed < 320")
     return few
 
 

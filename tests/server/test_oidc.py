@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import requests
-from oidc_provider_mock import run_server_in_thread
 
 from ckptzoo.errors import SpecError
 from ckptzoo.server.errors import Refusal
@@ -32,6 +31,8 @@ CLIENT = ("ckptzoo", "a secret")
 @pytest.fixture
 def issuer() -> Iterator[str]:
     """The address of a provider."""
+    from oidc_provider_mock import run_server_in_thread  # which brings a web framework along
+
     with run_server_in_thread() as running:
         yield f"http://localhost:{running.server_port}"
 
@@ -170,6 +171,7 @@ def identities(server: Hosted) -> dict[str, str]:
 
 @pytest.mark.parametrize("role", ["read", "contribute", "write"])
 @pytest.mark.parametrize("scope", ["", "ada/pub"])
+@pytest.mark.sampled(2)
 def test_a_token_connects_no_identity(server: Hosted, role: str, scope: str) -> None:
     """As was tried: with a leaked token of a day, somebody else's identity was the account's for good."""
     with server.service.database.writing() as connection:
@@ -192,6 +194,7 @@ def test_a_token_connects_no_identity(server: Hosted, role: str, scope: str) -> 
 
 @pytest.mark.parametrize("start", ["none", "token", "link", "other"])
 @pytest.mark.parametrize("finish", ["none", "token", "link", "other", "revoked", "signed out"])
+@pytest.mark.sampled(5)
 def test_an_attempt_ends_in_the_session_in_which_it_began(server: Hosted, start: str, finish: str) -> None:
     with server.service.database.writing() as connection:
         accounts.add(connection, "Ada", accounts.USER, actor=OPERATOR)

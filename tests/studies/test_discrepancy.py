@@ -233,6 +233,7 @@ def test_spread_and_offset_are_in_units_of_the_first_sets_spread(
     assert layer.spread == pytest.approx(spread) and layer.offset == pytest.approx(offset)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_many_layers_are_drawn(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)

@@ -178,8 +178,12 @@ def items_of(value: Any) -> Iterator[tuple[Any, Any]]:
         pairs = cast(dict[Any, Any], value).items()
     else:
         pairs = enumerate(cast(Sequence[Any], value)) if isinstance(value, list | tuple) else ()
-    for key, item in pairs:
-        yield key, item.value if isinstance(item, Objects) else item
+    if Objects in set(map(type, value.values() if isinstance(value, dict) else ())) or isinstance(
+        value, Inert | list | tuple
+    ):
+        yield from ((key, item.value if isinstance(item, Objects) else item) for key, item in pairs)
+    else:
+        yield from pairs
 
 
 def as_dict(value: Any) -> Any:

@@ -27,6 +27,10 @@ _ABOUT = {
 }
 """What keys say of numbers that are about weights; it is so where there are weights of the same names beside them."""
 _NAMES = {what: re.compile(pattern) for what, pattern in _ABOUT.items()}
+_ANY = re.compile(
+    "exp_avg|momentum|velocit|grad|hess|fisher|delta|task_vector|loss|criterion|^(?:mu|m)$", re.IGNORECASE
+)
+"""Keys without any of these, as most are, say nothing of the kind."""
 _PARAMETERS = {"params", "parameters", "weights", "theta"}
 _TWO_MOMENTS = (("mu", "nu"), ("m", "v"))
 """What optax and other programs call the first and the second moment."""
@@ -44,6 +48,8 @@ def about_weights(items: Sequence[tuple[Any, Any]]) -> dict[int, str]:
     >>> about_weights([("model", weights), ("exp_avg", weights), ("ema", weights)])
     {1: 'the state of an optimiser'}
     """
+    if not any(isinstance(key, str) and _ANY.search(key[:100]) for key, _ in items):
+        return {}
     keys = {
         key.lower()[:100]: at for at, (key, item) in enumerate(items) if isinstance(key, str) and is_container(item)
     }

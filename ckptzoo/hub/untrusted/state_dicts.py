@@ -329,11 +329,15 @@ class _Search:
             if found.keys() & tensors.keys():
                 reject(self.location, "names", "every name once", "two keys that read the same")
             tensors |= found
-        what = other_content({name: str(tensor.dtype) for name, tensor in tensors.items()})
+        dtypes = {name: str(tensor.dtype) for name, tensor in tensors.items()}
+        if unknown := next((name for name, dtype in dtypes.items() if dtype not in ITEMSIZE), None):
+            expected, dtype = "one of " + ", ".join(ITEMSIZE), dtypes[unknown]
+            reject(self.location, f"dtype of {unknown!r}", expected, dtype, dtype_step(dtype))
+        what = other_content(dtypes)
         if what is not None and not (self.with_moments and what == MOMENTS):
             self.leave_out_other(path, what)
             return
-        if flat := [name for name in tensors if name.rpartition(".")[2].lstrip("_") == "flat_param"]:
+        if flat := [name for name in tensors if name.endswith("flat_param")]:
             step = "Save it with FSDP.set_state_dict_type(model, StateDictType.FULL_STATE_DICT)."
             reject(
                 self.location, f"tensor {flat[0]!r}", "a tensor of one layer", "those of several, as FSDP keeps", step
@@ -350,9 +354,6 @@ class _Search:
         if (form := unread_form(item)) is not None:
             self.refuse_form(name, form)
         if is_tensor(item):
-            if str(item.dtype) not in ITEMSIZE:
-                expected = "one of " + ", ".join(ITEMSIZE)
-                reject(self.location, f"dtype of {name!r}", expected, item.dtype, dtype_step(str(item.dtype)))
             return {name: item}
         if isinstance(item, Inert) and holds_numbers(item):
             self.refuse_form(name, f"an object of {item.name}")

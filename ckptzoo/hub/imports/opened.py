@@ -2,16 +2,17 @@
 
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import accumulate
 from typing import IO, Any
 
 from ckptzoo.errors import IntegrityError, Problem, ZooError
+from ckptzoo.hub.imports.one_network import Related, may_be_related, related
 from ckptzoo.hub.imports.packed import ERRORS, PACKED, SUFFIXES, unpacked
-from ckptzoo.hub.imports.sources import Blob, Source, SourceFile, ZipSource, archive_kind, stem, tar_files
+from ckptzoo.hub.imports.sources import Blob, FolderSource, Source, SourceFile, ZipSource, archive_kind, stem, tar_files
 from ckptzoo.hub.untrusted import Limits
 from ckptzoo.hub.untrusted.formats import HEAD_BYTES, Form
 from ckptzoo.hub.untrusted.forms import FORMS, form_of
@@ -24,6 +25,8 @@ _MAX_ZIP = 2**30
 _EXPANSION, _ALWAYS_ALLOWED, _MAX_FILES = 1000, 2**30, 2**20
 """What all archives of a source may unpack to, in times the source's size and in any case; files in all of them."""
 _PIECE = 2**20
+_LISTED_BYTES = 256 * 2**20
+"""Bytes of an archive that is read in order which are read for the names in it."""
 _JUNK = re.compile(
     r"(^|/)(__MACOSX|\.ipynb_checkpoints|\.git|\.svn|\.hg|__pycache__|@eaDir|\.Trash[^/]*|\.cache/huggingface)/"
     r"|(^|/)(\._|\.#|\.nfs|\.~lock|#[^/]*#$)|(^|/)(\.DS_Store|Thumbs\.db|desktop\.ini)$|~$|(^|/)\.[^/]*\.sw[a-p]$"
@@ -54,11 +57,14 @@ class OpenedFile(SourceFile):
         the form by which it is packed; empty where it is as it was saved.
     reopen
         opens it once more at any time of the pass; None where its bytes come once.
+    others
+        files that are passed over for it, and may hold the same network in another format.
     """
 
     form: Form = FORMS["unknown"]
     packed_by: str = ""
     reopen: Callable[[], IO[bytes]] | None = field(default=None, repr=False)
+    others: tuple["OpenedFile", ...] = ()
 
     def read(self, limit: int) -> bytes:
         """All bytes, unpacked; raises ``ZooError`` where there are more than ``limit``, or others than were packed."""
@@ -118,16 +124,69 @@ class OpenedSource(Source):
         self.passed_over = dict[str, str]()
         self.broken = list[tuple[str, ZooError]]()
         self._nested_bytes = self._nested_files = 0
+        self._related: Related | None = None
+        self._files_of_others = dict[str, SourceFile]()
+        self._reasons, self._parts = dict[str, str](), dict[str, str]()
 
     def files(self) -> Iterator[OpenedFile]:
         """A pass over all files that are not passed over."""
         self._nested_bytes = self._nested_files = 0
         self.broken.clear()
         self.passed_over.update(dict.fromkeys(self._source.dangling, "a link that leads to no file"))
+        compared = self._relate().compared
         for file in self._source.files():
             self.position = self._source.position
-            yield from self._files(file, file.path, 0)
+            if file.path in compared:
+                yield from self._with_others(file, compared[file.path])
+            else:
+                yield from self._files(file, file.path, 0)
         self.position = self._source.position
+
+    def _relate(self) -> Related:
+        """Which of the files hold one network; those in archives among them are told when these are opened."""
+        if self._related is None:
+            listed = {file.path: file for file in self._listed() if self._is_wanted(file.path)}
+            self._related = self._note_related(
+                {path: file.size for path, file in listed.items()}, can_compare=isinstance(self._source, FolderSource)
+            )
+            others = [path for paths in self._related.compared.values() for path in paths]
+            self._files_of_others = {path: listed[path] for path in others}
+        return self._related
+
+    def _listed(self) -> Iterable[SourceFile]:
+        """The files by name; of an archive that is read in order only where its first names say that it matters."""
+        if not self._source.in_order:
+            return self._source.files()
+        listed: list[SourceFile] = []
+        size, are_related = 0, False
+        try:
+            for file in self._source.files():
+                listed.append(file)
+                size += file.size
+                are_related = are_related or may_be_related(file.path)
+                if size > _LISTED_BYTES and not are_related:
+                    break
+        except ZooError:  # the pass that reads them meets it again
+            pass
+        return listed
+
+    def _note_related(self, sizes: dict[str, int], *, can_compare: bool) -> Related:
+        found = related(sizes, can_compare=can_compare)
+        self._reasons |= found.reasons
+        self._parts |= found.parts
+        return found
+
+    def _with_others(self, file: SourceFile, paths: Sequence[str]) -> Iterator[OpenedFile]:
+        """A file with those that are passed over for it, opened too."""
+        for item in self._files(file, file.path, 0):
+            opened = (self._files_of_others[path] for path in paths)
+            files = (one for other in opened for one in self._files(other, other.path, 0, is_compared=True))
+            # what was opened to look at it is closed by now
+            yield replace(item, others=tuple(replace(one, open=one.reopen) for one in files if one.reopen is not None))
+
+    def _is_wanted(self, path: str, *, is_chosen: bool = False) -> bool:
+        is_chosen = is_chosen or not self._include or _fits(path, self._include)
+        return is_chosen and not _is_junk(path) and not _fits(path, self._exclude)
 
     def may_hold(self, suffix: str) -> bool:
         """Tells by names alone whether there are files with a suffix; what archives hold is not known."""
@@ -145,7 +204,9 @@ class OpenedSource(Source):
         self.broken.clear()
         return [path for path in paths if not _is_junk(path)]
 
-    def _files(self, file: SourceFile, path: str, depth: int, *, is_chosen: bool = False) -> Iterator[OpenedFile]:
+    def _files(
+        self, file: SourceFile, path: str, depth: int, *, is_chosen: bool = False, is_compared: bool = False
+    ) -> Iterator[OpenedFile]:
         """A file, or those in it where it is an archive; all of them where ``--include`` chooses the archive."""
         lower = path.lower()
         is_chosen = is_chosen or not self._include or _fits(path, self._include)
@@ -155,6 +216,8 @@ class OpenedSource(Source):
             self.passed_over[path] = "left out by --exclude"
         elif not is_chosen and not lower.endswith(_NAMED_ARCHIVES):
             self.passed_over[path] = "left out by --include"
+        elif path in self._reasons and not is_compared:
+            self.passed_over[path] = self._reasons[path]
         elif not self._source.is_local and lower.endswith(_TEXTS):
             form = FORMS["json" if lower.endswith(".json") else "table" if lower.endswith((".csv", ".tsv")) else "text"]
             yield self._opened(path, file.size, file.open, form, reopen=file.open)
@@ -172,6 +235,8 @@ class OpenedSource(Source):
                 return
             with stream:
                 form = form_of(head, self._within + path)
+                if form.is_read and path in self._parts:
+                    form = FORMS[self._parts[path]]
                 if form.is_container or lower.endswith(_NAMED_ARCHIVES):
                     yield from self._of_container(file, path, stream, head, form, depth, is_chosen)
                 else:
@@ -228,15 +293,20 @@ class OpenedSource(Source):
             self.forms[path] = FORMS[kind]
             self.opened.add(path)
             prefix = f"{path.rpartition('/')[0]}/{stem(path.rpartition('/')[2])}".lstrip("/")
-            found = self._zip_files(file, path, stream) if kind == "zip" else None
-            for item in found or tar_files(content, lambda: counted.count, f"{self.address}: {path}"):
+            archive = self._zip(file, path, stream) if kind == "zip" else None
+            found = tar_files(content, lambda: counted.count, f"{self.address}: {path}")
+            for item in found if archive is None else archive.files():
+                if archive is not None and not archive.position:
+                    inside = {f"{prefix}/{name}": size for name, size in archive.sizes.items()}
+                    wanted = {name: size for name, size in inside.items() if self._is_wanted(name, is_chosen=is_chosen)}
+                    self._note_related(wanted, can_compare=False)
                 self._count(item, path)
                 yield from self._files(item, f"{prefix}/{item.path}", depth + 1, is_chosen=is_chosen)
         except ZooError as error:
             self.broken.append((path, error))
 
-    def _zip_files(self, file: SourceFile, path: str, stream: io.BufferedReader) -> Iterator[SourceFile]:
-        """The files of a zip archive, whose directory is at its end: in memory where the archive is in another."""
+    def _zip(self, file: SourceFile, path: str, stream: io.BufferedReader) -> ZipSource:
+        """A zip archive, whose directory is at its end: in memory where the archive is in another."""
         location = f"{self.address}: {path}"
         if stream.seekable():
             blob = Blob(location, path, file.size, lambda: stream)
@@ -246,7 +316,7 @@ class OpenedSource(Source):
                 raise IntegrityError(Problem(location, "size", expected, f"{file.size} bytes", step))
             data = stream.read(file.size)
             blob = Blob(location, path, len(data), lambda: io.BytesIO(data))
-        return ZipSource(blob).files()
+        return ZipSource(blob)
 
     def _count(self, file: SourceFile, path: str) -> None:
         """Bound what all archives hold together, whatever each of them says about itself."""

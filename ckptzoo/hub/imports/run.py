@@ -8,7 +8,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 import ckptzoo
 from ckptzoo.arguments import checked
-from ckptzoo.errors import IntegrityError, Problem, SpecError, ZooError
+from ckptzoo.errors import Problem, SpecError, ZooError
 from ckptzoo.format import durable
 from ckptzoo.hub.contributions.evaluation import Factory, network_factory, trace_symmetry
 from ckptzoo.hub.imports.adapters import Adapter, Found, Options
@@ -33,17 +32,15 @@ from ckptzoo.hub.imports.adapters.adapter import (
 from ckptzoo.hub.imports.choice import AUTO, chosen_adapter
 from ckptzoo.hub.imports.facts import Row, merged
 from ckptzoo.hub.imports.opened import JUNK, OpenedSource
+from ckptzoo.hub.imports.reading import Contents, Reader, States, compared
 from ckptzoo.hub.imports.remote_sources import open_source
 from ckptzoo.hub.imports.report import ImportResult, passed_over_files
 from ckptzoo.hub.imports.same_architecture import Saved
 from ckptzoo.hub.imports.target import Arriving, Declaration, Target, check_folder, unit_of
 from ckptzoo.hub.untrusted import Limits, StateDict
 from ckptzoo.hub.untrusted.errors import NoNetworkError
-from ckptzoo.hub.untrusted.formats import HEAD_BYTES, Form
-from ckptzoo.hub.untrusted.forms import read_form
+from ckptzoo.hub.untrusted.formats import Form
 from ckptzoo.hub.untrusted.process import ReadingProcess
-from ckptzoo.hub.untrusted.protocol import Job
-from ckptzoo.hub.untrusted.safetensors import read_state_dict
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.documents import canonical
 from ckptzoo.schema.symmetry import Symmetry
@@ -166,7 +163,7 @@ def import_zoo(
     result = ImportResult(
         str(to), opened.address, chosen.name, target.zoos, importer.added, importer.present, tuple(importer.skipped),
         importer.passed_over, {first: tuple(others) for first, others in importer.repeated.items()},
-        {**target.notes, **importer.notes}, dict(importer.forms),
+        {**target.notes, **importer.notes}, dict(importer.reader.forms),
         time.monotonic() - start, opened.nbytes,
     )  # fmt: skip
     if skip_bad:
@@ -220,7 +217,8 @@ def _with_tensors_of(arch: Architecture, factory: Factory) -> "nn.Module":
 
 @dataclass
 class _Batch:
-    found: list[tuple[Found, Sequence[bytes]]] = field(default_factory=list)
+    found: list[list[Contents]] = field(default_factory=list)
+    """Files, each with those behind it that may hold its network in other formats."""
     nbytes: int = 0
     ends_member: bool = False
 
@@ -243,9 +241,9 @@ class _Importer:
         self.added = self.present = 0
         self.skipped: list[dict[str, str]] = []
         self.notes: dict[str, int] = {}
-        self.forms: dict[str, int] = {}
         self._passed_over: dict[str, str] = {}
         self._found: set[str] = set()
+        self._taken: set[str] = set()
         self._times: dict[str, dict[str, tuple[Any, Any]]] = {}
         self.repeated: dict[str, list[str]] = {}
         self._first_ids: dict[bytes, str] = {}
@@ -255,10 +253,10 @@ class _Importer:
     def run(self, options: Options, progress: Progress | None) -> None:
         """Import everything; what was read before an error is published."""
         with ExitStack() as stack:
-            self.process = stack.enter_context(ReadingProcess(Limits()))
+            self.reader = Reader(stack.enter_context(ReadingProcess(Limits())), self.source.address)
             self.readers = stack.enter_context(ThreadPoolExecutor(1))
             self.writers = stack.enter_context(ThreadPoolExecutor(1))
-            self._read_ahead: tuple[_Batch, Future[list[list[StateDict] | ZooError]]] | None = None
+            self._read_ahead: tuple[_Batch, Future[list[States | ZooError]]] | None = None
             self._writing: Future[None] | None = None
             try:
                 self._collect(options, progress)
@@ -312,23 +310,30 @@ class _Importer:
             return
         batch = self._batch
         if batch.found and (len(batch.found) >= BATCH_FILES or batch.nbytes + found.size > BATCH_BYTES):
-            batch.ends_member = found.member != batch.found[-1][0].member or bool(found.id)
+            batch.ends_member = found.member != batch.found[-1][0][0].member or bool(found.id)
             self._submit()
         try:
             contents = found.read()
         except ZooError as error:
             self._skip(found.path, error)
             return
-        self._batch.found.append((found, contents))
+        files = [(found, contents)]
+        for other in found.others:
+            try:
+                files.append((other, other.read()))
+            except ZooError as error:
+                self._passed_over[other.path] = str(error)
+        self._batch.found.append(files)
         # what is packed is larger than its file
-        self._batch.nbytes += max(found.size, sum(map(len, contents)))
+        self._batch.nbytes += sum(max(item.size, sum(map(len, data))) for item, data in files)
 
     def _submit(self) -> None:
         """Begin to read the batch, and to add the one that was read meanwhile."""
         batch, self._batch = self._batch, _Batch()
         self._advance()
         if batch.found:
-            self._read_ahead = batch, self.readers.submit(self._read, batch)
+            files = batch.found[0] if len(batch.found) == 1 else [item for files in batch.found for item in files]
+            self._read_ahead = batch, self.readers.submit(self.reader.read, files)
 
     def _advance(self) -> None:
         if self._writing is not None:
@@ -349,9 +354,11 @@ class _Importer:
             self._submit()
             self._finish()
 
-    def _add_files(self, batch: _Batch, read: list[list[StateDict] | ZooError]) -> None:
+    def _add_files(self, batch: _Batch, read: list[States | ZooError]) -> None:
         checkpoints: list[tuple[Found, Arriving]] = []
-        for (found, _), states in zip(batch.found, read, strict=True):
+        answers = iter(read)
+        for files in batch.found:
+            found, states = self._one_of([(file, next(answers)) for file, _ in files])
             try:
                 if isinstance(states, ZooError):
                     raise states
@@ -374,29 +381,19 @@ class _Importer:
         if batch.ends_member:
             self.target.end_member()
 
-    def _read(self, batch: _Batch) -> list[list[StateDict] | ZooError]:
-        """The state dicts of every checkpoint file, or its error; those of shards put together."""
-        made: list[list[list[StateDict] | ZooError]] = [[] for _ in batch.found]
-        jobs: list[tuple[list[list[StateDict] | ZooError], str, Job, bytes]] = []
-        for (found, contents), parts in zip(batch.found, made, strict=True):
-            location, name = f"{self.source.address}: {found.path}", found.path.rpartition("/")[2]
-            for data in contents:
-                try:
-                    form = read_form(data[:HEAD_BYTES], name, location=location)
-                    self.forms[form.words] = self.forms.get(form.words, 0) + 1
-                    if form.name == "safetensors":
-                        parts.append([read_state_dict(BytesIO(data), location, name, Limits(), with_moments=True)])
-                    else:
-                        jobs.append((parts, name, Job(location, form.name, len(data), strict=False), data))
-                except ZooError as error:
-                    parts.append(error)
-        if jobs:
-            answers, arrays = self.process.read([job for _, _, job, _ in jobs], [data for *_, data in jobs])
-            for (parts, name, *_), answer in zip(jobs, answers, strict=True):
-                parts.append(
-                    answer if isinstance(answer, IntegrityError) else [item.state_dict(name, arrays) for item in answer]
-                )
-        return [_whole(parts, found.path) for (found, _), parts in zip(batch.found, made, strict=True)]
+    def _one_of(self, files: Sequence[tuple[Found, States | ZooError]]) -> tuple[Found, States | ZooError]:
+        """The first of several files of one network that holds it; what is known about the others is noted."""
+        found, states = files[0]
+        for item, answer in files[1:]:
+            if isinstance(states, NoNetworkError) and not isinstance(answer, ZooError):
+                self._passed_over[found.path] = "; ".join(problem.got for problem in states.problems)
+                self._taken.add(item.path)
+                found, states = item, answer
+            elif isinstance(answer, ZooError):
+                self._passed_over[item.path] = "; ".join(problem.got for problem in answer.problems)
+            elif not isinstance(states, ZooError) and (known := compared(states, answer)):
+                self._passed_over[item.path] = f"{self.source.passed_over[item.path]}; it {known}"
+        return found, states
 
     def _unit(self, found: Found) -> str:
         """The unit of a file's rows: that of the same file in another archive of the same name is the same."""
@@ -440,7 +437,8 @@ class _Importer:
     @property
     def passed_over(self) -> tuple[dict[str, str], ...]:
         """Files that hold no network, and those that were not opened."""
-        return passed_over_files(self.source, self.adapter.name, self._found, self._passed_over)
+        files = passed_over_files(self.source, self.adapter.name, self._found, self._passed_over)
+        return tuple(item for item in files if item["file"] not in self._taken) if self._taken else files
 
     def _check_found(self) -> None:
         """Refuse a source in which no file held a network.
@@ -558,24 +556,6 @@ class _Importer:
 def _order(form: Form | None) -> int:
     """Where a file stands among those of which none is read: networks of other programs, others, texts."""
     return 1 if form is None or form.is_read else 2 if form.is_text else 0 if form.next_step else 1
-
-
-def _whole(parts: Sequence[list[StateDict] | ZooError], path: str) -> list[StateDict] | ZooError:
-    """The state dicts of a file, or the one that shards hold together."""
-    if len(parts) == 1:
-        return parts[0]
-    states: list[StateDict] = []
-    for part in parts:
-        if isinstance(part, ZooError):
-            return part
-        states += part
-    tensors = {name: array for state in states for name, array in state.tensors.items()}
-    if len(states) != len(parts) or len(tensors) != sum(len(state.tensors) for state in states):
-        step = "Fetch the shards again, from one release."
-        return ZooError(Problem(path, "shards", "one network, each tensor once", "others", step))
-    aliases = {name: first for state in states for name, first in state.aliases.items()}
-    left_out = tuple(text for state in states for text in state.left_out)
-    return [StateDict(path.rpartition("/")[2], tensors, aliases, states[0].facts, left_out)]
 
 
 def _digest(arrays: Iterable[NDArray[Any]]) -> bytes:

@@ -281,13 +281,20 @@ class FileSource(Source):
 
 
 class ZipSource(Source):
-    """A zip archive."""
+    """A zip archive.
+
+    Attributes
+    ----------
+    sizes
+        bytes of its files by their paths, once a pass has begun.
+    """
 
     is_reopened = True
 
     def __init__(self, blob: Blob) -> None:
         super().__init__(blob.address, blob.name, blob.size)
         self._blob = blob
+        self.sizes = dict[str, int]()
 
     def files(self) -> Iterator[SourceFile]:
         """A pass over all files."""
@@ -304,7 +311,9 @@ class ZipSource(Source):
             if total > max(_ALWAYS_ALLOWED, _EXPANSION * self.nbytes):
                 _refuse_expansion(self.address, archive.infolist()[0].filename, total, self.nbytes)
             paths = Paths(self.address)
-            for info in sorted(archive.infolist(), key=lambda item: natural(item.filename)):
+            infos = sorted(archive.infolist(), key=lambda item: natural(item.filename))
+            self.sizes = {info.filename.removeprefix("./"): info.file_size for info in infos if not info.is_dir()}
+            for info in infos:
                 if not info.is_dir():
                     path = self._checked(info, paths)
                     yield SourceFile(path, info.file_size, self._opener(archive, info))

@@ -26,7 +26,9 @@ _BY_CONTENT = tuple(
 )
 _BY_PATH = re.compile("|".join(f"(?P<{form.name.replace('-', '_')}>{form.paths})" for form in NOT_READ_BY_PATH))
 _PLAIN_ENDS = (".pt", ".pth", ".tar", ".ckpt", ".bin", ".safetensors", ".npz", ".npy", ".pkl", ".h5")
-_MARKS = ("rank_", "consolidated.", "--", "ocdbt", ".zarr/", "array_metadatas/", "/d/")
+_MARKS = (
+    "rank_", "model_states", "consolidated.", "openvino_", "--", "ocdbt", ".zarr/", "array_metadatas/", "/d/",
+)  # fmt: skip
 """Paths that end so and have none of these marks, as most do, are of no form that is told by its path."""
 _STRICT = ("safetensors", "torch", "npz")
 """Forms of which contributions are."""

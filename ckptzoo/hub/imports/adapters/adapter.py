@@ -153,6 +153,8 @@ class Found:
         what the file was taken for; empty where only reading tells.
     parts
         paths of its files, where they are several.
+    others
+        files that may hold the same checkpoints in other formats, and are read to tell.
     """
 
     path: str
@@ -165,6 +167,7 @@ class Found:
     id: str = ""
     form: str = ""
     parts: Sequence[str] = ()
+    others: Sequence["Found"] = ()
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,15 @@ class Files:
             elif file.form.name == "npy" and options.layout is None and is_tensor_name(file.name):
                 arrays.add(file)
             else:
-                yield reading.found(file.path, file.size, reader(file, Limits().file_bytes), file.form.words)
+                found = reading.found(file.path, file.size, reader(file, Limits().file_bytes), file.form.words)
+                others: list[Found] = []
+                for other in file.others:
+                    if other.form.is_read:
+                        read = reader(other, Limits().file_bytes)
+                        others.append(replace(found, path=other.path, size=other.size, read=read))
+                    else:
+                        yield PassedOver(other.path, other.form.reason)
+                yield replace(found, others=others) if others else found
         yield from (reading.joined(whole) for whole in arrays.left(None))
         yield from (Broken(paths[0], error, paths) for error, paths in shards.missing())
         reading.rows.check_used()
@@ -91,7 +99,7 @@ def _not_read(file: OpenedFile, source: str) -> PassedOver | Broken:
     """A file that is not read: refused where its name says that it should be, and is of no form that is known."""
     form = file.form
     is_damaged = form.name in ("unknown", "empty", "text", "web-page") and file.name.lower().endswith(SUFFIXES)
-    if form.name not in ("git-lfs", "tensor-parallel") and not is_damaged:
+    if form.name != "git-lfs" and not form.name.endswith("-parts") and not is_damaged:
         return PassedOver(file.path, form.reason)
     step = form.step or "Leave it out."
     problem = Problem(f"{source}: {file.path}", "content", "a checkpoint, as its name says", form.words, step)

@@ -1,7 +1,8 @@
 """Tells by paths which files of a source hold one network: in several formats, or cut for several devices."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -43,6 +44,19 @@ _PARTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     )
 )
 """Names of the parts of networks that were cut for several devices; one part alone may be a whole network."""
+
+
+_Group = tuple[str, str, bool]
+"""The folder of files of one network, what they are called in it, and whether that is a published name."""
+
+
+def are_surely_one(path: str, other: str) -> bool:
+    """Whether two related files hold one network whatever is in them: by published names, or in two formats."""
+    names = [_NAME.fullmatch(item.rpartition("/")[2]) for item in (path, other)]
+    stems, formats = zip(
+        *((item["stem"].lower(), _RANK[item["suffix"].lower()][0]) for item in names if item), strict=True
+    )
+    return all(stem in _PUBLISHED for stem in stems) or len(set(formats)) > 1
 
 
 class _Named(NamedTuple):
@@ -104,36 +118,40 @@ def related(sizes: Mapping[str, int], *, can_compare: bool) -> Related:
     ({'a/pytorch_model.bin': 'a/model.safetensors'}, {'a/model.safetensors': ('a/pytorch_model.bin',)})
     """
     parts = _parts(sizes)
-    groups: dict[tuple[str, str, bool], dict[str, _Named]] = {}
-    for path in sizes:
+    groups: dict[_Group, dict[str, _Named]] = {}
+    heads = {path: path[: path.find(".", path.rfind("/") + 1)] for path in sizes}
+    counts = Counter(heads.values())
+    for path, head in heads.items():
+        # most files have a name of their own
+        if counts[head] < 2 and "-of-" not in path and _CHOICES.search(path) is None:
+            continue
         folder, slash, name = path.rpartition("/")
         matched = _NAME.fullmatch(name)
         if matched is not None and path not in parts:
-            stem = matched["stem"]
-            published = _PUBLISHED.get(stem.lower())
+            published = _PUBLISHED.get(matched["stem"].lower())
             # a precision in another name may be what is studied
-            own = stem + (matched["precision"] or "")
-            key = (folder + slash, published or own, published is not None)
-            groups.setdefault(key, {})[path] = _named(matched)
+            own = matched["stem"] + (matched["precision"] or "")
+            groups.setdefault((folder + slash, published or own, published is not None), {})[path] = _named(matched)
+    originals = {path: group for path in sizes if (group := _published_form(path, groups)) is not None}
     kept: dict[str, str] = {}
-    reasons: dict[str, str] = {}
     compared: dict[str, tuple[str, ...]] = {}
-    for (_, _, is_published), files in groups.items():
-        kinds = {named.kind for named in files.values()}
-        is_small = can_compare and all(sizes[path] <= MAX_COMPARED for path in files)
-        if len(kinds) < 2 or not (is_published or is_small):
+    for group, every in groups.items():
+        files = {path: named for path, named in every.items() if path not in originals}
+        if not files:
             continue
-        chosen = min(files.values(), key=lambda named: (_is_incomplete(named, files.values()), named.rank)).kind
+        there = Counter(named.kind for named in files.values())
+        # shards of which some are missing come last
+        chosen = min(files.values(), key=lambda named: (there[named.kind] < named.count, named.rank)).kind
         first = next(path for path, named in files.items() if named.kind == chosen)
+        kept |= {path: first for path, other in originals.items() if other == group}
         others = [path for path, named in files.items() if named.kind != chosen]
-        for path in others:
-            kept[path], reasons[path] = first, _reason(first)
-        if is_small and all(named.is_one_file for named in files.values()):
-            compared[first] = tuple(others)
-    for path in sizes:
-        if (first := _published_form(path, groups)) is not None and path not in kept:
-            first = kept.get(first, first)
-            kept[path], reasons[path] = first, _reason(first)
+        is_small = can_compare and all(sizes[path] <= MAX_COMPARED for path in files)
+        is_published = group[2]
+        if others and (is_published or is_small):
+            kept |= dict.fromkeys(others, first)
+            if is_small and all(named.is_one_file for named in files.values()):
+                compared[first] = tuple(others)
+    reasons = {path: _reason(first) for path, first in kept.items()}
     return Related(kept, reasons, compared, {path: form for path, form in parts.items() if path not in kept})
 
 
@@ -145,10 +163,6 @@ def _named(matched: re.Match[str]) -> _Named:
     suffix = matched["suffix"].lower()
     rank = (precisions.index(precision), *_RANK[suffix], count, bool(matched["packed"]))
     return _Named(rank, (matched["stem"], precision, suffix, matched["packed"] or "", str(count)), count)
-
-
-def _is_incomplete(named: _Named, files: Iterable[_Named]) -> bool:
-    return sum(other.kind == named.kind for other in files) < named.count
 
 
 def _parts(paths: Iterable[str]) -> dict[str, str]:
@@ -165,14 +179,15 @@ def _parts(paths: Iterable[str]) -> dict[str, str]:
     return {path: form for (form, _), several in found.items() if len(several) > 1 for path in several}
 
 
-def _published_form(path: str, groups: Mapping[tuple[str, str, bool], Mapping[str, _Named]]) -> str | None:
-    """The file of transformers that holds what an authors' file does; None where there is none."""
+def _published_form(path: str, groups: Container[_Group]) -> _Group | None:
+    """The files of transformers that hold what an authors' file does; None where there are none."""
     if "consolidated" not in path:
         return None
-    for folder in (path.rpartition("/")[0], path.removesuffix("/").rpartition("/")[0].rpartition("/")[0]):
-        inside = f"{folder}/" if folder else ""
-        if _ORIGINAL.fullmatch(path.removeprefix(inside)) and (files := groups.get((inside, "model", True))):
-            return min(files, key=lambda other: files[other].rank)
+    folder = path.rpartition("/")[0]
+    for around in (folder, folder.rpartition("/")[0]):
+        inside = f"{around}/" if around else ""
+        if _ORIGINAL.fullmatch(path.removeprefix(inside)) and (inside, "model", True) in groups:
+            return inside, "model", True
     return None
 
 

@@ -115,7 +115,8 @@ class OpenedSource(Source):
 
     def __init__(self, source: Source, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
         super().__init__(source.address, source.name, source.nbytes)
-        self.name, self.in_order = source.name, source.in_order
+        self.name, self.in_order, self.is_local = source.name, source.in_order, source.is_local
+        self.repository = source.repository
         self._source, self._include, self._exclude = source, tuple(include), tuple(exclude)
         # of a folder of a hub's cache that is the source itself
         self._within = f"{source.name}/" if source.name.startswith(_CACHES) else ""

@@ -69,7 +69,9 @@ def _whole(parts: Sequence[States | ZooError], path: str) -> States | ZooError:
         if cut is None:
             return answer
         step = "Put the parts together with the program that wrote them, and import that."
-        return IntegrityError(Problem(path, "content", "a whole network", f"1 of {cut} parts, for several devices", step))
+        return IntegrityError(
+            Problem(path, "content", "a whole network", f"1 of {cut} parts, for several devices", step)
+        )
     states: States = []
     for part in parts:
         if isinstance(part, ZooError):
@@ -92,20 +94,15 @@ def _devices(state: StateDict) -> int | None:
     return next((count for count in counts if type(count) is int and count > 1), None)
 
 
-def compared(kept: States, other: States) -> str:
-    """What is known about two files of one network in two formats; empty where their names and shapes differ.
+def differences(kept: States, other: States) -> tuple[int, int]:
+    """How many tensors of a file differ from those of another one of its network, and how many can be compared.
 
-    Numbers are compared in the precision of the other file.
+    Those can that have the same name and shape; numbers are compared in the precision of the other file.
     """
-    if len(kept) != len(other):
-        return f"holds {len(other)} networks, and not {len(kept)}"
     pairs = [
         (one.tensors[name], array)
-        for one, two in zip(kept, other, strict=True)
+        for one, two in zip(kept, other, strict=False)
         for name, array in two.tensors.items()
         if name in one.tensors and one.tensors[name].shape == array.shape
     ]
-    differing = sum(one.astype(two.dtype, copy=False).tobytes() != two.tobytes() for one, two in pairs)
-    if not pairs:
-        return ""
-    return f"has other numbers in {differing} of {len(pairs)} tensors" if differing else "has the same numbers"
+    return sum(one.astype(two.dtype, copy=False).tobytes() != two.tobytes() for one, two in pairs), len(pairs)

@@ -31,11 +31,13 @@ from ckptzoo.hub.imports.adapters.adapter import (
 )
 from ckptzoo.hub.imports.choice import AUTO, chosen_adapter
 from ckptzoo.hub.imports.facts import Row, merged
+from ckptzoo.hub.imports.one_network import are_surely_one
 from ckptzoo.hub.imports.opened import JUNK, OpenedSource
-from ckptzoo.hub.imports.reading import Contents, Reader, States, compared
+from ckptzoo.hub.imports.reading import Contents, Reader, States, differences
 from ckptzoo.hub.imports.remote_sources import open_source
 from ckptzoo.hub.imports.report import ImportResult, passed_over_files
 from ckptzoo.hub.imports.same_architecture import Saved
+from ckptzoo.hub.imports.same_source import file_unit, label_of, unit_with
 from ckptzoo.hub.imports.target import Arriving, Declaration, Target, check_folder, unit_of
 from ckptzoo.hub.untrusted import Limits, StateDict
 from ckptzoo.hub.untrusted.errors import NoNetworkError
@@ -152,8 +154,11 @@ def import_zoo(
     declaration = Declaration(folder.name, names or {}, arch, shape, _tracer(module), license, dataset)
     target = Target(folder, declaration, by_order=chosen.by_order)
     defaults: Row = {"license": license} | ({"dataset": dataset} if dataset is not None else {})
-    if scaling is not None:
-        defaults["extra"] = {"mean": list(scaling[0]), "std": list(scaling[1])}
+    known: dict[str, Any] = {} if scaling is None else {"mean": list(scaling[0]), "std": list(scaling[1])}
+    if opened.repository:
+        known["repository"] = opened.repository
+    if known:
+        defaults["extra"] = known
     importer = _Importer(opened, chosen, target, defaults, split_by, skip_bad=skip_bad)
     importer.run(options, progress)
     importer.note_unclear_runs()
@@ -238,6 +243,7 @@ class _Importer:
     ) -> None:
         self.source, self.adapter, self.target, self.defaults = source, adapter, target, defaults
         self.split_by, self.skip_bad = split_by, skip_bad
+        self.label = source.name
         self.added = self.present = 0
         self.skipped: list[dict[str, str]] = []
         self.notes: dict[str, int] = {}
@@ -259,6 +265,8 @@ class _Importer:
             self._read_ahead: tuple[_Batch, Future[list[States | ZooError]]] | None = None
             self._writing: Future[None] | None = None
             try:
+                self.label = label_of(self.source, self.adapter, options, self.target, self.reader)
+                self.reader.forms.clear()
                 self._collect(options, progress)
                 self._finish()
                 self._check_found()
@@ -299,7 +307,7 @@ class _Importer:
             self._finish()
             self._add_arrays(found)
             return
-        unit = self._unit(found)
+        unit = file_unit(found, self.label)
         if unit in self._seen:
             got = found.id or checkpoint_id(found.member, found.step)
             self._refuse(found.path, "id" if found.id else "member and step", "each once", got)
@@ -358,7 +366,7 @@ class _Importer:
         checkpoints: list[tuple[Found, Arriving]] = []
         answers = iter(read)
         for files in batch.found:
-            found, states = self._one_of([(file, next(answers)) for file, _ in files])
+            found, states, others = self._one_of([(file, next(answers)) for file, _ in files])
             try:
                 if isinstance(states, ZooError):
                     raise states
@@ -376,14 +384,28 @@ class _Importer:
                     self._add(checkpoints)
                     checkpoints = []
                 self._skip(found.path, error)
+            for path, name in others:
+                if not self.skip_bad and checkpoints:
+                    self._add(checkpoints)
+                    checkpoints = []
+                self._refuse(path, "id", "each once", name)
         if checkpoints:
             self._add(checkpoints)
         if batch.ends_member:
             self.target.end_member()
 
-    def _one_of(self, files: Sequence[tuple[Found, States | ZooError]]) -> tuple[Found, States | ZooError]:
-        """The first of several files of one network that holds it; what is known about the others is noted."""
+    def _one_of(
+        self, files: Sequence[tuple[Found, States | ZooError]]
+    ) -> tuple[Found, States | ZooError, list[tuple[str, str]]]:
+        """The first of several files of one network that holds it; what is known about the others is noted.
+
+        Returns
+        -------
+        tuple
+            The file, what it holds, and the paths and ids of others that hold other networks.
+        """
         found, states = files[0]
+        others: list[tuple[str, str]] = []
         for item, answer in files[1:]:
             if isinstance(states, NoNetworkError) and not isinstance(answer, ZooError):
                 self._passed_over[found.path] = "; ".join(problem.got for problem in states.problems)
@@ -391,17 +413,15 @@ class _Importer:
                 found, states = item, answer
             elif isinstance(answer, ZooError):
                 self._passed_over[item.path] = "; ".join(problem.got for problem in answer.problems)
-            elif not isinstance(states, ZooError) and (known := compared(states, answer)):
-                self._passed_over[item.path] = f"{self.source.passed_over[item.path]}; it {known}"
-        return found, states
-
-    def _unit(self, found: Found) -> str:
-        """The unit of a file's rows: that of the same file in another archive of the same name is the same."""
-        return (
-            unit_of(self.source.name, found.id, None)
-            if found.id
-            else unit_of(self.source.name, found.member, found.step)
-        )
+            elif not isinstance(states, ZooError):
+                differing, count = differences(states, answer)
+                if (differing or not count) and not are_surely_one(found.path, item.path):
+                    self._taken.add(item.path)
+                    others.append((item.path, item.id))
+                elif count:
+                    known = f"other numbers in {differing} of {count} tensors" if differing else "the same numbers"
+                    self._passed_over[item.path] = f"{self.source.passed_over[item.path]}; it has {known}"
+        return found, states, others
 
     def _note_left_out(self, states: Sequence[StateDict]) -> None:
         """Count what was left out of a file's networks, by what it is."""
@@ -461,7 +481,6 @@ class _Importer:
         raise ZooError(Problem(self.source.address, "networks", "at least one", got or "no files", step))
 
     def _checkpoint(self, found: Found, picked: Picked) -> Arriving:
-        suffix = f"/{identifier(picked.suffix)}" if picked.suffix else ""
         row: Row = {**self.defaults, **found.row, **picked.row}
         row["extra"] = merged(
             self.defaults.get("extra", {}),
@@ -473,8 +492,8 @@ class _Importer:
         row.setdefault("member", checkpoint_id(found.id or found.member, None, picked.suffix))
         if found.step is not None:
             row.setdefault("step", found.step)
-        row["unit"] = self._unit(found) + suffix
-        row["source"] = self.source.name
+        row["unit"] = unit_with(file_unit(found, self.label), picked)
+        row["source"] = self.label
         self.target.name_apart(row)
         saved = Saved(picked.tensors, picked.ties, picked.buffers)
         return Arriving(saved, row, picked.gaussian, self._label(row, found.path))
@@ -514,7 +533,7 @@ class _Importer:
         rows: list[Row] = []
         kept: list[int] = []
         for number, (member, step, columns) in enumerate(zip(found.members, found.steps, found.rows, strict=True)):
-            unit = unit_of(self.source.name, member, step)
+            unit = unit_of(self.label, member, step)
             if unit in self.target.units:
                 self.present += 1
                 continue
@@ -525,7 +544,7 @@ class _Importer:
             extra = merged(
                 self.defaults.get("extra", {}), columns.get("extra", {}), {"file": found.path.partition("[")[0]}
             )
-            row: Row = {**self.defaults, **columns, "extra": extra, "unit": unit, "source": self.source.name}
+            row: Row = {**self.defaults, **columns, "extra": extra, "unit": unit, "source": self.label}
             row |= {"id": checkpoint_id(member, step), "member": member}
             if step is not None:
                 row.setdefault("step", step)

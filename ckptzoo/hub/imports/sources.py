@@ -132,9 +132,12 @@ class Source(ABC):
         whether all of it has to be read to know its files.
     dangling
         paths of links that lead to no file.
+    repository
+        the address of the hub's repository that it is, or is in; empty where there is none.
     """
 
     is_local = True
+    repository = ""
     is_reopened = False
     in_order = False
     dangling: Sequence[str] = ()

@@ -20,7 +20,7 @@ from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import read_documents
 from ckptzoo.format.writer import Writer
 from ckptzoo.hub.contributions.matching import match_names, rename
-from ckptzoo.hub.imports.adapters.adapter import identifier
+from ckptzoo.hub.imports.adapters.adapter import Picked, identifier
 from ckptzoo.hub.imports.effective_weights import effective
 from ckptzoo.hub.imports.facts import Row, merged
 from ckptzoo.hub.imports.same_architecture import (
@@ -42,7 +42,7 @@ from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import ITEMSIZE, TENSOR_NAME, Architecture
 from ckptzoo.schema.card import Card
 from ckptzoo.schema.documents import canonical
-from ckptzoo.schema.metadata import MAX_ID
+from ckptzoo.schema.metadata import MAX_ID, parse_extra
 from ckptzoo.schema.symmetry import Symmetry
 
 PART_BYTES, PART_SECONDS = 2 * 2**30, 15 * 60
@@ -143,15 +143,19 @@ class Target:
         self._places: dict[_Key, list[tuple[_Zoo, Fit]]] = {}
         self._finish_move()
         self.units: set[str] = set()
+        self.sources: set[str] = set()
         self._sources: dict[str, set[str]] = {}
+        self._rows: dict[str, tuple[_Zoo, str]] = {}
         for path in self._paths():
             _, arch, _ = read_documents(Folder(path))
             self._zoos.append(_Zoo(path, arch, "" if path == folder else path.name))
             rows = ckptzoo.open(path).metadata
             columns = [rows[name].to_pylist() for name in ("unit", "id", "member", "source")]
             for unit, id, member, source in zip(*columns, strict=True):
+                self.sources.add(source or "")
                 if unit is not None:
                     self.units.add(unit_of_file({"unit": unit}))
+                    self._rows[unit] = self._zoos[-1], id
                 for name in (id, member):
                     self._sources.setdefault(name, set()).add(source or "")
         self._older = tuple(self._zoos)
@@ -225,6 +229,35 @@ class Target:
         if failed is not None:
             raise failed[1]
         return added
+
+    def repositories(self, source: str) -> set[str]:
+        """The repositories of hubs from which a source of the zoo is."""
+        found: set[str] = set()
+        for zoo in self._older:
+            rows = ckptzoo.open(zoo.path).metadata
+            for name, extra in zip(rows["source"].to_pylist(), rows["extra"].to_pylist(), strict=True):
+                if name == source and extra is not None and "repository" in extra:
+                    found.add((parse_extra(extra) or {}).get("repository", ""))
+        return found - {""}
+
+    def holds(self, picked: Picked, unit: str) -> bool | None:
+        """Whether the zoo's checkpoint of a unit has these numbers; None where it has no such checkpoint."""
+        if unit not in self._rows:
+            return None
+        zoo, id = self._rows[unit]
+        notes = dict(self.notes)
+        try:
+            item = Arriving(Saved(picked.tensors, picked.ties, picked.buffers), {"id": id}, picked.gaussian, zoo.label)
+            saved = self._effective(item)
+            place = self._find(item, saved, signature_of(saved.tensors), [zoo])
+        except ZooError:
+            place = None
+        self.notes = notes
+        if place is None:
+            return False
+        tensors, _ = in_architecture(saved.tensors, place[1], zoo.arch)
+        stored = ckptzoo.open(zoo.path).checkpoint(id)
+        return all(np.ascontiguousarray(array).tobytes() == stored[name].tobytes() for name, array in tensors.items())
 
     def name_apart(self, row: Row) -> None:
         """Give a row names of its own where another source has brought its id or its member into the zoo.

@@ -1,7 +1,6 @@
 """A network that is there in several formats comes once, and parts of one that was cut are named before they are read."""
 
 import json
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -136,7 +135,7 @@ def test_members_in_different_formats_are_all_kept(tmp_path: Path) -> None:
     save(source / "ema" / "a.pt", network(5))
     # a curve, and no network, so that the other file of this name is read
     np.savez(source / "d.npz", train_loss=np.ones(9), test_acc=np.ones(9))
-    (source / "d.pkl").write_bytes(pickle.dumps(network(6)))
+    keras(source / "d.h5", network(6))
     # one network twice, by its name
     save_file(network(7), source / "e.safetensors")
     save(source / "e.pth", network(7))

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 import ckptzoo
 from ckptzoo.errors import Problem, SpecError
-from ckptzoo.hub.contributions.file_names import distinct_names, own_columns
+from ckptzoo.hub.contributions.file_names import distinct_names
 from ckptzoo.hub.contributions.matching import NamesError, State, fit
 from ckptzoo.hub.contributions.submission import CheckpointDescription, Row, Submission
 from ckptzoo.hub.contributions.target_zoo import batches
 from ckptzoo.hub.untrusted import StateDict, read_all
+from ckptzoo.hub.untrusted.facts import own_columns
 from ckptzoo.hub.untrusted.runs import identifier, without_suffixes
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture

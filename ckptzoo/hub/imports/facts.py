@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptzoo.errors import Problem, ZooError
+from ckptzoo.hub.imports.exported import exported_row, is_exported
 from ckptzoo.hub.untrusted.facts import columns_of
 
 Row = dict[str, Any]
@@ -25,7 +26,7 @@ def row_of(facts: Mapping[str, Any], *, location: str, percent: bool = False) ->
     """Columns for the facts that have one, and ``extra`` with all others, nested by the dots in their names.
 
     Names are split at ``::`` and dots. Host names, addresses, process numbers and absolute paths are left out, and so
-    are values that JSON has none of.
+    are values that JSON has none of. What ``export`` wrote becomes the row that it was (``exported``).
 
     Parameters
     ----------
@@ -44,6 +45,8 @@ def row_of(facts: Mapping[str, Any], *, location: str, percent: bool = False) ->
     >>> row_of({"optim::lr": 0.1, "test_acc": 0.5, "hostname": "n1"}, location="a")
     {'claimed_test_accuracy': 0.5, 'extra': {'optim': {'lr': 0.1}}}
     """
+    if is_exported(facts):
+        return exported_row(facts)
     flat = {name: value for name, value in _flattened(facts) if not _is_private(name, value)}
     row: Row = {}
     for column, (name, value) in columns_of(flat).items():
@@ -88,6 +91,11 @@ def merged(*extras: Mapping[str, Any]) -> dict[str, Any]:
             before = made.get(name)
             made[name] = merged(before, value) if isinstance(before, dict) and isinstance(value, Mapping) else value
     return made
+
+
+def together(row: Row, other: Row) -> Row:
+    """Two rows of one checkpoint; columns of the second win."""
+    return {**row, **other, "extra": merged(row.get("extra", {}), other.get("extra", {}))}
 
 
 def _flattened(facts: Mapping[str, Any], prefix: str = "", depth: int = 0) -> list[tuple[str, Any]]:

@@ -46,6 +46,12 @@ _PARTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 """Names of the parts of networks that were cut for several devices; one part alone may be a whole network."""
 
 
+def is_published(path: str) -> bool:
+    """Whether a file is called as transformers, PEFT, diffusers or open_clip call the network of a folder."""
+    matched = _NAME.fullmatch(path.rpartition("/")[2])
+    return matched is not None and matched["stem"].lower() in _PUBLISHED
+
+
 _Group = tuple[str, str, bool]
 """The folder of files of one network, what they are called in it, and whether that is a published name."""
 

@@ -30,6 +30,7 @@ from ckptzoo.hub.imports.adapters.adapter import (
     identifier,
 )
 from ckptzoo.hub.imports.choice import AUTO, chosen_adapter
+from ckptzoo.hub.imports.exported import OWN_ARCHITECTURE, OWN_ID, OWN_MEMBER
 from ckptzoo.hub.imports.facts import Row, merged
 from ckptzoo.hub.imports.one_network import are_surely_one
 from ckptzoo.hub.imports.opened import JUNK, OpenedSource
@@ -250,6 +251,7 @@ class _Importer:
         self._passed_over: dict[str, str] = {}
         self._found: set[str] = set()
         self._taken: set[str] = set()
+        self._own_ids: set[str] = set()
         self._times: dict[str, dict[str, tuple[Any, Any]]] = {}
         self.repeated: dict[str, list[str]] = {}
         self._first_ids: dict[bytes, str] = {}
@@ -488,7 +490,10 @@ class _Importer:
             picked.row.get("extra", {}),
             {"file": found.path},
         )
+        own = {key: row.pop(key, None) for key in (OWN_ID, OWN_MEMBER, OWN_ARCHITECTURE)}
         row["id"] = checkpoint_id(found.id or found.member, None if found.id else found.step, picked.suffix)
+        if own[OWN_ID] is not None and not picked.suffix and self._is_free(own[OWN_ID]):
+            row |= {"id": own[OWN_ID], "member": own[OWN_MEMBER]}
         row.setdefault("member", checkpoint_id(found.id or found.member, None, picked.suffix))
         if found.step is not None:
             row.setdefault("step", found.step)
@@ -496,7 +501,14 @@ class _Importer:
         row["source"] = self.label
         self.target.name_apart(row)
         saved = Saved(picked.tensors, picked.ties, picked.buffers)
-        return Arriving(saved, row, picked.gaussian, self._label(row, found.path))
+        return Arriving(saved, row, picked.gaussian, self._label(row, found.path), own[OWN_ARCHITECTURE])
+
+    def _is_free(self, id: str) -> bool:
+        """Whether no other checkpoint of this source has an id, which is taken then."""
+        if id in self._own_ids or self.target.ids.get(id) == self.label:
+            return False
+        self._own_ids.add(id)
+        return True
 
     def _label(self, row: Row, location: str) -> str:
         """The zoo's name where ``split_by`` gives one to each value."""

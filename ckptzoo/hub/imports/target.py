@@ -98,12 +98,15 @@ class Arriving:
         whether they are means and standard deviations.
     label
         of its zoo; empty where one zoo holds all of an architecture.
+    arch
+        its architecture, as its file says; None where it says none.
     """
 
     saved: Saved
     row: Row
     gaussian: bool = False
     label: str = ""
+    arch: Architecture | None = None
 
 
 @dataclass
@@ -145,6 +148,7 @@ class Target:
         self.units: set[str] = set()
         self.sources: set[str] = set()
         self._sources: dict[str, set[str]] = {}
+        self.ids: dict[str, str] = {}
         self._rows: dict[str, tuple[_Zoo, str]] = {}
         for path in self._paths():
             _, arch, _ = read_documents(Folder(path))
@@ -153,6 +157,7 @@ class Target:
             columns = [rows[name].to_pylist() for name in ("unit", "id", "member", "source")]
             for unit, id, member, source in zip(*columns, strict=True):
                 self.sources.add(source or "")
+                self.ids[id] = source or ""
                 if unit is not None:
                     self.units.add(unit_of_file({"unit": unit}))
                     self._rows[unit] = self._zoos[-1], id
@@ -417,6 +422,11 @@ class Target:
             arch = _in_precision(arch, several)
             if self._find(item, saved, signature, [_Zoo(self.folder, arch, item.label)]) is None:
                 self._refuse_misfit(saved, arch, location)
+        elif item.arch is not None and self._fits(item, saved, signature, item.arch):
+            arch = _in_precision(item.arch, several)
+            symmetry = archs.symmetry(arch.forward) if archs.known(arch.forward) else None
+            if symmetry is None and declaration.symmetry_of is not None:
+                symmetry = declaration.symmetry_of(arch)
         else:
             name = re.sub(r"[^A-Za-z0-9._-]+", "-", declaration.name)
             arch = architecture_of(several, f"gaussian-{name}" if item.gaussian else name, declaration.input_shape)
@@ -431,6 +441,13 @@ class Target:
         )
         ckptzoo.create(path, arch=arch, card=card, symmetry=symmetry)
         self._zoos.append(_Zoo(path, arch, label))
+
+    def _fits(self, item: Arriving, saved: Saved, signature: Signature, arch: Architecture) -> bool:
+        """Whether a checkpoint is of the architecture that its file names."""
+        try:
+            return self._find(item, saved, signature, [_Zoo(self.folder, arch, item.label)]) is not None
+        except ZooError:
+            return False
 
     def _refuse_misfit(self, saved: Saved, arch: Architecture, location: str) -> NoReturn:
         """Refuse a state dict that does not fit the network that a person named."""

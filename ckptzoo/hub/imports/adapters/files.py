@@ -31,7 +31,8 @@ from ckptzoo.hub.imports.adapters.several import (
 )
 from ckptzoo.hub.imports.adapters.side_files import SideFiles
 from ckptzoo.hub.imports.array_folders import ArrayFolders, is_tensor_name
-from ckptzoo.hub.imports.facts import merged, row_of
+from ckptzoo.hub.imports.exported import OWN_ID, OWN_MEMBER
+from ckptzoo.hub.imports.facts import merged, row_of, together
 from ckptzoo.hub.imports.opened import OpenedFile, OpenedSource
 from ckptzoo.hub.imports.shards import Shards, Whole, is_shard
 from ckptzoo.hub.imports.tables import Slice, read_layout
@@ -145,6 +146,11 @@ class _Reading:
         row["extra"] = merged(of_a_run, row["extra"])
         if run.epoch is not None:
             row.setdefault("epoch", float(run.epoch))
+        if self.options.id_pattern is None:
+            if (exported := self.beside.exported(path)) is not None:
+                row = together(row, exported)
+            elif "/" not in path and self.beside.names_network(path):
+                row |= {OWN_ID: identifier(self.source), OWN_MEMBER: identifier(self.source)}
         name = _id(path, self.options.id_pattern)
         member = identifier(run.member.replace("/", "-")) if run.member else self.source
 
@@ -207,6 +213,9 @@ def _with_runs(picked: Sequence[Picked], run: Run, member: str) -> list[Picked]:
     with_copies = {before for before, last in ends if is_copy_name(last)}
     made: list[Picked] = []
     for item, step, (before, last) in zip(picked, steps, ends, strict=True):
+        if OWN_ID in item.row:  # of an export, which says all of it
+            made.append(item)
+            continue
         row, own = dict(item.row), "" if is_trajectory else item.suffix
         if before in with_copies and item.suffix:
             # an average of a run's weights is no run of its own

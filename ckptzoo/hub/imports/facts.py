@@ -45,6 +45,8 @@ def row_of(facts: Mapping[str, Any], *, location: str, percent: bool = False) ->
     >>> row_of({"optim::lr": 0.1, "test_acc": 0.5, "hostname": "n1"}, location="a")
     {'claimed_test_accuracy': 0.5, 'extra': {'optim': {'lr': 0.1}}}
     """
+    if not facts:  # as of most files
+        return {"extra": {}}
     if is_exported(facts):
         return exported_row(facts)
     flat = {name: value for name, value in _flattened(facts) if not _is_private(name, value)}

@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -25,14 +26,14 @@ _MAX_ZIP = 2**30
 _EXPANSION, _ALWAYS_ALLOWED, _MAX_FILES = 1000, 2**30, 2**20
 """What all archives of a source may unpack to, in times the source's size and in any case; files in all of them."""
 _PIECE = 2**20
-_LISTED_BYTES = 256 * 2**20
-"""Bytes of an archive that is read in order which are read for the names in it."""
+_FIRST_FILES, _FIRST_BYTES = 1000, 256 * 2**20
+"""Files of an archive that is read in order by whose names it is told what is in it, and their bytes."""
 _JUNK = re.compile(
     r"(^|/)(__MACOSX|\.ipynb_checkpoints|\.git|\.svn|\.hg|__pycache__|@eaDir|\.Trash[^/]*|\.cache/huggingface)/"
     r"|(^|/)(\._|\.#|\.nfs|\.~lock|#[^/]*#$)|(^|/)(\.DS_Store|Thumbs\.db|desktop\.ini)$|~$|(^|/)\.[^/]*\.sw[a-p]$"
 )
 """What systems, notebooks, editors and version control leave beside files."""
-_MARKS = ("__", "/.", "~", "#", "@", "humbs", "desktop")
+_MARKS = re.compile(r"__|/\.|[~#@]|humbs|desktop")
 """One of these is in every such path that does not begin with a dot."""
 JUNK = "left by a system, a notebook or an editor"
 _CACHES = ("models--", "datasets--", "spaces--")
@@ -126,6 +127,7 @@ class OpenedSource(Source):
         self.broken = list[tuple[str, ZooError]]()
         self._nested_bytes = self._nested_files = 0
         self._related: Related | None = None
+        self._first_files: list[SourceFile] | None = None
         self._files_of_others = dict[str, SourceFile]()
         self._reasons, self._parts = dict[str, str](), dict[str, str]()
 
@@ -158,18 +160,21 @@ class OpenedSource(Source):
         """The files by name; of an archive that is read in order only where its first names say that it matters."""
         if not self._source.in_order:
             return self._source.files()
-        listed: list[SourceFile] = []
-        size, are_related = 0, False
-        try:
-            for file in self._source.files():
-                listed.append(file)
+        if self._first_files is None:
+            self._first_files = list(self._beginning(_FIRST_FILES, _FIRST_BYTES))
+        if not any(may_be_related(file.path) for file in self._first_files):
+            return ()
+        return self._beginning(None, None)
+
+    def _beginning(self, count: int | None, nbytes: int | None) -> Iterator[SourceFile]:
+        """The first files of the source, as far as it can be read: the pass that reads them meets errors again."""
+        size = 0
+        with suppress(ZooError):
+            for at, file in enumerate(self._source.files(), start=1):
+                yield file
                 size += file.size
-                are_related = are_related or may_be_related(file.path)
-                if size > _LISTED_BYTES and not are_related:
-                    break
-        except ZooError:  # the pass that reads them meets it again
-            pass
-        return listed
+                if (count is not None and at >= count) or (nbytes is not None and size > nbytes):
+                    return
 
     def _note_related(self, sizes: dict[str, int], *, can_compare: bool) -> Related:
         found = related(sizes, can_compare=can_compare)
@@ -193,16 +198,19 @@ class OpenedSource(Source):
         """Tells by names alone whether there are files with a suffix; what archives hold is not known."""
         return any(file.path.lower().endswith((suffix, *_NAMED_ARCHIVES)) for file in self._source.files())
 
-    def first_paths(self, count: int, nbytes: int) -> list[str]:
+    def first_paths(self) -> list[str]:
         """The first paths, those of files in archives included that are called archives, without a look into others."""
         paths, size = list[str](), 0
+        files: list[SourceFile] = []
         for file in self._source.files():
             is_archive = self._source.is_local and file.path.lower().endswith(_NAMED_ARCHIVES)
             paths += [item.path for item in self._files(file, file.path, 0)] if is_archive else [file.path]
+            files.append(file)
             size += file.size
-            if len(paths) >= count or size > nbytes:
+            if len(paths) >= _FIRST_FILES or size > _FIRST_BYTES:
                 break
         self.broken.clear()
+        self._first_files = files
         return [path for path in paths if not _is_junk(path)]
 
     def _files(
@@ -355,7 +363,7 @@ class _Counted(io.RawIOBase):
 
 def _is_junk(path: str) -> bool:
     """Tells what systems, notebooks, editors and version control leave; most paths have none of its marks."""
-    return (path[0] == "." or any(mark in path for mark in _MARKS)) and _JUNK.search(path) is not None
+    return (path[0] == "." or _MARKS.search(path) is not None) and _JUNK.search(path) is not None
 
 
 def _buffered(stream: IO[bytes]) -> io.BufferedReader:

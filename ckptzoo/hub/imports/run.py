@@ -406,8 +406,7 @@ class _Importer:
         tuple
             The file, what it holds, and the paths and ids of others that hold other networks.
         """
-        found, states = files[0]
-        others: list[tuple[str, str]] = []
+        (found, states), others = files[0], list[tuple[str, str]]()
         for item, answer in files[1:]:
             if isinstance(states, NoNetworkError) and not isinstance(answer, ZooError):
                 self._passed_over[found.path] = "; ".join(problem.got for problem in states.problems)

@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NoReturn
@@ -567,6 +568,7 @@ def unit_of_file(row: Row) -> str:
     return row["unit"].partition("/")[0]
 
 
+@lru_cache(maxsize=4096)
 def unit_of(source: str, member: str, step: int | None) -> str:
     """The unit of a file's rows: that of the same file in another archive of the same name is the same."""
     text = "\0".join((source, member, "" if step is None else str(step)))

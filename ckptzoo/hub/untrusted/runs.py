@@ -28,10 +28,9 @@ _FIGURE = re.compile(
 )
 """A figure in a name, which differs from one checkpoint of a run to the next."""
 _ANY_WORD = re.compile(
-    rf"{_STEP_WORDS}|{_SAVE_WORDS}|{_EPOCH_WORDS}|best|last|final|latest|current|init|end|ema|swa|avg|average",
-    re.IGNORECASE,
+    "step|iter|itr|update|kimg|check|ckpt|chkpt|chk|cp|snap|round|level|ep|best|last|final|current|init|end|ema|swa|av"
 )
-"""Paths without any of these, as most have, name no moment of a run."""
+"""Paths without any of these in small letters, as most have, name no moment of a run."""
 _PLAIN_NAMES = {
     "checkpoint", "checkpoints", "ckpt", "ckpts", "model", "models", "net", "network", "weights", "state_dict",
     "pytorch_model", "model_state", "snapshots", "diffusion_pytorch_model", "adapter_model",
@@ -90,7 +89,7 @@ def run_of(path: str) -> Run:
     found: list[tuple[str, float]] = []
     kept: list[str] = []
     is_part = False
-    if _ANY_WORD.search(path) is None:
+    if _ANY_WORD.search(path.lower()) is None:
         telling = [name for name in names if name.lower() not in _PLAIN_NAMES] or names
         return Run("/".join(telling), None, None, is_part=False)
     for name in names:
@@ -127,6 +126,8 @@ def step_of(facts: Mapping[str, Any]) -> int | None:
     >>> step_of({"epoch": 3, "global_step": 2814}), step_of({"epoch": 3})
     (2814, None)
     """
+    if not facts:  # as of most files
+        return None
     found = (facts.get(name) for name in STEP_FACTS)
     # facts of a safetensors file are texts
     numbers = (int(item) if isinstance(item, str) and _NATURAL.fullmatch(item) else item for item in found)

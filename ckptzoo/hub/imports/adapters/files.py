@@ -324,7 +324,8 @@ def _picked(
         elif options.stacked:
             made += unstacked(replace(picked, row=row), path)
         else:
-            made.append(replace(picked, row=row, note=side_by_side(picked.tensors)))
+            note = side_by_side(picked.tensors)
+            made.append(Picked(picked.suffix, picked.tensors, row, note=note, ties=picked.ties, buffers=picked.buffers))
     return made
 
 

@@ -168,7 +168,7 @@ def refuse_vectors(tensors: Mapping[str, NDArray[Any]], path: str) -> None:
 def refuse_stacked(tensors: Mapping[str, NDArray[Any]], path: str) -> None:
     """Refuse tensors whose first axis may count samples: weights and biases share it, and no bias has one axis."""
     shapes = [array.shape for array in tensors.values()]
-    if _share_an_axis(shapes):
+    if all(shape[:1] == shapes[0][:1] for shape in shapes) and _share_an_axis(shapes):
         got = f"one of {shapes[0][0]} in all of them, as of samples"
         step = "Give --stacked where it counts samples of one network, --no-stacked where it does not."
         raise ZooError(Problem(path, "first axis of the tensors", "one that is clear", got, step))

@@ -73,7 +73,7 @@ class SideFiles:
     def names_network(self, path: str) -> bool:
         """Whether a file is called as networks of any name are, and settings beside it say that it is one."""
         about = self._by_folder.get(path.rpartition("/")[0], {})
-        return is_published(path) and ("config" in about or "adapter_config" in about)
+        return ("config" in about or "adapter_config" in about) and is_published(path)
 
     def _read(self, source: OpenedSource) -> None:
         stems = set[str]()

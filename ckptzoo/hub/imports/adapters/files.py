@@ -37,6 +37,7 @@ from ckptzoo.hub.imports.opened import OpenedFile, OpenedSource
 from ckptzoo.hub.imports.shards import Shards, Whole, is_shard
 from ckptzoo.hub.imports.tables import Slice, read_layout
 from ckptzoo.hub.untrusted import Limits, StateDict
+from ckptzoo.hub.untrusted.hdf5_files import DRAWS
 from ckptzoo.hub.untrusted.layer_trees import is_copy_name
 from ckptzoo.hub.untrusted.runs import Run, facts_of, run_of, searched, step_of, without_suffixes
 
@@ -315,14 +316,16 @@ def _picked(
     made: list[Picked] = []
     for picked, state in zip(every_state(states), states, strict=True):
         refuse_vectors(picked.tensors, path)
-        row = row_of(state.facts, location=path, percent=options.percent)
+        by_chain = DRAWS in state.facts and options.stacked is not False
+        facts = {name: value for name, value in state.facts.items() if name != DRAWS} if by_chain else state.facts
+        row = row_of(facts, location=path, percent=options.percent)
         gaussian = gaussian_of(picked.tensors, state.facts, path)
-        if options.stacked is None:
+        if options.stacked is None and not by_chain:
             refuse_stacked(picked.tensors, path)
         if gaussian is not None:
             made.append(replace(gaussian, suffix=picked.suffix, row={**row, **gaussian.row}))
-        elif options.stacked:
-            made += unstacked(replace(picked, row=row), path)
+        elif options.stacked or by_chain:
+            made += unstacked(replace(picked, row=row), path, by_chain=by_chain)
         else:
             note = side_by_side(picked.tensors)
             made.append(Picked(picked.suffix, picked.tensors, row, note=note, ties=picked.ties, buffers=picked.buffers))
@@ -336,4 +339,5 @@ def _of_vectors(state: StateDict, slices: Sequence[Slice], path: str, options: O
         made = cut_gaussian(moments, slices, path)
         yield replace(made, suffix=picked.suffix, row={**row_of(state.facts, location=path), **made.row})
         return
-    yield from cut(picked, slices, path, are_samples=bool(options.stacked))
+    are_samples = options.stacked if options.stacked is not None else DRAWS in state.facts
+    yield from cut(picked, slices, path, are_samples=are_samples)

@@ -186,15 +186,22 @@ def _share_an_axis(shapes: Sequence[tuple[int, ...]]) -> bool:
     )
 
 
-def unstacked(picked: Picked, path: str) -> Iterator[Picked]:
-    """The samples along the first axis of every tensor, or along the first two, of chains and their samples."""
+def unstacked(picked: Picked, path: str, *, by_chain: bool = False) -> Iterator[Picked]:
+    """The samples along the first axis of every tensor, or along the first two, of chains and their samples.
+
+    Parameters
+    ----------
+    by_chain
+        whether they are known to be of chains; else that is told by the shapes.
+    """
     shapes = [array.shape for array in picked.tensors.values()]
     lengths = {shape[:1] for shape in shapes}
     if len(lengths) != 1 or lengths == {()}:
         got = ", ".join(str(shape) for shape in shapes[:5])
         expected, step = "one first axis for all tensors, as --stacked says", "Leave --stacked out."
         raise ZooError(Problem(path, "shapes", expected, got, step))
-    has_chains = len({shape[:2] for shape in shapes}) == 1 and _share_an_axis([shape[1:] for shape in shapes])
+    inner = [shape[1:] for shape in shapes]
+    has_chains = by_chain or (len({shape[:2] for shape in shapes}) == 1 and _share_an_axis(inner))
     for number in range(next(iter(lengths))[0]):
         tensors = {name: array[number] for name, array in picked.tensors.items()}
         suffix = "-".join(part for part in (picked.suffix, str(number)) if part)

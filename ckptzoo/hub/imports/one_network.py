@@ -25,9 +25,13 @@ _NAME = re.compile(
 )
 """A file's name: transformers writes the number of a shard before the precision, diffusers behind it."""
 _PUBLISHED = {
-    "model": "model", "pytorch_model": "model", "tf_model": "model", "flax_model": "model", "rust_model": "model",
-    "adapter_model": "adapter", "diffusion_pytorch_model": "diffusion", "diffusion_flax_model": "diffusion",
-    "open_clip_model": "open_clip", "open_clip_pytorch_model": "open_clip",
+    "model": ("model", (".safetensors",)), "pytorch_model": ("model", (".bin",)), "tf_model": ("model", (".h5",)),
+    "flax_model": ("model", (".msgpack",)), "rust_model": ("model", (".ot",)),
+    "adapter_model": ("adapter", (".safetensors", ".bin")),
+    "diffusion_pytorch_model": ("diffusion", (".safetensors", ".bin")),
+    "diffusion_flax_model": ("diffusion", (".msgpack",)),
+    "open_clip_model": ("open_clip", (".safetensors",)),
+    "open_clip_pytorch_model": ("open_clip", (".safetensors", ".bin")),
 }  # fmt: skip
 """What transformers, PEFT, diffusers and open_clip call the network of a folder in each of their formats."""
 _ORIGINAL = re.compile(r"(?:original/)?consolidated(?:\.\d+)?\.(?:pth|pt|safetensors)")
@@ -49,7 +53,9 @@ _PARTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 def is_published(path: str) -> bool:
     """Whether a file is called as transformers, PEFT, diffusers or open_clip call the network of a folder."""
     matched = _NAME.fullmatch(path.rpartition("/")[2])
-    return matched is not None and matched["stem"].lower() in _PUBLISHED
+    if matched is None or matched["packed"]:
+        return False
+    return matched["suffix"].lower() in _PUBLISHED.get(matched["stem"].lower(), ("", ()))[1]
 
 
 _Group = tuple[str, str, bool]
@@ -59,10 +65,8 @@ _Group = tuple[str, str, bool]
 def are_surely_one(path: str, other: str) -> bool:
     """Whether two related files hold one network whatever is in them: by published names, or in two formats."""
     names = [_NAME.fullmatch(item.rpartition("/")[2]) for item in (path, other)]
-    stems, formats = zip(
-        *((item["stem"].lower(), _RANK[item["suffix"].lower()][0]) for item in names if item), strict=True
-    )
-    return all(stem in _PUBLISHED for stem in stems) or len(set(formats)) > 1
+    formats = {_RANK[matched["suffix"].lower()][0] for matched in names if matched is not None}
+    return len(formats) > 1 or (is_published(path) and is_published(other))
 
 
 class _Named(NamedTuple):
@@ -124,20 +128,7 @@ def related(sizes: Mapping[str, int], *, can_compare: bool) -> Related:
     ({'a/pytorch_model.bin': 'a/model.safetensors'}, {'a/model.safetensors': ('a/pytorch_model.bin',)})
     """
     parts = _parts(sizes)
-    groups: dict[_Group, dict[str, _Named]] = {}
-    heads = {path: path[: path.find(".", path.rfind("/") + 1)] for path in sizes}
-    counts = Counter(heads.values())
-    for path, head in heads.items():
-        # most files have a name of their own
-        if counts[head] < 2 and "-of-" not in path and _CHOICES.search(path) is None:
-            continue
-        folder, slash, name = path.rpartition("/")
-        matched = _NAME.fullmatch(name)
-        if matched is not None and path not in parts:
-            published = _PUBLISHED.get(matched["stem"].lower())
-            # a precision in another name may be what is studied
-            own = matched["stem"] + (matched["precision"] or "")
-            groups.setdefault((folder + slash, published or own, published is not None), {})[path] = _named(matched)
+    groups = _groups(path for path in sizes if path not in parts)
     originals = {path: group for path in sizes if (group := _published_form(path, groups)) is not None}
     kept: dict[str, str] = {}
     compared: dict[str, tuple[str, ...]] = {}
@@ -145,20 +136,45 @@ def related(sizes: Mapping[str, int], *, can_compare: bool) -> Related:
         files = {path: named for path, named in every.items() if path not in originals}
         if not files:
             continue
+        is_small = can_compare and all(sizes[path] <= MAX_COMPARED for path in files)
+        if not is_small:
+            files = {path: named for path, named in files.items() if is_published(path)} or files
         there = Counter(named.kind for named in files.values())
         # shards of which some are missing come last
         chosen = min(files.values(), key=lambda named: (there[named.kind] < named.count, named.rank)).kind
         first = next(path for path, named in files.items() if named.kind == chosen)
         kept |= {path: first for path, other in originals.items() if other == group}
         others = [path for path, named in files.items() if named.kind != chosen]
-        is_small = can_compare and all(sizes[path] <= MAX_COMPARED for path in files)
-        is_published = group[2]
-        if others and (is_published or is_small):
+        if others and (is_small or all(map(is_published, files))):
             kept |= dict.fromkeys(others, first)
             if is_small and all(named.is_one_file for named in files.values()):
                 compared[first] = tuple(others)
     reasons = {path: _reason(first) for path, first in kept.items()}
     return Related(kept, reasons, compared, {path: form for path, form in parts.items() if path not in kept})
+
+
+def _groups(paths: Iterable[str]) -> dict[_Group, dict[str, _Named]]:
+    """The files whose names say that they may hold one network."""
+    groups: dict[_Group, dict[str, _Named]] = {}
+    heads = {path: path[: path.find(".", path.rfind("/") + 1)] for path in paths}
+    counts = Counter(heads.values())
+    for path, head in heads.items():
+        # most files have a name of their own
+        if counts[head] < 2 and "-of-" not in path and _CHOICES.search(path) is None:
+            continue
+        folder, slash, name = path.rpartition("/")
+        matched = _NAME.fullmatch(name)
+        if matched is not None:
+            # a precision in a name that is not published may be what is studied
+            stem = _PUBLISHED[matched["stem"].lower()][0] if is_published(path) else None
+            own = matched["stem"] + (matched["precision"] or "")
+            groups.setdefault((folder + slash, stem or own, stem is not None), {})[path] = _named(matched)
+    for folder, own, is_named in list(groups):
+        stem, _ = _PUBLISHED.get(own.lower(), ("", ()))
+        published = groups.get((folder, stem, True), {})
+        if not is_named and any(named.kind[0] == own for named in published.values()):
+            published |= groups.pop((folder, own, False))  # model.pt beside model.safetensors
+    return groups
 
 
 def _named(matched: re.Match[str]) -> _Named:

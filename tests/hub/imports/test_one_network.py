@@ -133,6 +133,8 @@ def test_members_in_different_formats_are_all_kept(tmp_path: Path) -> None:
     save(source / "half.fp16.pt", network(3))
     save(source / "half.pt", network(4))
     save(source / "ema" / "a.pt", network(5))
+    save(source / "ema" / "model.pt", network(8))
+    save(source / "ema" / "pytorch_model.pt", network(9))
     # a curve, and no network, so that the other file of this name is read
     np.savez(source / "d.npz", train_loss=np.ones(9), test_acc=np.ones(9))
     keras(source / "d.h5", network(6))
@@ -140,7 +142,9 @@ def test_members_in_different_formats_are_all_kept(tmp_path: Path) -> None:
     save_file(network(7), source / "e.safetensors")
     save(source / "e.pth", network(7))
     done = import_zoo(source, tmp_path / "zoo", license="MIT")
-    assert sorted(ckptzoo.open(tmp_path / "zoo").ids) == ["a", "b", "c", "d", "e", "ema-a", "half", "half.fp16"]
+    assert sorted(ckptzoo.open(tmp_path / "zoo").ids) == [
+        *("a", "b", "c", "d", "e", "ema-a", "ema-model", "ema-pytorch_model", "half", "half.fp16")
+    ]
     reasons = {item["file"]: item["reason"] for item in done.passed_over}
     assert set(reasons) == {"d.npz", "e.pth"} and "figures" in reasons["d.npz"]
     assert reasons["e.pth"].endswith("it has the same numbers")

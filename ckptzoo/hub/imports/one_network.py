@@ -74,13 +74,13 @@ class _Named(NamedTuple):
 
     rank: tuple[int, ...]
     kind: tuple[str, ...]
-    count: int
+    shards: int
 
     @property
     def is_one_file(self) -> bool:
         """Whether it is no shard, no archive of Keras and not packed."""
         _, _, suffix, packed, _ = self.kind
-        return not self.count and not packed and suffix != ".keras"
+        return not self.shards and not packed and suffix != ".keras"
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def related(sizes: Mapping[str, int], *, can_compare: bool) -> Related:
             files = {path: named for path, named in files.items() if is_published(path)} or files
         there = Counter(named.kind for named in files.values())
         # shards of which some are missing come last
-        chosen = min(files.values(), key=lambda named: (there[named.kind] < named.count, named.rank)).kind
+        chosen = min(files.values(), key=lambda named: (there[named.kind] < named.shards, named.rank)).kind
         first = next(path for path, named in files.items() if named.kind == chosen)
         kept |= {path: first for path, other in originals.items() if other == group}
         others = [path for path, named in files.items() if named.kind != chosen]

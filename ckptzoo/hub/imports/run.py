@@ -592,5 +592,8 @@ def _digest(arrays: Iterable[NDArray[Any]]) -> bytes:
     """Of a checkpoint's numbers, whatever their names."""
     digest = sha256()
     for array in arrays:
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))  # pyright: ignore[reportArgumentType]
+        if array.flags.c_contiguous and array.dtype.kind in "fiu":
+            digest.update(array)  # pyright: ignore[reportArgumentType]
+        else:  # bfloat16 has no buffer
+            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))  # pyright: ignore[reportArgumentType]
     return digest.digest()[:16]

@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import sha256
@@ -251,13 +252,12 @@ class Target:
         if unit not in self._rows:
             return None
         zoo, id = self._rows[unit]
-        notes = dict(self.notes)
-        try:
-            item = Arriving(Saved(picked.tensors, picked.ties, picked.buffers), {"id": id}, picked.gaussian, zoo.label)
+        notes, place = dict(self.notes), None
+        item = Arriving(Saved(picked.tensors, picked.ties, picked.buffers), {"id": id}, picked.gaussian, zoo.label)
+        saved = item.saved
+        with suppress(ZooError):
             saved = self._effective(item)
             place = self._find(item, saved, signature_of(saved.tensors), [zoo])
-        except ZooError:
-            place = None
         self.notes = notes
         if place is None:
             return False

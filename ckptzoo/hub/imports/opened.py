@@ -160,9 +160,7 @@ class OpenedSource(Source):
         """The files by name; of an archive that is read in order only where its first names say that it matters."""
         if not self._source.in_order:
             return self._source.files()
-        if self._first_files is None:
-            self._first_files = list(self._beginning(_FIRST_FILES, _FIRST_BYTES))
-        if not any(may_be_related(file.path) for file in self._first_files):
+        if not any(may_be_related(file.path) for file in self._first()):
             return ()
         return self._beginning(None, None)
 
@@ -195,8 +193,18 @@ class OpenedSource(Source):
         return is_chosen and not _is_junk(path) and not _fits(path, self._exclude)
 
     def may_hold(self, suffix: str) -> bool:
-        """Tells by names alone whether there are files with a suffix; what archives hold is not known."""
+        """Tells by names alone whether there are files with a suffix; what archives among them hold is not known.
+
+        Of an archive that is read in order these are the names of its first files.
+        """
+        if self._source.in_order:
+            return any(file.path.lower().endswith(suffix) for file in self._first())
         return any(file.path.lower().endswith((suffix, *_NAMED_ARCHIVES)) for file in self._source.files())
+
+    def _first(self) -> list[SourceFile]:
+        if self._first_files is None:
+            self._first_files = list(self._beginning(_FIRST_FILES, _FIRST_BYTES))
+        return self._first_files
 
     def first_paths(self) -> list[str]:
         """The first paths, those of files in archives included that are called archives, without a look into others."""

@@ -408,8 +408,12 @@ class _Importer:
         """
         (found, states), others = files[0], list[tuple[str, str]]()
         for item, answer in files[1:]:
-            if isinstance(states, NoNetworkError) and not isinstance(answer, ZooError):
-                self._passed_over[found.path] = "; ".join(problem.got for problem in states.problems)
+            is_none = isinstance(states, NoNetworkError)
+            if isinstance(states, ZooError) and (is_none or self.skip_bad) and not isinstance(answer, ZooError):
+                if is_none:
+                    self._passed_over[found.path] = "; ".join(problem.got for problem in states.problems)
+                else:
+                    self._skip(found.path, states)
                 self._taken.add(item.path)
                 found, states = item, answer
             elif isinstance(answer, ZooError):

@@ -78,6 +78,9 @@ def test_networks_of_any_name_are_named_by_their_folder(tmp_path: Path) -> None:
         save(folder / "pytorch_model.bin", network(number))
         (folder / "config.json").write_text(json.dumps({"model_type": name, "hidden_size": 4, "seed": number}))
         import_zoo(folder, tmp_path / "zoo", license="MIT")
+    # the same of an archive, in which the settings come last
+    import_zoo(packed(tmp_path / "gpt", tmp_path / "gpt.tar", reverse=True), tmp_path / "other", license="MIT")
+    assert ckptzoo.open(tmp_path / "other").metadata.to_pylist()[0]["seed"] == 1
     (planned,) = plan_import(tmp_path / "gpt").files
     rows = ckptzoo.open(tmp_path / "zoo").metadata.to_pylist()
     assert [(row["id"], row["member"], row["seed"]) for row in rows] == [("bert", "bert", 0), ("gpt", "gpt", 1)]

@@ -45,10 +45,8 @@ class SideFiles:
         self._by_stem: dict[str, Facts] = {}
         self._exported: dict[str, Facts] = {}
         # a pass over an archive in order takes as long as reading it
-        has_any = any(path.endswith(".json") for path in source.forms) if source.in_order else source.may_hold(".json")
-        if not has_any:
-            return
-        self._read(source)
+        if source.may_hold(".json"):
+            self._read(source)
 
     def of(self, path: str) -> Facts:
         """What is said about a checkpoint, the nearest first: by its own file, its folder's and those above."""

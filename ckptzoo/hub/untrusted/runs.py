@@ -118,6 +118,15 @@ def without_suffixes(path: str) -> str:
     return (f"{start}/" if start else "") + (stem or name)
 
 
+def id_of(path: str) -> str:
+    """The id of a file's checkpoint: all of its path without the suffix.
+
+    >>> id_of("run 1/net 3.pth.tar")
+    'run-1-net-3'
+    """
+    return identifier(without_suffixes(path).replace("/", "-"))
+
+
 def step_of(facts: Mapping[str, Any]) -> int | None:
     """The optimiser steps that a file says it was saved at.
 

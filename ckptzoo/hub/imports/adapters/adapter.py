@@ -255,14 +255,9 @@ class Adapter(Protocol):
 
 
 def every_state(states: Sequence[StateDict]) -> Sequence[Picked]:
-    """Every state dict of a file, with ties under each name; the suffix is its key."""
+    """Every state dict of a file; the suffix is its key."""
     return [
-        Picked(
-            state.source.partition("#")[2],
-            {**state.tensors, **{name: state.tensors[first] for name, first in state.aliases.items()}},
-            ties=state.aliases,
-            buffers=state.buffers,
-        )
+        Picked(state.source.partition("#")[2], state.tensors, ties=state.aliases, buffers=state.buffers)
         for state in states
     ]
 

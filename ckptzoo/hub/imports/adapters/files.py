@@ -39,7 +39,7 @@ from ckptzoo.hub.imports.tables import Slice, read_layout
 from ckptzoo.hub.untrusted import Limits, StateDict
 from ckptzoo.hub.untrusted.hdf5_files import DRAWS
 from ckptzoo.hub.untrusted.layer_trees import is_copy_name
-from ckptzoo.hub.untrusted.runs import Run, facts_of, run_of, searched, step_of, without_suffixes
+from ckptzoo.hub.untrusted.runs import Run, facts_of, id_of, run_of, searched, step_of, without_suffixes
 
 _OF_A_RUN = "taken by its name for one of several checkpoints of a run; --member and --step say otherwise"
 
@@ -282,9 +282,9 @@ class _Rows:
 
 
 def _id(path: str, pattern: str | None) -> str:
-    whole = without_suffixes(path)
     if pattern is None:
-        return identifier(whole.replace("/", "-"))
+        return id_of(path)
+    whole = without_suffixes(path)
     parent, _, stem = whole.rpartition("/")
     fields = {"stem": stem, "name": path.rpartition("/")[2], "parent": parent.rpartition("/")[2], "path": whole}
     try:

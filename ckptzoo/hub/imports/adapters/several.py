@@ -44,8 +44,7 @@ def networks_of(state: StateDict, prefixes: Sequence[str], path: str) -> Iterato
     found: dict[str, dict[str, NDArray[Any]]] = {}
     rest: list[str] = []
     pattern = re.compile("|".join(re.escape(prefix.strip(".")).replace(r"\*", r"[^.]+") for prefix in prefixes))
-    tensors = {**state.tensors, **{name: state.tensors[first] for name, first in state.aliases.items()}}
-    for name, array in tensors.items():
+    for name, array in state.tensors.items():
         matched = re.match(rf"({pattern.pattern})\.(?=.)", name)
         if matched is None:
             rest.append(name)
@@ -53,7 +52,7 @@ def networks_of(state: StateDict, prefixes: Sequence[str], path: str) -> Iterato
             found.setdefault(matched[1], {})[name[matched.end() :]] = array
     for prefix in prefixes:
         if not any(re.fullmatch(re.escape(prefix.strip(".")).replace(r"\*", r"[^.]+"), name) for name in found):
-            first = sorted({name.partition(".")[0] for name in tensors})
+            first = sorted({name.partition(".")[0] for name in state.tensors})
             step = "Name the words that the networks' tensors begin with."
             raise ZooError(
                 Problem(path, f"--networks {prefix}", "tensors whose names begin so", ", ".join(first[:8]), step)

@@ -112,6 +112,8 @@ class OpenedSource(Source):
         paths of files that no adapter sees, and why.
     broken
         archives among the files that cannot be read to their end, and why.
+    reasons
+        why files are passed over that hold the network of another one, known before a pass meets them.
     """
 
     def __init__(self, source: Source, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
@@ -129,7 +131,7 @@ class OpenedSource(Source):
         self._related: Related | None = None
         self._first_files: list[SourceFile] | None = None
         self._files_of_others = dict[str, SourceFile]()
-        self._reasons, self._parts = dict[str, str](), dict[str, str]()
+        self.reasons, self._parts = dict[str, str](), dict[str, str]()
 
     def files(self) -> Iterator[OpenedFile]:
         """A pass over all files that are not passed over."""
@@ -176,7 +178,7 @@ class OpenedSource(Source):
 
     def _note_related(self, sizes: dict[str, int], *, can_compare: bool) -> Related:
         found = related(sizes, can_compare=can_compare)
-        self._reasons |= found.reasons
+        self.reasons |= found.reasons
         self._parts |= found.parts
         return found
 
@@ -233,8 +235,8 @@ class OpenedSource(Source):
             self.passed_over[path] = "left out by --exclude"
         elif not is_chosen and not lower.endswith(_NAMED_ARCHIVES):
             self.passed_over[path] = "left out by --include"
-        elif path in self._reasons and not is_compared:
-            self.passed_over[path] = self._reasons[path]
+        elif path in self.reasons and not is_compared:
+            self.passed_over[path] = self.reasons[path]
         elif not self._source.is_local and lower.endswith(_TEXTS):
             form = FORMS["json" if lower.endswith(".json") else "table" if lower.endswith((".csv", ".tsv")) else "text"]
             yield self._opened(path, file.size, file.open, form, reopen=file.open)

@@ -425,7 +425,7 @@ class _Importer:
                     others.append((item.path, item.id))
                 elif count:
                     known = f"other numbers in {differing} of {count} tensors" if differing else "the same numbers"
-                    self._passed_over[item.path] = f"{self.source.passed_over[item.path]}; it has {known}"
+                    self._passed_over[item.path] = f"{self.source.reasons[item.path]}; it has {known}"
         return found, states, others
 
     def _note_left_out(self, states: Sequence[StateDict]) -> None:

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from ckptzoo.errors import Problem, ZooError
@@ -122,4 +123,9 @@ def _is_storable(value: Any) -> bool:
 
 
 def _is_private(name: str, value: Any) -> bool:
-    return bool(_PRIVATE.search(name)) or (isinstance(value, str) and bool(_ABSOLUTE.match(value)))
+    return _is_private_name(name) or (isinstance(value, str) and bool(_ABSOLUTE.match(value)))
+
+
+@lru_cache(maxsize=4096)
+def _is_private_name(name: str) -> bool:
+    return _PRIVATE.search(name) is not None

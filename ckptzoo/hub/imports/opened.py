@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -38,6 +38,8 @@ _MARKS = re.compile(r"__|/\.|[~#@]|humbs|desktop")
 JUNK = "left by a system, a notebook or an editor"
 _CACHES = ("models--", "datasets--", "spaces--")
 _NAMED_ARCHIVES = (".zip", ".tar", ".tgz", ".txz", ".tbz2", ".keras", *SUFFIXES)
+_NO_ARCHIVES = (".pth.tar", ".pt.tar")
+"""Suffixes of files of torch, as the ImageNet example names them; archives are opened when met."""
 _TEXTS = (
     ".json", ".jsonl", ".csv", ".tsv", ".txt", ".md", ".rst", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".py", ".ipynb",
     ".html", ".css", ".js", ".sh", ".log", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".pdf", ".mp4", ".gitattributes",
@@ -130,7 +132,6 @@ class OpenedSource(Source):
         self._nested_bytes = self._nested_files = 0
         self._related: Related | None = None
         self._first_files: list[SourceFile] | None = None
-        self._files_of_others = dict[str, SourceFile]()
         self.reasons, self._parts = dict[str, str](), dict[str, str]()
 
     def files(self) -> Iterator[OpenedFile]:
@@ -150,21 +151,19 @@ class OpenedSource(Source):
     def _relate(self) -> Related:
         """Which of the files hold one network; those in archives among them are told when these are opened."""
         if self._related is None:
-            listed = {file.path: file for file in self._listed() if self._is_wanted(file.path)}
-            self._related = self._note_related(
-                {path: file.size for path, file in listed.items()}, can_compare=isinstance(self._source, FolderSource)
-            )
-            others = [path for paths in self._related.compared.values() for path in paths]
-            self._files_of_others = {path: listed[path] for path in others}
+            sizes = {path: size for path, size in self._sizes().items() if self._is_wanted(path)}
+            self._related = self._note_related(sizes, can_compare=isinstance(self._source, FolderSource))
         return self._related
 
-    def _listed(self) -> Iterable[SourceFile]:
+    def _sizes(self) -> Mapping[str, int]:
         """The files by name; of an archive that is read in order only where its first names say that it matters."""
+        if isinstance(self._source, FolderSource):
+            return self._source.sizes
         if not self._source.in_order:
-            return self._source.files()
+            return {file.path: file.size for file in self._source.files()}
         if not any(may_be_related(file.path) for file in self._first()):
-            return ()
-        return self._beginning(None, None)
+            return {}
+        return {file.path: file.size for file in self._beginning(None, None)}
 
     def _beginning(self, count: int | None, nbytes: int | None) -> Iterator[SourceFile]:
         """The first files of the source, as far as it can be read: the pass that reads them meets errors again."""
@@ -185,7 +184,8 @@ class OpenedSource(Source):
     def _with_others(self, file: SourceFile, paths: Sequence[str]) -> Iterator[OpenedFile]:
         """A file with those that are passed over for it, opened too."""
         for item in self._files(file, file.path, 0):
-            opened = (self._files_of_others[path] for path in paths)
+            assert isinstance(self._source, FolderSource)  # others are not compared
+            opened = map(self._source.file, paths)
             files = (one for other in opened for one in self._files(other, other.path, 0, is_compared=True))
             # what was opened to look at it is closed by now
             yield replace(item, others=tuple(replace(one, open=one.reopen) for one in files if one.reopen is not None))
@@ -201,7 +201,10 @@ class OpenedSource(Source):
         """
         if self._source.in_order:
             return any(file.path.lower().endswith(suffix) for file in self._first())
-        return any(file.path.lower().endswith((suffix, *_NAMED_ARCHIVES)) for file in self._source.files())
+        return any(
+            name.endswith(suffix) or (name.endswith(_NAMED_ARCHIVES) and not name.endswith(_NO_ARCHIVES))
+            for name in map(str.lower, self._sizes())
+        )
 
     def _first(self) -> list[SourceFile]:
         if self._first_files is None:
@@ -213,7 +216,8 @@ class OpenedSource(Source):
         paths, size = list[str](), 0
         files: list[SourceFile] = []
         for file in self._source.files():
-            is_archive = self._source.is_local and file.path.lower().endswith(_NAMED_ARCHIVES)
+            name = file.path.lower()
+            is_archive = name.endswith(_NAMED_ARCHIVES) and not name.endswith(_NO_ARCHIVES) and self._source.is_local
             paths += [item.path for item in self._files(file, file.path, 0)] if is_archive else [file.path]
             files.append(file)
             size += file.size
@@ -256,7 +260,8 @@ class OpenedSource(Source):
                 form = form_of(head, self._within + path)
                 if form.is_read and path in self._parts:
                     form = FORMS[self._parts[path]]
-                if form.is_container or lower.endswith(_NAMED_ARCHIVES):
+                is_plain = form.read is not None and is_chosen  # most files, checkpoint.pth.tar among them
+                if not is_plain and (form.is_container or lower.endswith(_NAMED_ARCHIVES)):
                     yield from self._of_container(file, path, stream, head, form, depth, is_chosen)
                 else:
                     reopen = file.open if self._source.is_reopened and not depth else None

@@ -368,7 +368,11 @@ class _Importer:
         checkpoints: list[tuple[Found, Arriving]] = []
         answers = iter(read)
         for files in batch.found:
-            found, states, others = self._one_of([(file, next(answers)) for file, _ in files])
+            found, states, others = files[0][0], next(answers), list[tuple[str, str]]()
+            if len(files) > 1:
+                found, states, others = self._one_of(
+                    [(found, states), *((file, next(answers)) for file, _ in files[1:])]
+                )
             try:
                 if isinstance(states, ZooError):
                     raise states

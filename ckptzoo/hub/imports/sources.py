@@ -225,7 +225,13 @@ def natural(path: str) -> tuple[list[Any], str]:
 
 
 class FolderSource(Source):
-    """A folder and those inside it; links to files are followed, links to folders are not."""
+    """A folder and those inside it; links to files are followed, links to folders are not.
+
+    Attributes
+    ----------
+    sizes
+        bytes of its files by their paths.
+    """
 
     is_reopened = True
 
@@ -234,7 +240,7 @@ class FolderSource(Source):
         found = dict(self._walk(path, ""))
         super().__init__(str(path), path.resolve().name, sum(found.values()))
         self.dangling = tuple(sorted(self._dangling))
-        self._path, self._sizes = path, {name: found[name] for name in sorted(found, key=natural)}
+        self._path, self.sizes = path, {name: found[name] for name in sorted(found, key=natural)}
 
     def _walk(self, folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
         """The files below a folder, with their sizes."""
@@ -258,9 +264,13 @@ class FolderSource(Source):
     def files(self) -> Iterator[SourceFile]:
         """A pass over all files."""
         self.position = 0
-        for path, size in self._sizes.items():
-            yield SourceFile(path, size, _opener(self._path / path))
+        for path, size in self.sizes.items():
+            yield self.file(path)
             self.position += size
+
+    def file(self, path: str) -> SourceFile:
+        """One of its files."""
+        return SourceFile(path, self.sizes[path], _opener(self._path / path))
 
 
 def _opener(path: Path) -> Callable[[], IO[bytes]]:

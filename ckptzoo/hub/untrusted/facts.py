@@ -41,41 +41,33 @@ def columns_of(facts: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     Examples
     --------
     >>> columns_of({"Test-Acc": "63.2", "args.seed": 3, "epoch": 2, "best_test_acc": 0.9})
-    {'claimed_test_accuracy': ('Test-Acc', 63.2), 'seed': ('args.seed', 3), 'epoch': ('epoch', 2.0)}
+    {'claimed_test_accuracy': ('Test-Acc', 63.2), 'epoch': ('epoch', 2.0), 'seed': ('args.seed', 3)}
     """
+    candidates = [(*hit, at, name) for at, name in enumerate(facts) for hit in _meanings(name)]
     found: dict[str, tuple[str, Any]] = {}
-    if not facts:
-        return found
-    named: dict[str, str] = {}
-    for name in facts:
-        named.setdefault(_plain(name), name)
-    for column, words in _NAMES.items():
-        for name in _candidates(column, words, named):
-            value = _value(column, facts[name])
-            if value is not None:
-                found[column] = name, value
-                break
-    return found
-
-
-def _candidates(column: str, words: tuple[str, ...], named: Mapping[str, str]) -> list[str]:
-    """The names of facts that may be those of a column, the likeliest first."""
-    found: list[str] = []
-    for word in words:
-        if word in named:
-            found.append(named[word])
-        if column in _WITHIN:
-            found += [name for key, name in named.items() if key.endswith(f"_{word}") and "best" not in key]
-    if column in _OF_SETTINGS:
-        # of several settings the first, which are those nearest to the checkpoint
-        for name in named.values():
-            settings, _, inside = name.partition(".")
-            if settings in _SETTINGS and _plain(inside) in words:
-                found.append(name)
+    for column, _, _, name in sorted(candidates):
+        if column not in found and (value := _value(column, facts[name])) is not None:
+            found[column] = name, value
     return found
 
 
 @lru_cache(maxsize=4096)
+def _meanings(name: str) -> tuple[tuple[str, int], ...]:
+    """The columns that a fact of a name may be, each with a rank: the lower, the likelier."""
+    plain, made = _plain(name), list[tuple[str, int]]()
+    settings, _, inside = name.partition(".")
+    for column, words in _NAMES.items():
+        for rank, word in enumerate(words):
+            if plain == word:
+                made.append((column, 2 * rank))
+            elif column in _WITHIN and plain.endswith(f"_{word}") and "best" not in plain:
+                made.append((column, 2 * rank + 1))
+            elif column in _OF_SETTINGS and settings in _SETTINGS and _plain(inside) == word:
+                # of several settings the first, which are those nearest to the checkpoint
+                made.append((column, 2 * len(words)))
+    return tuple(made)
+
+
 def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
 

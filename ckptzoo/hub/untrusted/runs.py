@@ -48,6 +48,7 @@ _UNSUITABLE = re.compile(r"[^A-Za-z0-9._=,@+-]+")
 _SUITABLE = "._=,@+-"
 STEP_FACTS = ("global_step", "step", "iteration", "iter", "n_iter", "num_steps", "current_step")
 """What programs call the number of a checkpoint's optimiser steps, the likeliest first."""
+_STEP_FACTS = frozenset(STEP_FACTS)
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def step_of(facts: Mapping[str, Any]) -> int | None:
     >>> step_of({"epoch": 3, "global_step": 2814}), step_of({"epoch": 3})
     (2814, None)
     """
-    if not facts:  # as of most files
+    if _STEP_FACTS.isdisjoint(facts):  # as those of most files
         return None
     found = (facts.get(name) for name in STEP_FACTS)
     # facts of a safetensors file are texts

@@ -211,7 +211,7 @@ def _with_runs(picked: Sequence[Picked], run: Run, member: str) -> list[Picked]:
     is_trajectory = len(picked) > 1 and None not in steps and len(set(steps)) == len(steps)
     is_trajectory = is_trajectory and len({_which(item) for item in picked}) == 1
     ends = [tuple(item.suffix.rpartition(".")[::2]) for item in picked]
-    with_copies = {before for before, last in ends if is_copy_name(last)}
+    with_copies = {before for before, last in ends if last and is_copy_name(last)}
     made: list[Picked] = []
     for item, step, (before, last) in zip(picked, steps, ends, strict=True):
         if OWN_ID in item.row:  # of an export, which says all of it
@@ -222,7 +222,7 @@ def _with_runs(picked: Sequence[Picked], run: Run, member: str) -> list[Picked]:
             # an average of a run's weights is no run of its own
             own = "" if is_trajectory else before
             row["extra"] = merged(row.get("extra", {}), {"network": last})
-        if of_a_run := facts_of(item.suffix.replace(".", "/")):
+        if item.suffix and (of_a_run := facts_of(item.suffix.replace(".", "/"))):
             if "seed" in of_a_run:
                 row.setdefault("seed", of_a_run.pop("seed"))
             row["extra"] = merged(of_a_run, row.get("extra", {}))
@@ -235,7 +235,8 @@ def _with_runs(picked: Sequence[Picked], run: Run, member: str) -> list[Picked]:
         if "method" in row:
             row["mode"] = f"{member}/{row['mode']}" if "mode" in row else member
         row["member"] = name
-        made.append(replace(item, row=row, note=item.note or (_OF_A_RUN if run.is_part else "")))
+        note = item.note or (_OF_A_RUN if run.is_part else "")
+        made.append(Picked(item.suffix, item.tensors, row, item.gaussian, note, item.ties, item.buffers))
     return made
 
 

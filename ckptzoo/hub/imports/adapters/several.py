@@ -166,14 +166,15 @@ def refuse_vectors(tensors: Mapping[str, NDArray[Any]], path: str) -> None:
 
 def refuse_stacked(tensors: Mapping[str, NDArray[Any]], path: str) -> None:
     """Refuse tensors whose first axis may count samples: weights and biases share it, and no bias has one axis."""
-    shapes = [array.shape for array in tensors.values()]
-    if all(shape[:1] == shapes[0][:1] for shape in shapes) and _share_an_axis(shapes):
+    shapes = tuple([array.shape for array in tensors.values()])
+    if _share_an_axis(shapes):
         got = f"one of {shapes[0][0]} in all of them, as of samples"
         step = "Give --stacked where it counts samples of one network, --no-stacked where it does not."
         raise ZooError(Problem(path, "first axis of the tensors", "one that is clear", got, step))
 
 
-def _share_an_axis(shapes: Sequence[tuple[int, ...]]) -> bool:
+@lru_cache(maxsize=1024)
+def _share_an_axis(shapes: tuple[tuple[int, ...], ...]) -> bool:
     lengths = {shape[0] if shape else None for shape in shapes}
     fewest = min(map(len, shapes))
     biases = {shape for shape in shapes if len(shape) == fewest}
@@ -199,7 +200,7 @@ def unstacked(picked: Picked, path: str, *, by_chain: bool = False) -> Iterator[
         got = ", ".join(str(shape) for shape in shapes[:5])
         expected, step = "one first axis for all tensors, as --stacked says", "Leave --stacked out."
         raise ZooError(Problem(path, "shapes", expected, got, step))
-    inner = [shape[1:] for shape in shapes]
+    inner = tuple(shape[1:] for shape in shapes)
     has_chains = by_chain or (len({shape[:2] for shape in shapes}) == 1 and _share_an_axis(inner))
     for number in range(next(iter(lengths))[0]):
         tensors = {name: array[number] for name, array in picked.tensors.items()}

@@ -50,6 +50,8 @@ class SideFiles:
 
     def of(self, path: str) -> Facts:
         """What is said about a checkpoint, the nearest first: by its own file, its folder's and those above."""
+        if not self._by_stem and not self._by_folder:
+            return {}
         found = dict(self._by_stem.get(without_suffixes(path), {}))
         folder = path.rpartition("/")[0]
         for name, facts in self._by_folder.get(folder, {}).items():

@@ -25,8 +25,9 @@ MAX_TENSORS = 100_000
 MAX_CHECKPOINT_BYTES = 2**40
 _BUFFERS = {
     "running_mean", "running_var", "num_batches_tracked", "n_averaged", "mask", "masks", "weight_u", "_u", "_v",
+    "moving_mean", "moving_variance",
 }  # fmt: skip
-"""What PyTorch calls the buffers of BatchNorm, of averages, masks, and vectors of spectral normalisation."""
+"""What PyTorch and Keras call the buffers of BatchNorm, of averages, masks, and vectors of spectral normalisation."""
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from ckptzoo.hub.untrusted.runs import facts_of, identifier, run_of, step_of
 _NAMES = {
     "claimed_test_accuracy": ("test_accuracy", "test_acc", "accuracy_test", "acc_test", "test_acc1", "test_top1"),
     "claimed_test_loss": ("test_loss", "loss_test"),
-    "seed": ("seed", "random_seed", "manual_seed", "rng_seed", "model_seed"),
+    "seed": ("seed", "random_seed", "manual_seed", "rng_seed", "model_seed", "ss_seed"),
     "wall_seconds": ("time_total_s", "time_total"),
     "dataset": ("dataset", "dataset_name"),
-    "epoch": ("epoch", "current_epoch", "epochs_trained", "epochs"),
+    "epoch": ("epoch", "current_epoch", "epochs_trained", "epochs", "meta_epoch", "ss_epoch"),
 }
 """Columns, and what programs call them, the likeliest first, with other signs than letters and digits as ``_``.
 Training figures are means during an epoch, with dropout, and the best of a training may be that of other weights."""
@@ -22,7 +22,7 @@ _WITHIN = ("claimed_test_accuracy", "claimed_test_loss")
 """Columns that are also found within other facts, as ``metrics.test_acc``."""
 _SETTINGS = {
     "config", "cfg", "conf", "args", "hparams", "hyper_parameters", "hyperparameters", "options", "settings", "params",
-    "training_args", "train_config", "init_args",
+    "training_args", "train_config", "init_args", "meta",
 }  # fmt: skip
 """What programs keep settings under; those of one run are at most one seed and one data set."""
 _OF_SETTINGS = ("seed", "dataset")

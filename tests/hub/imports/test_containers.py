@@ -211,7 +211,6 @@ NOT_READ: dict[str, tuple[dict[str, bytes], str]] = {
     "zstd": ({"a.pt.zst": b"\x28\xb5\x2f\xfd\0"}, "zstd -d"),
     "git-lfs": ({"a.safetensors": b"version https://git-lfs.github.com/spec/v1\n"}, "git lfs pull"),
     "a page": ({"a.bin": b"<!DOCTYPE html><html>"}, "Fetch the file itself"),
-    "object arrays": ({"a.npy": joblib_file([]) and b"\x93NUMPY\x01\0\x46\0{'descr': '|O', 'fortran_order': False, 'shape': (1,), }" + b" " * 13 + b"\n\x80\x04N."}, "plain arrays of numbers"),
     "nothing but texts": ({"README.md": b"# nets\n"}, "model.state_dict()"),
 }  # fmt: skip
 

@@ -226,7 +226,7 @@ def test_patterns_and_columns_say_members_and_steps(tmp_path: Path, capsys: pyte
 
 def test_files_that_may_be_one_run_are_said(tmp_path: Path) -> None:
     for number in range(3):
-        save(tmp_path / "nets" / f"{number}.pt", {"net": network(number), "epoch": number})
+        save(tmp_path / "nets" / f"{number}.pt", {"net": network(number), "epoch": number + 5})
     done = import_zoo(tmp_path / "nets", tmp_path / "zoo", license="MIT")
     assert any("--member names it" in note for note in done.notes)
 

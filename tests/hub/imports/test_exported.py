@@ -39,7 +39,7 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> ckptzoo.Zoo:
     return ckptzoo.open(path)
 
 
-@settings(max_examples=examples(30, 5), deadline=None)
+@settings(max_examples=examples(30, 2), deadline=None)
 @given(forms=st.lists(st.sampled_from(FORMS), min_size=len(ROWS), max_size=len(ROWS)))
 def test_exported_checkpoints_come_back_with_their_ids_columns_and_architecture(
     zoo: ckptzoo.Zoo, tmp_path_factory: pytest.TempPathFactory, forms: list[str]
@@ -106,7 +106,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=examples(300, 30), deadline=None)
+@settings(max_examples=examples(300, 10), deadline=None)
 @given(
     facts=st.fixed_dictionaries(
         {"id": st.text() | JSON, "variant": st.text(max_size=4), "zoo": JSON, "architecture": JSON},

@@ -66,7 +66,7 @@ BESIDE = {
 }  # fmt: skip
 
 
-@settings(max_examples=examples(60, 5), deadline=None)
+@settings(max_examples=examples(60, 2), deadline=None)
 @given(
     forms=st.lists(st.sampled_from(list(FORMS)), min_size=1, max_size=4, unique=True),
     folders=st.lists(st.sampled_from(["", "unet/", "runs/a/"]), min_size=1, max_size=2, unique=True),
@@ -184,7 +184,7 @@ def test_a_part_is_told_by_what_it_says_of_itself(tmp_path: Path) -> None:
     import_zoo(tmp_path / "whole.pt", tmp_path / "zoo", license="MIT")
 
 
-@settings(max_examples=examples(300, 40), deadline=None)
+@settings(max_examples=examples(300, 15), deadline=None)
 @given(
     st.lists(
         st.builds(

@@ -24,7 +24,7 @@ def rows_of(zoo: Path) -> list[dict[str, Any]]:
     return [row for path in paths for row in ckptzoo.open(path).metadata.to_pylist()]
 
 
-@settings(max_examples=examples(40, 3), deadline=None)
+@settings(max_examples=examples(40, 2), deadline=None)
 @given(
     imports=st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(SUFFIXES)), min_size=2, max_size=4),
     shared=st.integers(0, 2),
@@ -56,13 +56,13 @@ def test_each_source_is_there_once_whatever_comes_in_which_order(
 
 def test_a_source_that_grew_or_changed_in_a_few_files_is_still_the_same(tmp_path: Path) -> None:
     for place in "ab":
-        for number in range(6):
+        for number in range(4):
             save(tmp_path / place / "run" / f"net{number}.pt", network(10 * ord(place) + number))
         import_zoo(tmp_path / place / "run", tmp_path / "zoo", license="MIT")
     save(tmp_path / "b" / "run" / "net0.pt", network(1))  # a last.pt, for example
     save(tmp_path / "b" / "run" / "more.pt", network(2))
     done = import_zoo(tmp_path / "b" / "run", tmp_path / "zoo", license="MIT")
-    assert (done.added, done.present) == (1, 6)
+    assert (done.added, done.present) == (1, 4)
     assert {row["id"]: row["source"] for row in rows_of(tmp_path / "zoo")}["more"] == "b/run"
 
 

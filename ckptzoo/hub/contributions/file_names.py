@@ -1,6 +1,5 @@
 """``FilePattern``: columns of checkpoints in the names of their files, such as ``{member}-checkpoint-{epoch}.pt``."""
 
-import math
 import os
 import re
 import string
@@ -9,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckptzoo.hub.untrusted.runs import identifier, run_of, step_of
+from ckptzoo.hub.untrusted.facts import claims, columns_of, names_cross_entropy
 from ckptzoo.schema.metadata import COLUMNS, parse_extra
 
 FIELDS = {"id": "string", "member": "string"} | {
@@ -20,16 +19,6 @@ FIELDS = {"id": "string", "member": "string"} | {
 """The columns that a name may hold, with their types."""
 _FORMS = {"string": "[A-Za-z0-9._-]+?", "int64": "[0-9]{1,18}", "float64": "[0-9]{1,18}(?:\\.[0-9]{1,18})?"}
 _VALUES = {"string": str, "int64": int, "float64": float}
-_EPOCHS = ("epoch", "epochs", "current_epoch", "epochs_trained")
-"""Scalars beside a state dict that say how many epochs it was trained, as common training programs call them."""
-_CLAIMS = {
-    "claimed_test_accuracy": ("test_accuracy", "test_acc", "accuracy_test", "acc_test", "test_acc1", "test_top1"),
-    "claimed_test_loss": ("test_nll", "nll_test", "test_cross_entropy", "test_loss", "loss_test"),
-}
-_CROSS_ENTROPIES = ("test_nll", "nll_test", "test_cross_entropy")
-"""Names that say which loss it is; others may be with smoothed labels, sums, or of another loss."""
-"""The figures beside a state dict that are claims, with other signs than letters and digits as ``_``; also within
-others, as ``metrics.test_acc``. The best of a training may be that of other weights."""
 
 
 @dataclass(frozen=True)
@@ -79,32 +68,6 @@ class FilePattern:
         return None if found is None else {key: _VALUES[FIELDS[key]](text) for key, text in found.groupdict().items()}
 
 
-def own_columns(path: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Read member, epoch, step and claimed figures from a file's path and the scalars beside its tensors.
-
-    Parameters
-    ----------
-    path
-        of the file, or its name.
-    facts
-        the scalars, which go before what the path says.
-    """
-    run = run_of(path)
-    columns: dict[str, Any] = dict(claims(facts))
-    if run.is_part and run.member:
-        columns["member"] = identifier(run.member.replace("/", "-"))
-    # True is an instance of int
-    epochs = [facts[name] for name in _EPOCHS if type(facts.get(name)) is int and 0 <= facts[name] < 2**53]
-    if epochs or run.epoch is not None:
-        columns["epoch"] = float(epochs[0] if epochs else run.epoch or 0)
-    step = step_of(facts)
-    if step is None:
-        step = run.step
-    if step is not None:
-        columns["step"] = step
-    return columns
-
-
 def distinct_names(paths: Sequence[Path]) -> dict[Path, str]:
     """Name each file: its own name, and the folders by which it differs where several have the same one.
 
@@ -121,27 +84,6 @@ def distinct_names(paths: Sequence[Path]) -> dict[Path, str]:
         shared = os.path.commonpath([path.absolute().parent for path in equal])
         names |= {path: path.absolute().relative_to(shared).as_posix() for path in equal}
     return {path: names[path] for path in paths}
-
-
-def claims(facts: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of a test set among what a file holds beside its tensors, as columns; accuracies as fractions.
-
-    >>> claims({"test_acc": 0.5, "metrics.test_loss": 1.5, "best_test_acc": 0.9}), claims({"test/acc": "63.2"})
-    ({'claimed_test_accuracy': 0.5, 'claimed_test_loss': 1.5}, {'claimed_test_accuracy': 0.632})
-    """
-    found: dict[str, float] = {}
-    named = {re.sub(r"[^a-z0-9]+", "_", str(name).lower()).strip("_"): value for name, value in facts.items()}
-    for column, names in _CLAIMS.items():
-        for name in names:
-            within = (value for key, value in named.items() if key.endswith(f"_{name}") and "best" not in key)
-            number = next((n for value in (named.get(name), *within) if (n := _figure(value)) is not None), None)
-            if number is None or (column.endswith("accuracy") and number > 100):
-                continue
-            # fractions are at most 1; what is above is percent
-            is_percent = column.endswith("accuracy") and number > 1
-            found[column] = round(number / 100, 12) if is_percent else number
-            break
-    return found
 
 
 def claimed_accuracy(row: Mapping[str, Any]) -> float | None:
@@ -174,24 +116,9 @@ def claimed_loss(row: Mapping[str, Any]) -> ClaimedLoss | None:
         with ``claimed_test_loss`` and ``extra``.
     """
     facts = (parse_extra(row["extra"]) or {}).get("facts")
-    of_file = claims(facts) if isinstance(facts, Mapping) else {}
-    held, said = of_file.get("claimed_test_loss"), row["claimed_test_loss"]
+    named = columns_of(facts).get("claimed_test_loss") if isinstance(facts, Mapping) else None
+    name, held = (None, None) if named is None else named
+    said = row["claimed_test_loss"]
     if said is not None and said != held:  # a person's, whose convention the card says
         return ClaimedLoss(said, is_cross_entropy=True)
-    if held is None:
-        return None
-    named = {re.sub(r"[^a-z0-9]+", "_", str(name).lower()).strip("_"): _figure(fact) for name, fact in facts.items()}
-    known = any(n.endswith(_CROSS_ENTROPIES) and "best" not in n and value == held for n, value in named.items())
-    return ClaimedLoss(held, is_cross_entropy=known)
-
-
-def _figure(value: Any) -> float | None:
-    """A finite number from 0, also as a text: files of safetensors hold texts alone."""
-    if isinstance(value, str) and len(value) <= 40:
-        try:
-            value = float(value.strip())
-        except ValueError:
-            return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value) if value >= 0 else None
+    return None if name is None else ClaimedLoss(held, is_cross_entropy=names_cross_entropy(name))

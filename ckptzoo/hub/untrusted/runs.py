@@ -34,10 +34,10 @@ _EPOCH_AND_FIGURE = re.compile(
 """A name as the examples of Keras have it: ``weights.{epoch:02d}-{val_loss:.2f}``."""
 _THOUSANDS = {"k": 10**3, "m": 10**6}
 _ANY_WORD = re.compile(
-    rf"\d-\d+\.\d|{_STEP_WORDS}|{_SAVE_WORDS}|{_EPOCH_WORDS}|best|last|final|latest|current|init|end|ema|swa|avg|average",
-    re.IGNORECASE,
+    r"\d-\d+\.\d|step|iter|itr|update|kimg|check|ckpt|chkpt|chk|cp|snap|round|level|ep|best|last|final|current|init|end"
+    r"|ema|swa|av"
 )
-"""Paths without any of these, as most have, name no moment of a run."""
+"""Paths without any of these in small letters, as most have, name no moment of a run."""
 _PLAIN_NAMES = {
     "checkpoint", "checkpoints", "ckpt", "ckpts", "model", "models", "net", "network", "weights", "state_dict",
     "pytorch_model", "model_state", "snapshots", "diffusion_pytorch_model", "adapter_model",
@@ -58,6 +58,7 @@ STEP_FACTS = (
     "global_step", "step", "iteration", "iter", "n_iter", "num_steps", "current_step", "ss_steps", "round",
 )  # fmt: skip
 """What programs call the number of a checkpoint's optimiser steps, the likeliest first."""
+_STEP_FACTS = frozenset(STEP_FACTS)
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def run_of(path: str) -> Run:
     found: list[tuple[str, float]] = []
     kept: list[str] = []
     is_part = False
-    if _ANY_WORD.search(path) is None:
+    if _ANY_WORD.search(path.lower()) is None:
         telling = [name for name in names if name.lower() not in _PLAIN_NAMES] or names
         return Run("/".join(telling), None, None, is_part=False)
     for name in names:
@@ -152,6 +153,15 @@ def without_suffixes(path: str) -> str:
     return (f"{start}/" if start else "") + (stem or name)
 
 
+def id_of(path: str) -> str:
+    """The id of a file's checkpoint: all of its path without the suffix.
+
+    >>> id_of("run 1/net 3.pth.tar")
+    'run-1-net-3'
+    """
+    return identifier(without_suffixes(path).replace("/", "-"))
+
+
 def step_of(facts: Mapping[str, Any]) -> int | None:
     """The optimiser steps that a file says it was saved at.
 
@@ -160,6 +170,8 @@ def step_of(facts: Mapping[str, Any]) -> int | None:
     >>> step_of({"epoch": 3, "global_step": 2814}), step_of({"epoch": 3})
     (2814, None)
     """
+    if _STEP_FACTS.isdisjoint(facts):  # as those of most files
+        return None
     found = (facts.get(name) for name in STEP_FACTS)
     # facts of a safetensors file are texts
     numbers = (int(item) if isinstance(item, str) and _NATURAL.fullmatch(item) else item for item in found)

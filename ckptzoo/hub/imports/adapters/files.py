@@ -31,16 +31,19 @@ from ckptzoo.hub.imports.adapters.several import (
 )
 from ckptzoo.hub.imports.adapters.side_files import SideFiles
 from ckptzoo.hub.imports.array_folders import ArrayFolders, is_tensor_name
-from ckptzoo.hub.imports.facts import merged, row_of
+from ckptzoo.hub.imports.exported import OWN_ID, OWN_MEMBER
+from ckptzoo.hub.imports.facts import merged, row_of, together
 from ckptzoo.hub.imports.opened import OpenedFile, OpenedSource
 from ckptzoo.hub.imports.shards import Shards, Whole, is_shard
 from ckptzoo.hub.imports.tables import Slice, read_layout
 from ckptzoo.hub.untrusted import Limits, StateDict
 from ckptzoo.hub.untrusted.errors import reject_without_network
+from ckptzoo.hub.untrusted.hdf5_files import DRAWS
 from ckptzoo.hub.untrusted.layer_trees import WRAPPER_NAMES, is_copy_name
 from ckptzoo.hub.untrusted.runs import (
     Run,
     facts_of,
+    id_of,
     run_of,
     searched,
     step_of,
@@ -91,7 +94,15 @@ class Files:
             elif file.form.name == "npy" and options.layout is None and is_tensor_name(file.name):
                 arrays.add(file)
             else:
-                yield reading.found(file.path, file.size, reader(file, Limits().file_bytes), file.form.words)
+                found = reading.found(file.path, file.size, reader(file, Limits().file_bytes), file.form.words)
+                others: list[Found] = []
+                for other in file.others:
+                    if other.form.is_read:
+                        read = reader(other, Limits().file_bytes)
+                        others.append(replace(found, path=other.path, size=other.size, read=read))
+                    else:
+                        yield PassedOver(other.path, other.form.reason)
+                yield replace(found, others=others) if others else found
         yield from (reading.joined(whole) for whole in arrays.left(None))
         yield from (Broken(paths[0], error, paths) for error, paths in shards.missing())
         reading.rows.check_used()
@@ -101,7 +112,7 @@ def _not_read(file: OpenedFile, source: str) -> PassedOver | Broken:
     """A file that is not read: refused where its name says that it should be, and is of no form that is known."""
     form = file.form
     is_damaged = form.name in ("unknown", "empty", "text", "web-page") and file.name.lower().endswith(SUFFIXES)
-    if form.name not in ("git-lfs", "tensor-parallel") and not is_damaged:
+    if form.name != "git-lfs" and not form.name.endswith("-parts") and not is_damaged:
         return PassedOver(file.path, form.reason)
     step = form.step or "Leave it out."
     problem = Problem(f"{source}: {file.path}", "content", "a checkpoint, as its name says", form.words, step)
@@ -148,6 +159,11 @@ class _Reading:
         row["extra"] = merged(of_a_run, row["extra"])
         if run.epoch is not None:
             row.setdefault("epoch", float(run.epoch))
+        if self.options.id_pattern is None:
+            if (exported := self.beside.exported(path)) is not None:
+                row = together(row, exported)
+            elif "/" not in path and self.beside.names_network(path):
+                row |= {OWN_ID: identifier(self.source), OWN_MEMBER: identifier(self.source)}
         name = _id(path, self.options.id_pattern)
         member = identifier(run.member.replace("/", "-")) if run.member else self.source
 
@@ -224,6 +240,9 @@ def _with_runs(picked: Sequence[Picked], run: Run, member: str, source: str | No
         groups.setdefault(item.parent, []).append(item)
     made: list[Picked] = []
     for item in own:
+        if OWN_ID in item.picked.row:  # of an export, which says all of it
+            made.append(item.picked)
+            continue
         row, group = dict(item.picked.row), groups[item.parent]
         is_trajectory = _is_trajectory(group)
         base = item.parent if is_trajectory else item.base
@@ -384,9 +403,9 @@ class _Rows:
 
 
 def _id(path: str, pattern: str | None) -> str:
-    whole = without_suffixes(path)
     if pattern is None:
-        return identifier(whole.replace("/", "-"))
+        return id_of(path)
+    whole = without_suffixes(path)
     parent, _, stem = whole.rpartition("/")
     fields = {"stem": stem, "name": path.rpartition("/")[2], "parent": parent.rpartition("/")[2], "path": whole}
     try:
@@ -420,16 +439,19 @@ def _picked(
     made: list[Picked] = []
     for picked, state in zip(every_state(states), states, strict=True):
         refuse_vectors(picked.tensors, path)
-        row = row_of(state.facts, location=path, percent=options.percent)
+        by_chain = DRAWS in state.facts and options.stacked is not False
+        facts = {name: value for name, value in state.facts.items() if name != DRAWS} if by_chain else state.facts
+        row = row_of(facts, location=path, percent=options.percent)
         gaussian = gaussian_of(picked.tensors, state.facts, path)
-        if options.stacked is None:
+        if options.stacked is None and not by_chain:
             refuse_stacked(picked.tensors, path)
         if gaussian is not None:
             made.append(replace(gaussian, suffix=picked.suffix, row={**row, **gaussian.row}))
-        elif options.stacked:
-            made += unstacked(replace(picked, row=row), path)
+        elif options.stacked or by_chain:
+            made += unstacked(replace(picked, row=row), path, by_chain=by_chain)
         else:
-            made.append(replace(picked, row=row, note=side_by_side(picked.tensors)))
+            note = side_by_side(picked.tensors)
+            made.append(Picked(picked.suffix, picked.tensors, row, note=note, ties=picked.ties, buffers=picked.buffers))
     return made
 
 
@@ -440,4 +462,5 @@ def _of_vectors(state: StateDict, slices: Sequence[Slice], path: str, options: O
         made = cut_gaussian(moments, slices, path)
         yield replace(made, suffix=picked.suffix, row={**row_of(state.facts, location=path), **made.row})
         return
-    yield from cut(picked, slices, path, are_samples=bool(options.stacked))
+    are_samples = options.stacked if options.stacked is not None else DRAWS in state.facts
+    yield from cut(picked, slices, path, are_samples=are_samples)

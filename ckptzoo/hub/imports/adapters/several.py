@@ -49,8 +49,7 @@ def networks_of(state: StateDict, prefixes: Sequence[str], path: str) -> Iterato
     found: dict[str, dict[str, NDArray[Any]]] = {}
     rest: list[str] = []
     pattern = re.compile("|".join(re.escape(prefix.strip(".")).replace(r"\*", r"[^.]+") for prefix in prefixes))
-    tensors = {**state.tensors, **{name: state.tensors[first] for name, first in state.aliases.items()}}
-    for name, array in tensors.items():
+    for name, array in state.tensors.items():
         matched = re.match(rf"({pattern.pattern})\.(?=.)", name)
         if matched is None:
             rest.append(name)
@@ -58,7 +57,7 @@ def networks_of(state: StateDict, prefixes: Sequence[str], path: str) -> Iterato
             found.setdefault(matched[1], {})[name[matched.end() :]] = array
     for prefix in prefixes:
         if not any(re.fullmatch(re.escape(prefix.strip(".")).replace(r"\*", r"[^.]+"), name) for name in found):
-            first = sorted({name.partition(".")[0] for name in tensors})
+            first = sorted({name.partition(".")[0] for name in state.tensors})
             step = "Name the words that the networks' tensors begin with."
             raise ZooError(
                 Problem(path, f"--networks {prefix}", "tensors whose names begin so", ", ".join(first[:8]), step)
@@ -197,16 +196,17 @@ def refuse_vectors(tensors: Mapping[str, NDArray[Any]], path: str) -> None:
 
 def refuse_stacked(tensors: Mapping[str, NDArray[Any]], path: str) -> None:
     """Refuse tensors whose first axis may count samples: weights and biases share it, and no bias has one axis."""
-    shapes = [array.shape for array in tensors.values()]
+    shapes = {array.shape for array in tensors.values()}
     # a number for each sample, such as the noise of the outputs, has no further axis
-    several = [shape for shape in shapes if len(shape) > 1]
+    several = tuple([array.shape for array in tensors.values() if array.ndim > 1])
     if several and len({shape[:1] for shape in shapes}) == 1 and _share_an_axis(several):
-        got = f"one of {shapes[0][0]} in all of them, as of samples"
+        got = f"one of {several[0][0]} in all of them, as of samples"
         step = "Give --stacked where it counts samples of one network, --no-stacked where it does not."
         raise ZooError(Problem(path, "first axis of the tensors", "one that is clear", got, step))
 
 
-def _share_an_axis(shapes: Sequence[tuple[int, ...]]) -> bool:
+@lru_cache(maxsize=1024)
+def _share_an_axis(shapes: tuple[tuple[int, ...], ...]) -> bool:
     lengths = {shape[0] if shape else None for shape in shapes}
     fewest = min(map(len, shapes))
     biases = {shape for shape in shapes if len(shape) == fewest}
@@ -222,15 +222,22 @@ def _share_an_axis(shapes: Sequence[tuple[int, ...]]) -> bool:
     )
 
 
-def unstacked(picked: Picked, path: str) -> Iterator[Picked]:
-    """The samples along the first axis of every tensor, or along the first two, of chains and their samples."""
+def unstacked(picked: Picked, path: str, *, by_chain: bool = False) -> Iterator[Picked]:
+    """The samples along the first axis of every tensor, or along the first two, of chains and their samples.
+
+    Parameters
+    ----------
+    by_chain
+        whether they are known to be of chains; else that is told by the shapes.
+    """
     shapes = [array.shape for array in picked.tensors.values()]
     lengths = {shape[:1] for shape in shapes}
     if len(lengths) != 1 or lengths == {()}:
         got = ", ".join(str(shape) for shape in shapes[:5])
         expected, step = "one first axis for all tensors, as --stacked says", "Leave --stacked out."
         raise ZooError(Problem(path, "shapes", expected, got, step))
-    has_chains = len({shape[:2] for shape in shapes}) == 1 and _share_an_axis([shape[1:] for shape in shapes])
+    inner = tuple(shape[1:] for shape in shapes)
+    has_chains = by_chain or (len({shape[:2] for shape in shapes}) == 1 and _share_an_axis(inner))
     for number in range(next(iter(lengths))[0]):
         tensors = {name: array[number] for name, array in picked.tensors.items()}
         suffix = "-".join(part for part in (picked.suffix, str(number)) if part)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptzoo.symmetry.comparison import Neighbours, apart
+from ckptzoo.symmetry.identity.neighbours import Neighbours, apart
 from tests.support.effort import examples
 
 

@@ -18,6 +18,7 @@ from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.stream import Batch
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.architecture import Architecture
+from ckptzoo.symmetry.identity.neighbours import close_pairs
 from ckptzoo.text import Progress
 
 INPUTS = 64
@@ -36,7 +37,6 @@ _BATCH_BYTES = 8 * 2**20
 """Weights that are evaluated at a time, or one checkpoint."""
 _STACK, _STACK_BYTES = 64, 2**20
 """Checkpoints that go through the network at once, at most, and their weights, or one checkpoint."""
-_PAIRS_AT_A_TIME = 2**22
 _VERSION = 1
 """Of what ``outputs`` computes, inputs included; where its bits change, another number keeps kept ones from being used.
 """
@@ -118,18 +118,13 @@ class Points:
 
         Each pair once where the others are these.
         """
-        pairs: list[NearPair] = []
-        step = max(1, _PAIRS_AT_A_TIME // max(1, len(others.ids)))
-        for start in range(0, len(self.ids), step):
-            some = slice(start, start + step)
-            # the squares are rounded at 1e-16 of 1, so distances below 1e-8 are not told apart, which is enough here
-            close = _squares(self.values[some], others.values) < threshold**2
-            close &= self.origins[some, None] != others.origins[None, :]
-            for row, other in zip(*np.nonzero(close), strict=True):
-                if others is self and other <= start + row:
-                    continue
-                distance = float(np.linalg.norm(self.values[start + row] - others.values[other]))
-                pairs.append(NearPair((self.ids[start + row], others.ids[other]), distance))
+        labels = np.unique(np.concatenate([self.origins, others.origins]), return_inverse=True)[1]
+        both = labels[: len(self.ids)], labels[-len(others.ids) :] if others.ids else labels[:0]
+        pairs = [
+            NearPair((self.ids[row], others.ids[other]), distance)
+            for found in close_pairs(self.values, others.values, threshold, both)
+            for row, other, distance in zip(*(part.tolist() for part in found), strict=True)
+        ]
         return sorted(pairs, key=lambda pair: (pair.distance, pair.ids))
 
 

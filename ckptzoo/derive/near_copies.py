@@ -79,20 +79,11 @@ class NearCopies:
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """Checkpoints by their outputs.
-
-    Parameters
-    ----------
-    ids
-        of N checkpoints.
-    origins
-        (N,) what they stem from; those with one origin are not independent.
-    values
-        (N, D) float64, so that Euclidean distances are those of the outputs; NaN for outputs that are not finite.
-    """
+    """Checkpoints by their outputs: Euclidean distances of the values (N, D) are those of the outputs."""
 
     ids: tuple[str, ...]
     origins: NDArray[Any]
+    """What each stems from, (N,); those with one origin are not independent."""
     values: NDArray[np.float64]
 
     def threshold(self) -> float | None:

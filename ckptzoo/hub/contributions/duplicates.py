@@ -1,7 +1,7 @@
 """Whether a contributed checkpoint is there already: the same bits, or the same network permuted or rescaled."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,6 @@ from ckptzoo.format.header import numpy_dtype
 from ckptzoo.hub.contributions.report import Check, check_result
 from ckptzoo.hub.contributions.target_zoo import CANONICAL, TargetZoo, Weights
 from ckptzoo.loader.zoo import Zoo
-from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GAUGES, canonicalize, fingerprint
 from ckptzoo.symmetry.identity.fingerprint import PRECISION
 from ckptzoo.symmetry.identity.index import Index
@@ -97,52 +96,48 @@ def copies(submitted: Zoo, target: TargetZoo | None) -> Copies:
     table = own.symmetry if target is None else target.symmetry
     arch = (target or own).zoo.arch
     index = None if table is None else Index(table, [numpy_dtype(tensor.dtype) for tensor in arch.tensors])
-    mine = _describe(own, own.zoo.ids, table, index)
-    theirs, left = ([], 0) if target is None else _of_zoo(target, mine, table, index)
+    mine = _describe(own, own.zoo.ids, index)
+    theirs, left = ([], 0) if target is None else _of_zoo(target, mine, index)
     outdated = target is not None and not all(stored.startswith(_KIND) for stored in target.fingerprints.values())
-    # those before a checkpoint in this list are what it may be a copy of
+    # a checkpoint may be a copy of those before it in this list
     known = theirs + mine
-    permuted = _Permuted(known, table, index) if table is not None and index is not None else None
+    permuted = None if index is None else _Permuted(known, index)
     exact: dict[tuple[bool, str], str] = {}
-    for checkpoint in theirs:
-        exact.setdefault((False, checkpoint.exact), checkpoint.name)
     copied: dict[str, str] = {}
-    for place, checkpoint in enumerate(mine, len(theirs)):
-        words = {True: "of the same contribution", False: "of the zoo"}
-        for same in (True, False):
-            if (other := exact.get((same, checkpoint.exact))) is not None:
-                copied[checkpoint.name] = f"{other} {words[same]}, bit for bit"
-                break
-        else:
-            if permuted is not None and (found := permuted.first_before(place)) is not None:
+    words = {True: "of the same contribution", False: "of the zoo"}
+    for place, checkpoint in enumerate(known):
+        key = (checkpoint.zoo is own, checkpoint.exact)
+        if checkpoint.zoo is own:
+            of = next((own_zoo for own_zoo in (True, False) if (own_zoo, checkpoint.exact) in exact), None)
+            if of is not None:
+                copied[checkpoint.name] = f"{exact[of, checkpoint.exact]} {words[of]}, bit for bit"
+            elif permuted is not None and (found := permuted.first_before(place)) is not None:
                 copied[checkpoint.name] = f"{found.name} {words[found.zoo is own]}, permuted or rescaled"
-        exact.setdefault((True, checkpoint.exact), checkpoint.name)
-    resolved = table is None or all(checkpoint.sketch is not None for checkpoint in mine)
-    return Copies(copied, left, outdated, resolved, table is not None)
+        exact.setdefault(key, checkpoint.name)
+    resolved = index is None or all(checkpoint.sketch is not None for checkpoint in mine)
+    return Copies(copied, left, outdated, resolved, index is not None)
 
 
-def _of_zoo(
-    target: TargetZoo, mine: list[_Described], table: Symmetry | None, index: Index | None
-) -> tuple[list[_Described], int]:
+def _of_zoo(target: TargetZoo, mine: list[_Described], index: Index | None) -> tuple[list[_Described], int]:
     """Descriptions of a zoo's checkpoints that can be copies, and of how many nothing is known."""
-    stored = {} if table is None else {k: v for k, v in target.fingerprints.items() if v.startswith(_KIND)}
+    stored = {} if index is None else {k: v for k, v in target.fingerprints.items() if v.startswith(_KIND)}
     shared = {checkpoint.fingerprint for checkpoint in mine}
     missing = [name for name in target.zoo.ids if name not in stored]
     left = len(missing) if missing and not target.small else 0
     unread = set(missing) if not left else set[str]()
     wanted = [name for name in target.zoo.ids if name in unread or stored.get(name) in shared]
-    return _describe(target, wanted, table, index), left
+    return _describe(target, wanted, index), left
 
 
-def _describe(zoo: TargetZoo, names: Iterable[str], table: Symmetry | None, index: Index | None) -> list[_Described]:
+def _describe(zoo: TargetZoo, names: Sequence[str], index: Index | None) -> list[_Described]:
     """Digests, fingerprints and sketches; none of the latter where there is no table or no canonical form."""
     found: list[_Described] = []
     for ids, weights in zoo.batches(list(names)):
         exact = digests(weights)
-        if table is None or index is None:
+        if index is None:
             found += [_Described(zoo, name, digest, None, None) for name, digest in zip(ids, exact, strict=True)]
             continue
-        canonical = canonicalize(weights, table, gauge=CANONICAL)
+        canonical = canonicalize(weights, index.symmetry, gauge=CANONICAL)
         usable, described = index.describe(canonical)
         sketches = dict(zip(np.flatnonzero(usable).tolist(), described.sketches, strict=True))
         prints = fingerprint(canonical)
@@ -153,8 +148,8 @@ def _describe(zoo: TargetZoo, names: Iterable[str], table: Symmetry | None, inde
 class _Permuted:
     """Checkpoints in a list, by their sketches, and their canonical weights where those have to decide."""
 
-    def __init__(self, known: list[_Described], table: Symmetry, index: Index) -> None:
-        self._known, self._table, self._index = known, table, index
+    def __init__(self, known: list[_Described], index: Index) -> None:
+        self._known, self._index = known, index
         self._places = np.array([place for place, item in enumerate(known) if item.sketch is not None], np.int64)
         sketches = [item.sketch for item in known if item.sketch is not None]
         self._neighbours = index.neighbours(np.array(sketches).reshape(-1, index.features))
@@ -166,28 +161,23 @@ class _Permuted:
             return None
         near = self._places[self._neighbours.near(int(np.searchsorted(self._places, place)))]
         before = [self._known[other] for other in near[near < place].tolist()]
+        if not before:
+            return None
+        ((_, weights),) = checkpoint.zoo.batches([checkpoint.name])
+        first = self._canonical(weights)
         for own in (True, False):
-            zoo = next((other.zoo for other in before if (other.zoo is checkpoint.zoo) == own), None)
-            names = [other.name for other in before if other.zoo is zoo]
-            if zoo is not None and (name := self._first(checkpoint, zoo, names)) is not None:
-                return next(other for other in before if other.zoo is zoo and other.name == name)
-        return None
-
-    def _first(self, checkpoint: _Described, zoo: TargetZoo, names: list[str]) -> str | None:
-        """The first of some checkpoints of a zoo that is the same network."""
-        first: Weights | None = None
-        for ids, weights in zoo.batches(names):
-            if first is None:
-                ((_, own),) = checkpoint.zoo.batches([checkpoint.name])
-                first = self._canonical(own)
-            if (agree := self._index.agree(first, self._canonical(weights))).any():
-                # argmax of truth values is the first that is true
-                return ids[int(agree.argmax())]
+            others = [other for other in before if (other.zoo is checkpoint.zoo) == own]
+            seen = 0
+            for ids, weights in others[0].zoo.batches([other.name for other in others]) if others else ():
+                if (agree := self._index.agree(first, self._canonical(weights))).any():
+                    # argmax of truth values is the first that is true
+                    return others[seen + int(agree.argmax())]
+                seen += len(ids)
         return None
 
     def _canonical(self, weights: Weights) -> Weights:
         """Canonical weights without counters of batches, which do not make another network."""
-        made = canonicalize(weights, self._table, gauge=CANONICAL).weights
+        made = canonicalize(weights, self._index.symmetry, gauge=CANONICAL).weights
         return {name: array for name, array in made.items() if not name.endswith(_COUNTER)}
 
 

@@ -18,6 +18,7 @@ from ckptzoo.symmetry.identity.kinds import KINDS, Description, Kind
 from ckptzoo.symmetry.identity.tensor_sums import TensorSums, norms, random_signs
 
 Arrays = Mapping[str, np.ndarray]
+Scaled = tuple[np.ndarray, np.ndarray | float]
 
 REACH = 16.0
 """Invariants of networks that agree differ by at most this many tolerances.
@@ -36,104 +37,67 @@ BOUNDS = {"float64": 1e-12, "float32": 1e-6, "float16": 1e-3, "bfloat16": 1e-2}
 
 Measured on elements with matrices of condition 10 (tests/symmetry/identity/test_matrix_invariants.py).
 """
-NEAR = 10
-"""The number of tolerances within which checkpoints that are not the same are near."""
 
 
 class Form(Description):
-    """What describes checkpoints of a table, and how close descriptions of one network are."""
+    """Descriptions where the gauge has settled all but an order of channels, and how close those of one network are."""
 
-    slope: int
+    features = 8
+    slope = 1
     """Descriptions are divided by it before they become features, so that no round multiplies rounding by much."""
-    near: float | None
-    """The number of tolerances up to which checkpoints are near; None where none are looked for."""
+    near: int | None = None
+    """The number of tolerances within which checkpoints that are not the same are near; None where none are."""
 
     def kind(self, group: Group) -> Kind:
-        """The kind of a group, as it is described."""
-        return KINDS[group.scale]
-
-    def values(
-        self, tensors: Sequence[TensorSums], arrays: Arrays, symmetry: Symmetry
-    ) -> list[tuple[np.ndarray, np.ndarray | float]]:
-        """For each tensor its weights, scaled, and what its size adds to the sketches."""
-        raise NotImplementedError
-
-    def share(self, tensors: int) -> float:
-        """What the sums of all tensors are divided by."""
-        raise NotImplementedError
-
-    def sizes(self, arrays: Arrays, symmetry: Symmetry) -> dict[str, np.ndarray]:
-        """For each tensor the size (K,) of which a difference of weights is a share."""
-        raise NotImplementedError
-
-    def width(self, tolerance: float, rounding: float, dtypes: Iterable[np.dtype[Any]]) -> float:
-        """How far, in any number, sketches are apart at most of networks that agree or are near."""
-        raise NotImplementedError
-
-    def reach(self, tolerance: float) -> float | None:
-        """How far apart the descriptions of one channel are at most; None where no bound is known."""
-        raise NotImplementedError
-
-
-class _Settled(Form):
-    """Descriptions of what is settled but for an order of channels."""
-
-    features, slope, near = 8, 1, None
-
-    def kind(self, group: Group) -> Kind:
-        """The gauge has settled signs too."""
+        # signs are settled too
         return KINDS["none"]
 
-    def values(
-        self, tensors: Sequence[TensorSums], arrays: Arrays, symmetry: Symmetry
-    ) -> list[tuple[np.ndarray, np.ndarray | float]]:
-        """Tensors of norm 1."""
+    def values(self, tensors: Sequence[TensorSums], arrays: Arrays, symmetry: Symmetry) -> list[Scaled]:
+        """The weights of each tensor, scaled, and what its size adds to the sketches."""
         return [(tensor.of_norm_one(arrays[tensor.name]), 0.0) for tensor in tensors]
 
     def share(self, tensors: int) -> float:
-        """Sums are sketches as they are."""
+        """What sketches are divided by."""
         return 1.0
 
     def sizes(self, arrays: Arrays, symmetry: Symmetry) -> dict[str, np.ndarray]:
-        """Euclidean norms."""
+        """The size (K,) of each tensor, of which a difference of weights is a share."""
         return {name: norms(array) for name, array in arrays.items()}
 
     def width(self, tolerance: float, rounding: float, dtypes: Iterable[np.dtype[Any]]) -> float:
-        """Differences of tensors add up as independent ones."""
+        """How far, in any number, sketches are apart at most of networks that agree or are near, by all tensors."""
         return REACH * tolerance * float(np.sqrt(len(list(dtypes)))) + FLOOR
 
     def reach(self, tolerance: float) -> float | None:
-        """Descriptions of channels move as sketches do."""
+        """How far apart the descriptions of one channel are at most; None where no bound is known."""
         return REACH * tolerance + FLOOR
 
 
 class _Open(Form):
-    """Descriptions that no sign and no matrix changes, smooth in the weights."""
+    """Descriptions that no sign and no matrix changes either."""
 
-    features, slope, near, turns = 16, 4, NEAR, True
+    features, slope, near, turns = 16, 4, 10, True
 
-    def values(
-        self, tensors: Sequence[TensorSums], arrays: Arrays, symmetry: Symmetry
-    ) -> list[tuple[np.ndarray, np.ndarray | float]]:
-        """Tensors divided by their sizes, with the logarithms of these; gains without the signs that they take."""
+    def kind(self, group: Group) -> Kind:
+        return KINDS[group.scale]
+
+    def values(self, tensors: Sequence[TensorSums], arrays: Arrays, symmetry: Symmetry) -> list[Scaled]:
         some = {tensor.name: arrays[tensor.name] for tensor in tensors}
-        for name in some:
+        for name in some:  # gains take signs
             if any(action.signs for action in symmetry.actions_on(name)):
                 some[name] = np.abs(some[name])
         sizes = self.sizes(some, symmetry)
-        found: list[tuple[np.ndarray, np.ndarray | float]] = []
-        for tensor in tensors:
-            size = sizes[tensor.name]
-            logarithm = np.log(size)[:, None] * random_signs(f"{tensor.name} size", 1, self.features)
-            found.append((tensor.divided(some[tensor.name], size), logarithm))
-        return found
+        signs = {name: random_signs(f"{name} size", 1, self.features) for name in some}
+        return [
+            (tensor.divided(some[name], sizes[name]), np.log(sizes[name])[:, None] * signs[name])
+            for name, tensor in zip(some, tensors, strict=True)
+        ]
 
     def share(self, tensors: int) -> float:
-        """Differences of tensors add up as independent ones."""
         return SPREAD * np.sqrt(tensors)
 
     def sizes(self, arrays: Arrays, symmetry: Symmetry) -> dict[str, np.ndarray]:
-        """Roots of squared norms plus those of a tensor of small weights, which bound what is left of 0 by rounding."""
+        # of tensors of small weights at least what these are, as only rounding may be left of 0
         weighted = {action.tensor for action in symmetry.actions if action.in_mass}
         found = {name: norms(array) for name, array in arrays.items()}
         counts = {name: np.sqrt(max(1, array[0].size)) if len(array) else 1.0 for name, array in arrays.items()}
@@ -143,16 +107,16 @@ class _Open(Form):
         return {name: np.where(size == 0, 1, size) for name, size in sizes.items()}
 
     def width(self, tolerance: float, rounding: float, dtypes: Iterable[np.dtype[Any]]) -> float:
-        """Sketches move in proportion to the weights: a wider tolerance needs wider sketches."""
+        # sketches move in proportion to the weights: a wider tolerance needs wider sketches
         bound = max((BOUNDS.get(dtype.name, 0.0) for dtype in dtypes), default=0.0)
-        return NEAR * max(1.0, tolerance / rounding) * bound
+        return self.near * max(1.0, tolerance / rounding) * bound
 
     def reach(self, tolerance: float) -> float | None:
-        """Matrices multiply the rounding of descriptions by what no bound is known of."""
+        # matrices multiply the rounding of descriptions by their condition
         return None
 
 
-SETTLED, OPEN = _Settled(), _Open()
+SETTLED, OPEN = Form(), _Open()
 
 
 def form_of(symmetry: Symmetry) -> Form:

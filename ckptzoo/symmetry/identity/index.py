@@ -67,7 +67,7 @@ class Index:
 
     def __init__(self, symmetry: Symmetry, dtypes: Iterable[np.dtype[Any]], tolerance: float | None = None) -> None:
         dtypes = list(dtypes)
-        self._symmetry, self._form = symmetry, form_of(symmetry)
+        self.symmetry, self._form = symmetry, form_of(symmetry)
         self.features = self._form.features
         self.rounding = rounding_tolerance(dtypes, symmetry)
         self.tolerance = self.rounding if tolerance is None else tolerance
@@ -78,11 +78,11 @@ class Index:
         """Which checkpoints (K,) are described, and how; not those that are not in the gauge, as far as it counts."""
         # where matrices act, no description depends on what is unresolved
         usable = canonical.report.gauged & (~canonical.report.unresolved | self._form.turns)
-        return usable, invariants(_rows(canonical, usable), self._symmetry)
+        return usable, invariants(_rows(canonical, usable), self.symmetry)
 
     def unsure(self, canonical: Canonical, usable: np.ndarray, described: Invariants) -> np.ndarray:
         """Of which of the checkpoints that are described a scaled copy may be missed."""
-        found = ambiguous(_rows(canonical, usable), described, self._symmetry, self.rounding)
+        found = ambiguous(_rows(canonical, usable), described, self.symmetry, self.rounding)
         return found | canonical.report.unresolved[usable]
 
     def neighbours(self, sketches: np.ndarray) -> Neighbours:
@@ -91,7 +91,7 @@ class Index:
 
     def agree(self, first: Arrays, others: Arrays) -> np.ndarray:
         """Which of K canonical forms are the network of the first, (K,) bool."""
-        return distances(first, others, self._symmetry, self.tolerance)[0] <= self.tolerance
+        return distances(first, others, self.symmetry, self.tolerance)[0] <= self.tolerance
 
     def copies(self, rows: np.ndarray, sketches: np.ndarray, weights: CanonicalWeights) -> Copies:
         """Groups among the rows of a zoo with these sketches (N, F); a group is what agreements connect."""
@@ -128,7 +128,7 @@ class Index:
                 if not len(others):
                     continue
                 (first,) = weights.of(rows[place : place + 1])
-                parts = [distances(first, some, self._symmetry, self.tolerance) for some in weights.of(rows[others])]
+                parts = [distances(first, some, self.symmetry, self.tolerance) for some in weights.of(rows[others])]
                 found, equal = (np.concatenate(part) for part in zip(*parts, strict=True))
                 agree = found <= self.tolerance
                 for number in np.flatnonzero(~agree & (found <= self._near_bound)).tolist():

@@ -58,9 +58,10 @@ def invariants(weights: Mapping[str, Any], symmetry: Symmetry, form: Form | None
         V_i = sum_t sqrt(n) / N_t sum_{j, s} w_t[i, j, s] C_j r_s
 
     over the tensors t with an axis for the group and their sizes N, where j runs over the channels on the other axes
-    and s over the positions that stay, with random signs r. Where permutations act, ``U = V / sqrt(1 + V^2)`` describes
-    the channel, and ``C = sqrt(2) cos(W U + b)`` with random W and b are its next features; what signs and matrices turn
-    is in ``kinds.py``. The sketch is ``sum_t <w_t, C r> / N_t``, and for open forms also the logarithms of the sizes.
+    and s over the positions that stay, with random signs r. Where permutations act, ``U = V / sqrt(1 + V^2)``
+    describes the channel, and ``C = sqrt(2) cos(W U + b)`` with random W and b are its next features; kinds.py says
+    what signs and matrices turn. The sketch is ``sum_t <w_t, C r> / N_t``, and for open forms also the logarithms of
+    the sizes.
 
     Parameters
     ----------

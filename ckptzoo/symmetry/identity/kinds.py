@@ -88,11 +88,10 @@ class _Sign(Kind):
     """Channels with signs."""
 
     def turnings(self, group: Group) -> tuple[Turning, ...]:
-        """Each channel is a block of its own."""
         return (Turning(group.id, group.n, 1),)
 
     def turned_by(self, action: AxisAction) -> bool:
-        """Variances and moduli have no sign."""
+        # variances and moduli have no sign
         return action.exponent in (1, -1) and not action.absolute
 
 
@@ -114,12 +113,10 @@ class _Orthogonal(Kind):
     """Whether the matrices keep the vector of ones."""
 
     def turnings(self, group: Group) -> tuple[Turning, ...]:
-        """Each block of the permutation is one."""
         blocks, size = _shape(group)
         return (Turning(group.id, blocks, size, float(self.mean)),)
 
     def closest(self, first: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> np.ndarray:
-        """Orthogonal matrices (1, blocks, k, k)."""
         crossed = sum(one @ two.swapaxes(-1, -2) for one, two in zip(first, other, strict=True))
         return procrustes(np.asarray(crossed), mean=self.mean)
 
@@ -134,12 +131,11 @@ class _Linear(_Orthogonal):
     """Blocks of channels that invertible matrices mix, balanced, so that orthogonal matrices are left."""
 
     def turnings(self, group: Group) -> tuple[Turning, ...]:
-        """Features from what is written and from what is read."""
         blocks, size = _shape(group)
         return tuple(Turning(key, blocks, size) for key in self.keys(group, True))
 
     def keys(self, group: Group, inverted: bool) -> tuple[str, str]:
-        """What is written is read with the features from what is read."""
+        # what is written is read with the features from what is read
         written, read = f"{group.id}+", f"{group.id}-"
         return (written, read) if inverted else (read, written)
 
@@ -150,11 +146,10 @@ class _Complex(_Orthogonal):
     moves = True
 
     def positions(self, channels: np.ndarray, part: int | None) -> np.ndarray:
-        """Real and imaginary parts take turns."""
+        # real and imaginary parts take turns
         return 2 * channels + (np.arange(channels.shape[1]) % 2 if part is None else part)
 
     def closest(self, first: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> np.ndarray:
-        """Phases (1, n, 2)."""
         products = np.zeros(first[0].shape[:-2], np.complex128)
         for one, two in zip(first, other, strict=True):
             numbers = [side[..., 0, :] + 1j * side[..., 1, :] for side in (one, two)]

@@ -80,8 +80,8 @@ def close_pairs(
 
     Points that are not finite are near to nothing, and those with one label are no pair; where both are the same array
     each pair comes once. Yields places in both, and Euclidean distances. No projection makes a distance larger: points
-    are projected onto the principal directions of some, sorted into cells as wide as the distance in three of these, and
-    compared with those of the cells around, first in sixteen coordinates and then in all.
+    are projected onto the principal directions of some, sorted into cells as wide as the distance in three of these,
+    and compared with those of the cells around, first in sixteen coordinates and then in all.
     """
     with np.errstate(all="ignore"):
         sizes = [np.einsum("ij,ij->i", side, side) for side in (first, second)]

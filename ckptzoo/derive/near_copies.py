@@ -94,7 +94,8 @@ class Points:
         """
         _, last = np.unique(self.origins[::-1], return_index=True)
         rows = np.sort(len(self.origins) - 1 - last)
-        rows = rows[np.isfinite(self.values[rows]).all(axis=1)]
+        # values are at most 1, so that sums are finite where all of them are
+        rows = rows[np.isfinite(self.values.sum(axis=1))[rows]]
         if len(rows) < LEAST_MEMBERS:
             return None
         spread = np.linspace(0, len(rows) - 1, min(len(rows), MAX_MEMBERS)).round().astype(np.int64)
@@ -161,7 +162,8 @@ def near_copies(
     Notes
     -----
     64 forward passes a checkpoint and one read of the weights; 8 bytes times 64 times the number of outputs for each
-    checkpoint. Pairs of one member, or of draws around one mode, are not compared. Tested in
+    checkpoint. Outputs are compared with those in near cells alone, so that the time grows little faster than the zoo.
+    Pairs of one member, or of draws around one mode, are not compared. Tested in
     tests/derive/test_near_copies.py.
 
     Examples
@@ -187,18 +189,7 @@ def near_copies(
 def outputs(
     zoo: Zoo, *, module: Any = None, input_shape: Sequence[int] | None = None, saved_in: str | Path | None = None
 ) -> DescribedRows:
-    """What ``near_copies`` computes of every member by itself, which processes can share.
-
-    Parameters
-    ----------
-    zoo, module, input_shape, saved_in
-        as for ``near_copies``; a module of the same name must be the same network.
-
-    Raises
-    ------
-    ZooError
-        No forward function is known, or no input shape.
-    """
+    """What ``near_copies`` computes of every member, which processes can share; modules of one name are one network."""
     inputs = seeded_inputs(with_input_shape(zoo.arch, input_shape))
     _require_forward(zoo, module)
 
@@ -211,13 +202,7 @@ def outputs(
 
 
 def seeded_inputs(arch: Architecture) -> NDArray[np.float32]:
-    """(64, *input_shape) standard normal inputs, always the same.
-
-    Raises
-    ------
-    ZooError
-        The architecture has no input shape.
-    """
+    """(64, *input_shape) standard normal inputs, always the same; ZooError without an input shape."""
     if arch.input_shape is None:
         step = "Say the shape of one input where that is taken: --input-shape 64, or input_shape=(64,) in Python."
         raise ZooError(Problem(arch.name, "input shape", "one", "none", step))
@@ -239,17 +224,9 @@ def points(
 
         d = sqrt(mean_b (1/2) sum_c (sqrt(p_bc) - sqrt(q_bc))^2)
 
-    over inputs b and classes c: the root of the mean squared Hellinger distance, from 0 to 1. A shift of all outputs
-    of an input by one number leaves it alone.
-
-    Parameters
-    ----------
-    inputs
-        (B, *input_shape), as the networks take them.
-    others
-        ids of checkpoints that take the same inputs in another form, and those.
-    module, progress
-        as ``near_copies`` takes them.
+    over inputs b (B, *input_shape) and classes c: the root of the mean squared Hellinger distance, from 0 to 1. A shift
+    of all outputs of an input by one number leaves it alone. ``others`` are ids of checkpoints that take the same
+    inputs in another form, and those.
     """
     _require_forward(zoo, module)
     forward_module = import_with_torch("forward")
@@ -293,13 +270,7 @@ def _require_forward(zoo: Zoo, module: Any) -> None:
 
 
 def stored_points(zoo: Zoo, logits: Iterator[tuple[slice, NDArray[Any]]], examples: int) -> Points:
-    """As ``points``, of stored outputs.
-
-    Parameters
-    ----------
-    logits
-        places of checkpoints in the zoo, and their outputs (K, examples, classes).
-    """
+    """The same of stored outputs (K, examples, classes), each with the places of its checkpoints in the zoo."""
     values: NDArray[np.float64] | None = None
     for places, outputs in logits:
         found = _placed(np.asarray(outputs[:, :examples], np.float64))

@@ -38,18 +38,12 @@ class CanonicalWeights(Protocol):
 
 @dataclass(frozen=True)
 class Copies:
-    """Checkpoints by row that are one network, and those that nearly are.
-
-    Parameters
-    ----------
-    groups
-        rows of at least two, ascending, and whether their canonical weights are equal bit for bit.
-    near
-        distances and pairs of rows that no group joins, the nearest first; None where none are looked for.
-    """
+    """Checkpoints by row that are one network, and those that nearly are."""
 
     groups: list[tuple[list[int], bool]]
+    """Rows of at least two, ascending, and whether their canonical weights are equal bit for bit."""
     near: list[tuple[float, tuple[int, int]]] | None
+    """Distances and pairs of rows that no group joins, the nearest first; None where none are looked for."""
 
 
 class Index:

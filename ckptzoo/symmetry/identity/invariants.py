@@ -25,24 +25,17 @@ INVARIANT_BYTES = 32 * 2**20
 
 @dataclass(frozen=True, eq=False)
 class Invariants:
-    """What K checkpoints are, whatever their order of channels, and their signs and matrices where these are open.
-
-    Parameters
-    ----------
-    sketches
-        (K, F), the same for all networks of an orbit.
-    channels
-        id of each group with a permutation of its own to (K, n, F): a description of each channel that moves with the
-        channel and depends on no other order; all channels of a block that a matrix mixes have the same one.
-    turning
-        id of each group with signs or matrices to (K, n, F), a description of each channel that takes its sign, or that
-        matrices mix as they do the channels; (K, 2 n, F) for real and imaginary parts of complex numbers, and
-        (K, n, 2 F) for invertible matrices, which are balanced. Empty where the gauge has settled all of them.
-    """
+    """What K checkpoints are, whatever their order of channels, and their signs and matrices where these are open."""
 
     sketches: np.ndarray
+    """(K, F), the same for all networks of an orbit."""
     channels: Mapping[str, np.ndarray]
+    """By leader of a permutation (K, n, F), a description of each channel that moves with it and depends on no other
+    order; all channels of a block that a matrix mixes have the same one."""
     turning: Mapping[str, np.ndarray]
+    """By group with signs or matrices (K, n, F), a description of each channel that these turn as they do the channels;
+    (K, 2 n, F) for real and imaginary parts, (K, n, 2 F) for invertible matrices. Empty where the gauge settles
+    them."""
 
     def __getitem__(self, rows: Any) -> "Invariants":
         """Those of some checkpoints."""
@@ -61,22 +54,8 @@ def invariants(weights: Mapping[str, Any], symmetry: Symmetry, form: Form | None
     and s over the positions that stay, with random signs r. Where permutations act, ``U = V / sqrt(1 + V^2)``
     describes the channel, and ``C = sqrt(2) cos(W U + b)`` with random W and b are its next features; kinds.py says
     what signs and matrices turn. The sketch is ``sum_t <w_t, C r> / N_t``, and for open forms also the logarithms of
-    the sizes.
-
-    Parameters
-    ----------
-    weights
-        tensor name to (K, *shape), numpy or torch, finite, in the gauge ``canonical``.
-    symmetry
-        the table.
-    form
-        by default the one that the table needs.
-
-    Notes
-    -----
-    Two rounds of products with eight columns for every tensor; with matrices as many rounds with sixteen as there are
-    layers between a channel and one that nothing moves, three in a transformer. Memory for 32 MiB of weights in
-    float64, and F numbers a channel.
+    the sizes. Weights (K, *shape) are finite and in the gauge ``canonical``. Memory for 32 MiB of them in float64, and
+    F numbers a channel.
     """
     form = form or form_of(symmetry)
     arrays = {name: to_numpy(array) for name, array in sorted(weights.items())}

@@ -26,22 +26,13 @@ from ckptzoo.symmetry.matrices.procrustes import procrustes
 
 @dataclass(frozen=True)
 class Turning:
-    """Features that signs or matrices turn as they do the channels: (K, blocks * size, F) under a key.
-
-    Parameters
-    ----------
-    key
-        under which the features are.
-    blocks, size
-        one sign or matrix acts on the ``size`` positions of each block.
-    start
-        the features of the first round: 1 where the vector of ones stays under the matrices, else 0.
-    """
+    """Features (K, blocks * size, F) that signs or matrices turn as they do the channels, one each for every block."""
 
     key: str
     blocks: int
     size: int
     start: float = 0.0
+    """The features of the first round: 1 where the vector of ones stays under the matrices, else 0."""
 
 
 class Kind:

@@ -42,28 +42,18 @@ class _Inside:
 
 @dataclass(frozen=True, eq=False)
 class ListedChannels:
-    """The channels of a group along an axis.
-
-    Parameters
-    ----------
-    reads, adds
-        keys of the features that are there, and of the sums to which the axis adds.
-    places
-        (n, positions a channel).
-    signs
-        (positions a channel, F), or (n, positions a channel, F) where channels cannot be exchanged.
-    salt
-        (1, F) signs of this listing.
-    inside
-        the group that acts inside the channels; or None.
-    """
+    """The channels of a group along an axis: keys of the features there and of the sums to which the axis adds."""
 
     reads: str
     adds: str
     places: np.ndarray
+    """(n, positions a channel)."""
     signs: np.ndarray
+    """(positions a channel, F), or (n, positions a channel, F) where channels cannot be exchanged."""
     salt: np.ndarray
+    """(1, F) signs of this listing."""
     inside: _Inside | None = None
+    """The group that acts inside the channels."""
 
 
 def order_key(group: Group) -> str:

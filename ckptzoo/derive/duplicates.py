@@ -23,7 +23,7 @@ from ckptzoo.text import Progress
 
 _GAUGE = "canonical"
 _VERSION = 1
-"""Of what ``descriptions`` computes; where its bits change, another number keeps kept ones from being used."""
+"""The version of descriptions: where their bits change, another number keeps kept ones from being used."""
 BATCH_BYTES = 8 * 2**20
 """Weights that are brought into the gauge at a time, or one checkpoint."""
 CANDIDATE_BYTES = 128 * 2**20
@@ -48,7 +48,7 @@ class NearWeights:
 
 @dataclass(frozen=True)
 class Duplicates:
-    """What ``dedupe`` found.
+    """Duplicates that ``dedupe`` found.
 
     Parameters
     ----------
@@ -183,7 +183,7 @@ def _index(zoo: Zoo, symmetry: Symmetry, tolerance: float | None = None) -> Inde
 def descriptions(
     zoo: Zoo, *, module: Any = None, input_shape: Sequence[int] | None = None, saved_in: str | Path | None = None
 ) -> DescribedRows:
-    """What ``dedupe`` computes of every checkpoint by itself, which processes can share.
+    """Describe every checkpoint by itself, as ``dedupe`` needs it, in blocks that processes can share.
 
     Parameters
     ----------
@@ -209,7 +209,7 @@ def descriptions(
 
 
 def _blank(N: int, features: int) -> Rows:
-    """What is kept of N checkpoints: sketches (N, F), whether they have one, and whether channels look alike."""
+    """Arrays for N checkpoints: sketches (N, F), whether they have one, and whether channels look alike."""
     return {"sketches": np.zeros((N, features)), "usable": np.zeros(N, bool), "ambiguous": np.zeros(N, bool)}
 
 

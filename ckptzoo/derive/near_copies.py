@@ -38,8 +38,7 @@ _BATCH_BYTES = 8 * 2**20
 _STACK, _STACK_BYTES = 64, 2**20
 """Checkpoints that go through the network at once, at most, and their weights, or one checkpoint."""
 _VERSION = 1
-"""Of what ``outputs`` computes, inputs included; where its bits change, another number keeps kept ones from being used.
-"""
+"""The version of outputs and inputs: where their bits change, another number keeps kept ones from being used."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class NearPair:
 
 @dataclass(frozen=True)
 class NearCopies:
-    """What ``near_copies`` found.
+    """Pairs that ``near_copies`` found.
 
     Parameters
     ----------
@@ -83,7 +82,7 @@ class Points:
 
     ids: tuple[str, ...]
     origins: NDArray[Any]
-    """What each stems from, (N,); those with one origin are not independent."""
+    """(N,) what each stems from; those with one origin are not independent."""
     values: NDArray[np.float64]
 
     def threshold(self) -> float | None:
@@ -189,7 +188,7 @@ def near_copies(
 def outputs(
     zoo: Zoo, *, module: Any = None, input_shape: Sequence[int] | None = None, saved_in: str | Path | None = None
 ) -> DescribedRows:
-    """What ``near_copies`` computes of every member, which processes can share; modules of one name are one network."""
+    """Evaluate every member by itself, in blocks that processes can share; modules of one name are one network."""
     inputs = seeded_inputs(with_input_shape(zoo.arch, input_shape))
     _require_forward(zoo, module)
 
@@ -270,7 +269,7 @@ def _require_forward(zoo: Zoo, module: Any) -> None:
 
 
 def stored_points(zoo: Zoo, logits: Iterator[tuple[slice, NDArray[Any]]], examples: int) -> Points:
-    """The same of stored outputs (K, examples, classes), each with the places of its checkpoints in the zoo."""
+    """Place checkpoints by stored outputs (K, examples, classes), each with the places of its checkpoints in the zoo."""
     values: NDArray[np.float64] | None = None
     for places, outputs in logits:
         found = _placed(np.asarray(outputs[:, :examples], np.float64))

@@ -24,7 +24,7 @@ _KIND = f"{CANONICAL}-{GAUGES[CANONICAL].version}:{PRECISION:g}:"
 
 @dataclass(frozen=True)
 class Copies:
-    """What a search for duplicates found.
+    """Duplicates that a search found.
 
     Parameters
     ----------

@@ -57,7 +57,7 @@ class Form(Description):
         return [(tensor.of_norm_one(arrays[tensor.name]), 0.0) for tensor in tensors]
 
     def share(self, tensors: int) -> float:
-        """What sketches are divided by."""
+        """The number by which sketches are divided."""
         return 1.0
 
     def sizes(self, arrays: Arrays, symmetry: Symmetry) -> dict[str, np.ndarray]:

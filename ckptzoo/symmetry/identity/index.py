@@ -75,7 +75,7 @@ class Index:
         return usable, invariants(_rows(canonical, usable), self.symmetry)
 
     def unsure(self, canonical: Canonical, usable: np.ndarray, described: Invariants) -> np.ndarray:
-        """Of which of the checkpoints that are described a scaled copy may be missed."""
+        """Whether a scaled copy may be missed, for each of the checkpoints that are described."""
         found = ambiguous(_rows(canonical, usable), described, self.symmetry, self.rounding)
         return found | canonical.report.unresolved[usable]
 

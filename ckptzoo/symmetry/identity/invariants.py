@@ -25,7 +25,7 @@ INVARIANT_BYTES = 32 * 2**20
 
 @dataclass(frozen=True, eq=False)
 class Invariants:
-    """What K checkpoints are, whatever their order of channels, and their signs and matrices where these are open."""
+    """Numbers that describe K checkpoints, whatever their order, and their signs and matrices where these are open."""
 
     sketches: np.ndarray
     """(K, F), the same for all networks of an orbit."""
@@ -105,7 +105,7 @@ def _prepared(
 
 
 def describe_blocks(channels: Mapping[str, np.ndarray], outer: str, symmetry: Symmetry) -> np.ndarray:
-    """What describes the blocks of a block permutation (..., g, features), from their channels in all groups."""
+    """Describe the blocks of a block permutation (..., g, features) by their channels in all groups."""
     means: list[np.ndarray] = []
     for group in leaders(symmetry):
         if isinstance(group.perm, Wreath) and group.perm.outer == outer:

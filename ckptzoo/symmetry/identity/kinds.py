@@ -113,7 +113,7 @@ class _Orthogonal(Kind):
 
 
 class _OrthogonalMean(_Orthogonal):
-    """The same where matrices keep the mean of the channels, as behind LayerNorm."""
+    """Blocks of channels whose matrices also keep the mean, as behind LayerNorm."""
 
     mean = True
 

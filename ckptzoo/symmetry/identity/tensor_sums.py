@@ -212,7 +212,7 @@ class TensorSums:
         return self._summed(flat)
 
     def divided(self, array: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """The same of a tensor divided by sizes (K,)."""
+        """A tensor divided by sizes (K,), summed in the same way."""
         return self._summed(self._flat(array) / sizes[:, None])
 
     def _flat(self, array: np.ndarray) -> np.ndarray:

@@ -99,7 +99,7 @@ def test_networks_that_only_share_a_fingerprint_are_not_copies(
 def test_checkpoints_that_lie_close_are_told_apart_by_their_sketches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 40 steps of one run the weights are read once each, though most of them share a fingerprint."""
+    """The weights of 40 steps of one run are read once each, though most of them share a fingerprint."""
     moves = [weights_of(1, at) for at in range(40)]
     steps = [{name: array + np.float32(1e-2) * move[name] for name, array in held(0).items()} for move in moves]
     zoo = added(tmp_path / "new", *steps)

@@ -81,7 +81,7 @@ def sketched(weights: Weights, symmetry: Symmetry) -> np.ndarray:
 
 
 def test_two_disguises_have_one_canonical_form() -> None:
-    """Of every kind, complex numbers among them whose parts are halves of each head."""
+    """Every kind is there, complex numbers among them whose parts are halves of each head."""
     for symmetry in TABLES.values():
         weights = weights_of(symmetry, K, np.random.default_rng(0))
         one = canonicalize(weights, symmetry).weights
@@ -125,7 +125,7 @@ def test_sketches_are_smooth_and_others_are_far(networks: tuple[Symmetry, Weight
 
 
 def test_blocks_of_equal_and_of_no_singular_values() -> None:
-    """What is left open in the gauge, an orthogonal matrix or a limit, is nothing that a sketch depends on."""
+    """A sketch depends on nothing that is left open in the gauge: an orthogonal matrix, or a limit."""
     symmetry = TABLES["RMSNorm"]
     weights = weights_of(symmetry, K, np.random.default_rng(0))
     weights["v"][:, :2] = np.linalg.qr(weights["v"][:, :2].swapaxes(1, 2))[0].swapaxes(1, 2)[:, :2]

@@ -81,7 +81,7 @@ def all_close(first: np.ndarray, second: np.ndarray, distance: float, labels: tu
 def test_close_pairs_are_those_of_all_pairs(
     seed: int, count: int, others: int, axes: int, distance: float, grid: int, same: bool
 ) -> None:
-    """Of points at one place, along a line, far apart, and with some that are not finite."""
+    """Points lie at one place, along a line or far apart, and some are not finite."""
     rng = np.random.default_rng(seed)
     first, second = (np.round(rng.random((n, axes)) * grid) / grid for n in (count, others))
     for side in (first, second):

@@ -269,7 +269,7 @@ def _require_forward(zoo: Zoo, module: Any) -> None:
 
 
 def stored_points(zoo: Zoo, logits: Iterator[tuple[slice, NDArray[Any]]], examples: int) -> Points:
-    """Place checkpoints by stored outputs (K, examples, classes), each with the places of its checkpoints in the zoo."""
+    """Place checkpoints by stored outputs (K, examples, classes), each with their places in the zoo."""
     values: NDArray[np.float64] | None = None
     for places, outputs in logits:
         found = _placed(np.asarray(outputs[:, :examples], np.float64))

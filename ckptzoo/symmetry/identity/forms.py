@@ -37,6 +37,8 @@ BOUNDS = {"float64": 1e-12, "float32": 1e-6, "float16": 1e-3, "bfloat16": 1e-2}
 
 Measured on elements with matrices of condition 10 (tests/symmetry/identity/test_matrix_invariants.py).
 """
+NEAR = 10
+"""The number of tolerances within which checkpoints that are not the same are near."""
 
 
 class Form(Description):
@@ -46,7 +48,7 @@ class Form(Description):
     slope = 1
     """Descriptions are divided by it before they become features, so that no round multiplies rounding by much."""
     near: int | None = None
-    """The number of tolerances within which checkpoints that are not the same are near; None where none are."""
+    """``NEAR`` where near checkpoints are looked for."""
 
     def kind(self, group: Group) -> Kind:
         # signs are settled too
@@ -76,7 +78,7 @@ class Form(Description):
 class _Open(Form):
     """Descriptions that no sign and no matrix changes either."""
 
-    features, slope, near, turns = 16, 4, 10, True
+    features, slope, near, turns = 16, 4, NEAR, True
 
     def kind(self, group: Group) -> Kind:
         return KINDS[group.scale]
@@ -109,7 +111,7 @@ class _Open(Form):
     def width(self, tolerance: float, rounding: float, dtypes: Iterable[np.dtype[Any]]) -> float:
         # sketches move in proportion to the weights: a wider tolerance needs wider sketches
         bound = max((BOUNDS.get(dtype.name, 0.0) for dtype in dtypes), default=0.0)
-        return self.near * max(1.0, tolerance / rounding) * bound
+        return NEAR * max(1.0, tolerance / rounding) * bound
 
     def reach(self, tolerance: float) -> float | None:
         # matrices multiply the rounding of descriptions by their condition

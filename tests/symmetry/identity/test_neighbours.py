@@ -59,7 +59,9 @@ def test_many_points_at_one_place_take_no_more_memory_than_they_have(count: int)
     assert len(left.near(0)) == count - 1
 
 
-def all_close(first: np.ndarray, second: np.ndarray, distance: float, labels: tuple[np.ndarray, np.ndarray]) -> set:
+def all_close(
+    first: np.ndarray, second: np.ndarray, distance: float, labels: tuple[np.ndarray, np.ndarray]
+) -> set[tuple[int, int]]:
     """Pairs by looking at every one."""
     near = np.linalg.norm(first[:, None] - second, axis=2) < distance
     near &= labels[0][:, None] != labels[1]

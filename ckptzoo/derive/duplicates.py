@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.arguments import checked
+from ckptzoo.arguments import NETWORK, checked
 from ckptzoo.derive.concurrency import in_order
 from ckptzoo.derive.described_rows import DescribedRows, Rows
 from ckptzoo.derive.tables import symmetry_of
@@ -103,7 +103,7 @@ def dedupe(
     zoo: Zoo,
     *,
     tolerance: float | None = None,
-    module: Any = None,
+    module: NETWORK | None = None,
     input_shape: Sequence[int] | None = None,
     saved_in: str | Path | None = None,
     progress: Progress | None = None,

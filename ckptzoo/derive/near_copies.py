@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo import archs
-from ckptzoo.arguments import checked
+from ckptzoo.arguments import NETWORK, checked
 from ckptzoo.derive.checks import import_with_torch
 from ckptzoo.derive.concurrency import in_order
 from ckptzoo.derive.described_rows import DescribedRows, Rows
@@ -123,7 +123,7 @@ class Points:
 def near_copies(
     zoo: Zoo,
     *,
-    module: Any = None,
+    module: NETWORK | None = None,
     input_shape: Sequence[int] | None = None,
     saved_in: str | Path | None = None,
     progress: Progress | None = None,

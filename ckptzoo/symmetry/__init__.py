@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import require
 from ckptzoo.schema.layout import GaugeName
 from ckptzoo.symmetry.action import apply
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     import torch
 
 
+@checked
 def trace(module: "torch.nn.Module", example_input: Any) -> Traced:
     """The symmetry table of any torch module, derived from its operations and verified on its outputs.
 

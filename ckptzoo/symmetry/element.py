@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace
 
+from ckptzoo.arguments import Size, checked
 from ckptzoo.errors import SymmetryError
 from ckptzoo.schema.groups import MATRICES, Fixed, Group, Like, Sym, Wreath
 from ckptzoo.symmetry.arrays import as_array, beside, to_numpy
@@ -58,7 +59,8 @@ class GroupElement:
         )
 
     @classmethod
-    def identity(cls, symmetry: Arch, K: int) -> "GroupElement":
+    @checked
+    def identity(cls, symmetry: Arch, K: Size) -> "GroupElement":
         """The K-fold identity.
 
         Parameters
@@ -76,7 +78,8 @@ class GroupElement:
         )
 
     @classmethod
-    def random(cls, symmetry: Arch, K: int, rng: np.random.Generator, *, spread: float = 1.0) -> "GroupElement":
+    @checked
+    def random(cls, symmetry: Arch, K: Size, rng: np.random.Generator, *, spread: float = 1.0) -> "GroupElement":
         """Uniform permutations; scales of sizes ``exp(spread * N(0, 1))`` and of signs by a fair coin, where free.
 
         Matrices are ``U diag(exp(spread * N(0, 1))) V`` with uniform orthogonal U and V, or uniform orthogonal ones;

@@ -7,7 +7,7 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptzoo.hub.untrusted.runs import identifier, run_of, step_of
 from ckptzoo.schema.metadata import COLUMNS, parse_extra
@@ -24,8 +24,10 @@ _EPOCHS = ("epoch", "epochs", "current_epoch", "epochs_trained")
 """Scalars beside a state dict that say how many epochs it was trained, as common training programs call them."""
 _CLAIMS = {
     "claimed_test_accuracy": ("test_accuracy", "test_acc", "accuracy_test", "acc_test", "test_acc1", "test_top1"),
-    "claimed_test_loss": ("test_loss", "loss_test"),
+    "claimed_test_loss": ("test_nll", "nll_test", "test_cross_entropy", "test_loss", "loss_test"),
 }
+_CROSS_ENTROPIES = ("test_nll", "nll_test", "test_cross_entropy")
+"""Names that say which loss it is; others may be with smoothed labels, sums, or of another loss."""
 """The figures beside a state dict that are claims, with other signs than letters and digits as ``_``; also within
 others, as ``metrics.test_acc``. The best of a training may be that of other weights."""
 
@@ -154,6 +156,33 @@ def claimed_accuracy(row: Mapping[str, Any]) -> float | None:
         return claimed
     facts = (parse_extra(row["extra"]) or {}).get("facts")
     return claims(facts).get("claimed_test_accuracy") if isinstance(facts, Mapping) else None
+
+
+class ClaimedLoss(NamedTuple):
+    """A test loss that a contributor claims, and whether it is known to be the mean cross entropy in nats."""
+
+    value: float
+    is_cross_entropy: bool
+
+
+def claimed_loss(row: Mapping[str, Any]) -> ClaimedLoss | None:
+    """The test loss that a contributor claims of a row, in its column or among what its file held; None without one.
+
+    Parameters
+    ----------
+    row
+        with ``claimed_test_loss`` and ``extra``.
+    """
+    facts = (parse_extra(row["extra"]) or {}).get("facts")
+    of_file = claims(facts) if isinstance(facts, Mapping) else {}
+    held, said = of_file.get("claimed_test_loss"), row["claimed_test_loss"]
+    if said is not None and said != held:  # a person's, whose convention the card says
+        return ClaimedLoss(said, is_cross_entropy=True)
+    if held is None:
+        return None
+    named = {re.sub(r"[^a-z0-9]+", "_", str(name).lower()).strip("_"): _figure(fact) for name, fact in facts.items()}
+    known = any(n.endswith(_CROSS_ENTROPIES) and "best" not in n and value == held for n, value in named.items())
+    return ClaimedLoss(held, is_cross_entropy=known)
 
 
 def _figure(value: Any) -> float | None:

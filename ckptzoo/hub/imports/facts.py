@@ -13,16 +13,16 @@ Row = dict[str, Any]
 _COLUMNS = {
     "claimed_test_accuracy": ("test_accuracy", "test_acc", "test/acc", "test/accuracy", "test.accuracy", "test.acc"),
     "claimed_test_loss": ("test_loss", "test/loss", "test.loss"),
-    "seed": ("seed", "random_seed", "manual_seed", "rng_seed", "model.seed"),
+    "seed": ("seed", "random_seed", "manual_seed", "rng_seed", "model.seed", "ss_seed"),
     "wall_seconds": ("time_total_s", "time_total"),
     "dataset": ("dataset", "dataset.name"),
-    "epoch": ("epoch", "epochs_trained", "current_epoch"),
+    "epoch": ("epoch", "epochs_trained", "current_epoch", "meta.epoch", "ss_epoch"),
 }
 """Columns, and what programs call them, the likeliest first. Training figures are means during an epoch, with dropout,
 so that they stay in ``extra``."""
 _SETTINGS = (
     "config", "cfg", "conf", "args", "hparams", "hyper_parameters", "hyperparameters", "options", "settings", "params",
-    "training_args", "train_config", "init_args",
+    "training_args", "train_config", "init_args", "meta",
 )  # fmt: skip
 """What programs keep settings under; those of one run are at most one seed and one data set."""
 _PRIVATE = re.compile(
@@ -151,7 +151,8 @@ def _fits(column: str, value: Any) -> bool:
         return isinstance(value, str)
     if column == "seed":
         return type(value) is int
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return is_number and (column != "epoch" or value >= 0)  # YOLO ends a run with the epoch -1
 
 
 def _converted(column: str, value: Any) -> Any:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ckptzoo.arguments import checked
 from ckptzoo.console import PrintedResult, columns
 from ckptzoo.console import say as say_lines
 from ckptzoo.errors import Problem, ZooError
@@ -106,6 +107,7 @@ class ImportPlan(PrintedResult):
         say_lines(out, *(f"cannot be read: {item['problem']}" for item in self.problems[:_MAX_LISTED]))
 
 
+@checked
 def plan_import(
     source: str | Path,
     *,

@@ -1,6 +1,7 @@
 """``import_zoo``: published checkpoints become a zoo, member by member, without unpacking anything."""
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -156,6 +157,7 @@ def import_zoo(
     target = Target(folder, declaration, by_order=chosen.by_order)
     defaults: Row = {"license": license} | ({"dataset": dataset} if dataset is not None else {})
     if scaling is not None:
+        _check_scaling(scaling)
         defaults["extra"] = {"mean": list(scaling[0]), "std": list(scaling[1])}
     importer = _Importer(opened, chosen, target, defaults, split_by, skip_bad=skip_bad)
     importer.run(options, progress)
@@ -172,6 +174,14 @@ def import_zoo(
     if skip_bad:
         durable.write_file(report_path(folder), canonical(result.to_json()))
     return result
+
+
+def _check_scaling(scaling: tuple[Sequence[float], Sequence[float]]) -> None:
+    mean, std = scaling
+    fits = {len(mean), len(std)} <= {1, max(len(mean), len(std))} and len(mean) * len(std) > 0
+    if not fits or not all(map(math.isfinite, (*mean, *std))) or min(std) <= 0:
+        expected = "finite means, and positive standard deviations, one or one a channel"
+        raise ZooError(Problem("import", "scaling", expected, f"{list(mean)}, {list(std)}", "Correct them."))
 
 
 def report_path(folder: Path) -> Path:

@@ -173,6 +173,7 @@ CONTAINERS = (
     Form("bzip2", "bzip2-compressed bytes", "`BZh`", begins(*(b"BZh%d" % level for level in range(1, 10))),
          is_container=True),
     Form("xz", "xz-compressed bytes", "`fd` `7zXZ`", begins(b"\xfd7zXZ\0"), is_container=True),
+    Form("lzma", "lzma-compressed bytes", "`5d 00 00`", begins(b"\x5d\x00\x00"), is_container=True),
     Form("zlib", "zlib-compressed bytes", "`78`, and a check of the second byte", is_zlib, is_container=True),
 )  # fmt: skip
 """Forms that hold files: what is in them is looked at in their place."""
@@ -224,6 +225,9 @@ NOT_READ = (
          step=_savez("{item.name: onnx.numpy_helper.to_array(item) for item in onnx.load(FILE).graph.initializer}")),
     Form("tflite", "a TensorFlow Lite model", "`TFL3`", lambda head, path: head[4:8] == b"TFL3",
          step="Import the network from which it was made."),
+    Form("matlab-7.3", "a MATLAB file of version 7.3", "`MATLAB 7.3`", begins(b"MATLAB 7.3"),
+         step="Convert it where h5py is installed: numpy.savez('net.npz', **{name: item[()].T for name, item in "
+              "h5py.File(FILE).items() if hasattr(item, 'shape')})."),
     Form("matlab", "a MATLAB file", "`MATLAB`", begins(b"MATLAB "),
          step=_savez("{name: array for name, array in scipy.io.loadmat(FILE).items() if name[0] != '_'}")),
     Form("netcdf", "a netCDF file of version 3", "`CDF`", begins(b"CDF\x01", b"CDF\x02", b"CDF\x05"),
@@ -235,7 +239,6 @@ NOT_READ = (
          step="Unpack it: lz4 -d FILE; of joblib: joblib.dump(joblib.load(FILE), 'net.joblib')."),
     Form("zstd", "zstd-compressed bytes", "`28 b5 2f fd`", begins(b"\x28\xb5\x2f\xfd"),
          step="Unpack it: zstd -d FILE."),
-    Form("lzma", "lzma-compressed bytes", "`5d 00 00`", begins(b"\x5d\x00\x00"), step="Unpack it: unlzma FILE."),
     Form("7z", "a 7-Zip archive", "`7z`", begins(b"7z\xbc\xaf\x27\x1c"), step="Unpack it: 7z x FILE."),
     Form("rar", "a RAR archive", "`Rar!`", begins(b"Rar!"), step="Unpack it: unrar x FILE."),
     Form("program", "a program", "`ELF`, `#!`, `MZ`", begins(b"\x7fELF", b"#!", b"MZ\x90")),

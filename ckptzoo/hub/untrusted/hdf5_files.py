@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ckptzoo.hub.untrusted.errors import reject
 from ckptzoo.hub.untrusted.formats import Form
 from ckptzoo.hub.untrusted.limits import Limits
+from ckptzoo.hub.untrusted.numpy_files import with_facts
 from ckptzoo.schema.architecture import ITEMSIZE
 
 _MAX_DEPTH, _MAX_ATTRIBUTES, _MAX_ATTRIBUTE = 64, 256, 1000
@@ -87,7 +88,7 @@ class _Tree:
             item = self.item(group, name, f"{path}/{name}", depth, inside)
             if item is not None:
                 made[name] = item
-        return made
+        return with_facts(made)
 
     def identity(self, item: Any) -> Any:
         """What is the same for an object that is reached by two links."""

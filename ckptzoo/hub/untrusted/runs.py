@@ -11,8 +11,8 @@ _SAVE_WORDS = "checkpoints?|ckpts?|chkpts?|chk|cp|snapshots?|snap|rounds?|levels
 _EPOCH_WORDS = "epochs?|ep"
 _TIME = re.compile(
     rf"(?:^|(?<=[-_. =]))(?:(?P<step>{_STEP_WORDS})|(?P<save>{_SAVE_WORDS})|(?P<epoch>{_EPOCH_WORDS}))"
-    r"[-_= .]?(?P<number>\d{1,12}(?:\.\d+)?)(?=$|[-_. ])"
-    rf"|(?:^|(?<=[-_. ]))(?P<before>\d{{1,12}})[-_ ]?(?:(?P<steps>{_STEP_WORDS})|(?P<epochs>{_EPOCH_WORDS}))"
+    r"[-_= .]?(?P<number>\d{1,12}(?:\.\d+)?[km]?)(?=$|[-_. ])"
+    rf"|(?:^|(?<=[-_. ]))(?P<before>\d{{1,12}}[km]?)[-_ ]?(?:(?P<steps>{_STEP_WORDS})|(?P<epochs>{_EPOCH_WORDS}))"
     r"(?![-_= .]?\d)(?=$|[-_. ])",
     re.IGNORECASE,
 )
@@ -27,19 +27,26 @@ _FIGURE = re.compile(
     re.IGNORECASE,
 )
 """A figure in a name, which differs from one checkpoint of a run to the next."""
+_EPOCH_AND_FIGURE = re.compile(
+    r"(?P<name>weights|weights[-_.]improvement|model|checkpoint|ckpt)[-_.](?P<epoch>\d{2,6})-\d{1,6}\.\d{2,6}",
+    re.IGNORECASE,
+)
+"""A name as the examples of Keras have it: ``weights.{epoch:02d}-{val_loss:.2f}``."""
+_THOUSANDS = {"k": 10**3, "m": 10**6}
 _ANY_WORD = re.compile(
-    rf"{_STEP_WORDS}|{_SAVE_WORDS}|{_EPOCH_WORDS}|best|last|final|latest|current|init|end|ema|swa|avg|average",
+    rf"\d-\d+\.\d|{_STEP_WORDS}|{_SAVE_WORDS}|{_EPOCH_WORDS}|best|last|final|latest|current|init|end|ema|swa|avg|average",
     re.IGNORECASE,
 )
 """Paths without any of these, as most have, name no moment of a run."""
 _PLAIN_NAMES = {
     "checkpoint", "checkpoints", "ckpt", "ckpts", "model", "models", "net", "network", "weights", "state_dict",
     "pytorch_model", "model_state", "snapshots", "diffusion_pytorch_model", "adapter_model",
+    "epoch", "step", "iter", "iteration",
 }  # fmt: skip
 """Names of files and folders that say nothing about a run."""
 _NATURAL = re.compile(r"[0-9]{1,18}")
 _OF_A_RUN = re.compile(
-    r"(?:^|(?<=[-_. =/]))(?P<word>(?:random[-_ ]?)?seed|fold|split|repeat|client|rank)[-_= .]?"
+    r"(?:^|(?<=[-_. =/]))(?P<word>(?:random[-_ ]?)?seed|fold|split|repeat|client|rank|level|round)[-_= .]?"
     r"(?P<number>[0-9]{1,9})(?=$|[-_. /])",
     re.IGNORECASE,
 )
@@ -47,7 +54,9 @@ _OF_A_RUN = re.compile(
 _RANK = {"step": 0, "steps": 0, "save": 1, "epoch": 2, "epochs": 2}
 _UNSUITABLE = re.compile(r"[^A-Za-z0-9._=,@+-]+")
 _SUITABLE = "._=,@+-"
-STEP_FACTS = ("global_step", "step", "iteration", "iter", "n_iter", "num_steps", "current_step")
+STEP_FACTS = (
+    "global_step", "step", "iteration", "iter", "n_iter", "num_steps", "current_step", "ss_steps", "round",
+)  # fmt: skip
 """What programs call the number of a checkpoint's optimiser steps, the likeliest first."""
 
 
@@ -97,11 +106,19 @@ def run_of(path: str) -> Run:
         matches = list(_TIME.finditer(name))
         for item in matches:
             word = next(word for word in _RANK if item[word] is not None)
-            found.append((word, float(item["number"] or item["before"])))
+            found.append((word, _number(item["number"] or item["before"])))
+        if (of_keras := _EPOCH_AND_FIGURE.fullmatch(name)) is not None:
+            found.append(("epoch", float(of_keras["epoch"])))
+            name, matches, is_part = "weights", list[re.Match[str]](), True
         rest = _FIGURE.sub("", _TIME.sub("", name)) if matches else name
         rest = _MOMENT.sub("", rest)
         is_part = is_part or rest != name
-        if rest := re.sub(r"[-_. =]{2,}", lambda item: item[0][0], rest).strip("-_. ="):
+        rest = re.sub(r"[-_. =]{2,}", lambda item: item[0][0], rest).strip("-_. =")
+        if matches and _NATURAL.fullmatch(rest) and matches[0]["step"] is None and matches[0]["number"] is not None:
+            # fairseq: checkpoint_3_15000, of the epoch and the updates
+            found[-len(matches) :] = [("epoch", _number(matches[0]["number"])), ("step", float(rest))]
+            rest = ""
+        if rest:
             kept.append(rest)
     telling = [name for name in kept if name.lower() not in _PLAIN_NAMES]
     # without any other name the whole source is one run where it has steps, and each plain name a network where not
@@ -109,6 +126,22 @@ def run_of(path: str) -> Run:
     steps = sorted((_RANK[word], number) for word, number in found if number.is_integer())
     epoch = next((number for word, number in found if word in ("epoch", "epochs")), None)
     return Run(member, int(steps[0][1]) if steps else None, epoch, is_part)
+
+
+def without_plain_name(name: str) -> str:
+    """A name without its last part where that says nothing about a run.
+
+    >>> without_plain_name("seed0/model"), without_plain_name("gan")
+    ('seed0', 'gan')
+    """
+    before, _, last = name.rpartition("/")
+    return before if last.lower() in _PLAIN_NAMES else name
+
+
+def _number(text: str) -> float:
+    """``40`` or ``2000k``, which is two million."""
+    times = _THOUSANDS.get(text[-1].lower(), 1)
+    return float(text if times == 1 else text[:-1]) * times
 
 
 def without_suffixes(path: str) -> str:

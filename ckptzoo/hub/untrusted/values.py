@@ -225,10 +225,28 @@ class Tensor(Numbers):
         return -array if self.negative else array
 
 
-class Array(Numbers):
-    """An array of numpy, or of jax."""
+class _Stated(Known):
+    """What Array and Objects have alike, so that one can become the other when its state is known."""
 
     __slots__ = ("_state",)
+
+
+class Objects(_Stated):
+    """An array of numpy whose items are Python objects."""
+
+    __slots__ = ()
+    _state: list[Any]
+
+    @property
+    def value(self) -> Any:
+        """The items, in lists within one another; of an array without axes the one item."""
+        return self._state[0]
+
+
+class Array(_Stated, Numbers):
+    """An array of numpy, or of jax; one of Python objects becomes ``Objects``."""
+
+    __slots__ = ()
 
     def __init__(self, *_: Any) -> None:
         self._state: tuple[Any, Any, bool, Any] = ((), DType("object"), False, b"")
@@ -239,6 +257,11 @@ class Array(Numbers):
             raise InertError("array", "a shape, a dtype, an order and its numbers", described(state))
         shape, dtype, fortran, data = state[-4:]
         self._state = (shape, dtype, bool(fortran), data)
+        if isinstance(dtype, DType) and dtype.text in ("O8", "O4", "O") and isinstance(data, list):
+            if len(data) != prod(shape) or len(shape) > MAX_DIMENSIONS:
+                raise InertError(f"array of shape {shape}"[:200], f"{prod(shape)} objects", f"{len(data)}")
+            self._state = [_nested(data, shape, fortran=bool(fortran))]  # pyright: ignore[reportAttributeAccessIssue]
+            self.__class__ = Objects  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
     def shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -268,6 +291,16 @@ class Array(Numbers):
             raise InertError(f"array of shape {shape}", f"{prod(shape) * found.itemsize} bytes", f"{len(content)}")
         array = np.frombuffer(content, found).reshape(shape, order="F" if fortran else "C")
         return array.astype(found.newbyteorder("="), copy=False)
+
+
+def _nested(items: list[Any], shape: tuple[int, ...], *, fortran: bool) -> Any:
+    """Items as lists within one another, a list for each axis; in their order where an array is by columns."""
+    if not shape:
+        return items[0]
+    if len(shape) == 1 or fortran or 0 in shape:
+        return items
+    rows = [items[at : at + len(items) // shape[0]] for at in range(0, len(items), len(items) // shape[0])]
+    return [_nested(row, shape[1:], fortran=False) for row in rows]
 
 
 class DType:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.symmetry.arrays import is_float, to_numpy
 from ckptzoo.symmetry.gauges import Canonical
@@ -77,6 +78,7 @@ def _signs(name: str, size: int) -> np.ndarray:
     return 1 - 2 * np.unpackbits(bits, count=size).view(np.int8)
 
 
+@checked
 def fingerprint(canonical: Canonical, *, precision: float = PRECISION) -> list[str | None]:
     """A digest of each checkpoint's canonical form at a declared precision.
 
@@ -134,6 +136,7 @@ def fingerprint(canonical: Canonical, *, precision: float = PRECISION) -> list[s
     return texts
 
 
+@checked
 def sketches(canonical: Canonical, arch: Arch) -> np.ndarray:
     """Sixteen numbers for each checkpoint that are the same for all of its orbit, but for rounding.
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ckptzoo.arguments import checked
 from ckptzoo.schema.groups import MATRICES, AxisAction, Fixed, Group, Segment, Sym, Wreath, with_scaled_gates
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.element import GroupElement
@@ -22,6 +23,7 @@ def mixes(symmetry: Symmetry) -> bool:
     return any(group.scale in MATRICES for group in symmetry.groups)
 
 
+@checked
 def monomial(symmetry: Arch) -> Symmetry:
     """The table of all permutations and scales that keep the function; the table itself where it has no matrices.
 

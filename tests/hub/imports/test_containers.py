@@ -30,7 +30,7 @@ from tests.support.container_files import (
     torch_file,
     zip_file,
 )
-from tests.support.effort import examples
+from tests.support.effort import ALL, examples
 from tests.support.published_zoos import network
 
 JUNK = ["__MACOSX/._net", ".ipynb_checkpoints/net-checkpoint.pt", ".DS_Store", "._net.pt", "net.pt~", ".git/HEAD"]
@@ -189,12 +189,12 @@ NOT_READ: dict[str, tuple[dict[str, bytes], str]] = {
     "zstd": ({"a.pt.zst": b"\x28\xb5\x2f\xfd\0"}, "zstd -d"),
     "git-lfs": ({"a.safetensors": b"version https://git-lfs.github.com/spec/v1\n"}, "git lfs pull"),
     "a page": ({"a.bin": b"<!DOCTYPE html><html>"}, "Fetch the file itself"),
-    "object arrays": ({"a.npy": joblib_file([]) and b"\x93NUMPY\x01\0\x46\0{'descr': '|O', 'fortran_order': False, 'shape': (1,), }" + b" " * 13 + b"\n\x80\x04N."}, "plain arrays of numbers"),
     "nothing but texts": ({"README.md": b"# nets\n"}, "model.state_dict()"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", NOT_READ)
+@pytest.mark.sampled(3)
 def test_what_is_not_read_is_named_with_a_step_that_helps(tmp_path: Path, kind: str) -> None:
     files, step = NOT_READ[kind]
     with pytest.raises(ZooError) as caught:
@@ -329,12 +329,12 @@ def test_a_dry_run_says_what_each_file_is_taken_for_and_writes_nothing(
 
 
 @pytest.mark.slow
-def test_a_dry_run_of_ten_thousand_files_takes_seconds(tmp_path: Path) -> None:
-    data = torch_file(network(0))
-    written(tmp_path / "source", {f"net{number}.pth.tar": data for number in range(10_000)})
+def test_a_dry_run_of_many_files_takes_seconds(tmp_path: Path) -> None:
+    data, count = torch_file(network(0)), 10_000 if ALL else 1000
+    written(tmp_path / "source", {f"net{number}.pth.tar": data for number in range(count)})
     began = time.process_time()
-    assert len(plan_import(tmp_path / "source").files) == 10_000
-    assert time.process_time() - began < 5
+    assert len(plan_import(tmp_path / "source").files) == count
+    assert time.process_time() - began < count / 2000
 
 
 def test_the_same_archive_beside_its_folder_is_refused_by_name(tmp_path: Path) -> None:

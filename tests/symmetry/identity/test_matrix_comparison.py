@@ -37,6 +37,7 @@ def turned(symmetry: Symmetry, seed: int) -> GroupElement:
 
 
 @tables
+@pytest.mark.sampled(3)
 def test_any_turn_of_a_canonical_form_is_undone(symmetry: Symmetry) -> None:
     """Also by matrices far from 1, as where all singular values are equal but for rounding."""
     weights = canonicalize(weights_of(symmetry, K, np.random.default_rng(0)), symmetry).weights
@@ -48,6 +49,7 @@ def test_any_turn_of_a_canonical_form_is_undone(symmetry: Symmetry) -> None:
 
 @tables
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.sampled(5)
 def test_rounded_copies_are_within_the_tolerance(symmetry: Symmetry, dtype: Any) -> None:
     weights = weights_of(symmetry, K, np.random.default_rng(0))
     element = GroupElement.random(symmetry, K, np.random.default_rng(3), spread=0.4)

@@ -91,6 +91,7 @@ def test_two_disguises_have_one_canonical_form() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+@pytest.mark.sampled(4)
 def test_all_of_an_orbit_have_one_sketch(networks: tuple[Symmetry, Weights], dtype: Any) -> None:
     symmetry, weights = networks
     one = sketched({name: array.astype(dtype) for name, array in weights.items()}, symmetry)
@@ -101,6 +102,7 @@ def test_all_of_an_orbit_have_one_sketch(networks: tuple[Symmetry, Weights], dty
         assert np.abs(one - other).max() <= BOUNDS[np.dtype(dtype).name]
 
 
+@pytest.mark.sampled(4)
 def test_a_change_of_any_tensor_moves_it(networks: tuple[Symmetry, Weights]) -> None:
     symmetry, weights = networks
     one, rng = sketched(weights, symmetry), np.random.default_rng(3)
@@ -111,6 +113,7 @@ def test_a_change_of_any_tensor_moves_it(networks: tuple[Symmetry, Weights]) -> 
             assert moves.min() > BOUNDS["float32"], name
 
 
+@pytest.mark.sampled(4)
 def test_sketches_are_smooth_and_others_are_far(networks: tuple[Symmetry, Weights]) -> None:
     """Steps of the sketch are in proportion to steps of the weights, and networks are apart by thousands of bounds."""
     symmetry, weights = networks

@@ -254,6 +254,7 @@ def disguised(module: nn.Module, table: Symmetry, count: int, seed: int = 0) -> 
         "a bias behind",
     ],
 )
+@pytest.mark.sampled(3)
 def test_two_disguises_have_one_form(name: str, gauge: Any) -> None:
     case = CASES[name]
     module = net(case.forward, **case.parts)

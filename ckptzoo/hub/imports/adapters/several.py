@@ -11,11 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, ZooError
+from ckptzoo.hub.contributions.matching import without_wrappers
 from ckptzoo.hub.imports.adapters.adapter import Picked
 from ckptzoo.hub.imports.tables import Slice, shape_of
 from ckptzoo.hub.untrusted import StateDict
 from ckptzoo.hub.untrusted.errors import reject_without_network
 from ckptzoo.hub.untrusted.layer_trees import is_copy_name
+from ckptzoo.hub.untrusted.objects import is_figure_name
 from ckptzoo.hub.untrusted.other_contents import other_content
 from ckptzoo.hub.untrusted.runs import without_suffixes
 
@@ -23,8 +25,11 @@ _SAMPLES = "samples"
 """The method of draws of which a file does not say how they were drawn."""
 _SAMPLE_NAMES = re.compile(r"(posterior_)?(samples?|draws?|thetas?|chains?|particles|params_hmc)$")
 """Names of one array whose rows are samples."""
-_MEMBERS = re.compile(r"(members|models|networks|nets|ensemble|estimators|net_list|model_list)\.[0-9]+")
+_MEMBERS = re.compile(r"((?:(?:members|models|networks|nets|ensemble|estimators|net_list|model_list)\.)?[0-9]+)\.")
 """What programs call a list of networks in a module."""
+_FIRST_WORD = re.compile(r"([^.]+)\.")
+_FLAT_NAMES = re.compile(r"flat(_\w+)?|(\w+_)?(theta|vec|vector)|params|parameters|weights")
+"""Names of one array that holds all numbers of a network, or in rows those of several."""
 _LAYOUT = "Say with --layout which of its numbers are which tensor"
 
 
@@ -107,18 +112,35 @@ def _has_copies(names: tuple[str, ...]) -> bool:
 
 
 def side_by_side(tensors: Mapping[str, NDArray[Any]]) -> str:
-    """What is said of a state dict that holds a list of equal networks, which is one network until told otherwise."""
+    """What is said of a state dict that holds equal networks, which is one network until told otherwise."""
+    return _side_by_side(tuple((without_wrappers(name), array.shape) for name, array in tensors.items()))
+
+
+@lru_cache(maxsize=1024)
+def _side_by_side(described: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
     groups: dict[str, dict[str, tuple[int, ...]]] = {}
-    for name, array in tensors.items():
-        matched = _MEMBERS.match(name)
-        if matched is None:
-            return ""
-        groups.setdefault(matched[0], {})[name[matched.end() :]] = array.shape
-    shapes = list(groups.values())
-    if len(groups) < 2 or any(one != shapes[0] for one in shapes):
-        return ""
-    word = next(iter(groups)).partition(".")[0]
-    return f"{word}.* are networks of equal shapes in one; --networks '{word}.*' makes each of them a checkpoint"
+    for name, shape in described:
+        matched = _MEMBERS.match(name) or _FIRST_WORD.match(name)
+        if matched is not None:
+            groups.setdefault(matched[1], {})[name[matched.end() :]] = shape
+    for first, own in groups.items():
+        equal = [word for word in groups if groups[word] == own]
+        # two layers of equal shapes are no networks
+        is_network = any("." in name for name in own) and len(own) > 1
+        is_list = len(equal) == len(groups) and _MEMBERS.match(f"{first}.") is not None
+        if len(equal) > 1 and is_network and (is_list or any(map(_is_of_a_pair, equal))):
+            word = f"{first.rpartition('.')[0]}.".lstrip(".")
+            names, prefixes = f"{word}*" if is_list else ".* and ".join(equal) + ".*", ",".join(equal)
+            prefixes = f"{word}*" if is_list else prefixes
+            return (
+                f"{names} are networks of equal shapes in one; --networks '{prefixes}' makes each of them a checkpoint"
+            )
+    return ""
+
+
+def _is_of_a_pair(word: str) -> bool:
+    """Tells whether a word is that of one of two networks of which one follows the other: MoCo's are q and k."""
+    return is_copy_name(word) or word.lower().endswith(("encoder_k", "momentum_encoder"))
 
 
 def layout_in(state: StateDict) -> tuple[Slice, ...] | None:
@@ -148,9 +170,17 @@ def refuse_vectors(tensors: Mapping[str, NDArray[Any]], path: str) -> None:
     ZooError
         What it is is not known.
     """
+    figures = {name: array for name, array in tensors.items() if is_figure_name(name) and "." not in name}
+    if figures and len(figures) < len(tensors):
+        tensors = {name: array for name, array in tensors.items() if name not in figures}
     shapes = {array.shape for array in tensors.values()}
     (name, *others), shape = tensors, next(iter(shapes))
-    if not others and (name == "array" or (len(shape) > 1 and _SAMPLE_NAMES.search(name.lower()))):
+    is_flat = not others and len(shape) < 3 and _FLAT_NAMES.fullmatch(name.lower()) is not None
+    if (
+        is_flat
+        or (not others and name == "array")
+        or (not others and (len(shape) > 1 and _SAMPLE_NAMES.search(name.lower())))
+    ):
         stem = without_suffixes(path).rpartition("/")[2]
         if name == "array" and (what := other_content({stem: tensors[name].dtype.name})) is not None:
             reject_without_network(path, what, "Leave it out.")
@@ -168,7 +198,9 @@ def refuse_vectors(tensors: Mapping[str, NDArray[Any]], path: str) -> None:
 def refuse_stacked(tensors: Mapping[str, NDArray[Any]], path: str) -> None:
     """Refuse tensors whose first axis may count samples: weights and biases share it, and no bias has one axis."""
     shapes = [array.shape for array in tensors.values()]
-    if _share_an_axis(shapes):
+    # a number for each sample, such as the noise of the outputs, has no further axis
+    several = [shape for shape in shapes if len(shape) > 1]
+    if several and len({shape[:1] for shape in shapes}) == 1 and _share_an_axis(several):
         got = f"one of {shapes[0][0]} in all of them, as of samples"
         step = "Give --stacked where it counts samples of one network, --no-stacked where it does not."
         raise ZooError(Problem(path, "first axis of the tensors", "one that is clear", got, step))
@@ -182,7 +214,11 @@ def _share_an_axis(shapes: Sequence[tuple[int, ...]]) -> bool:
         len(shapes) > 1
         and len(lengths) == 1
         and fewest >= 2
-        and any(len(shape) > fewest and shape[:fewest] in biases for shape in shapes)
+        # of (sample, out, in) or, in JAX, (sample, in, out) the bias is (sample, out)
+        and any(
+            len(shape) > fewest and (shape[:fewest] in biases or (*shape[: fewest - 1], shape[-1]) in biases)
+            for shape in shapes
+        )
     )
 
 

@@ -12,9 +12,9 @@ from ckptzoo.symmetry.alignment.pairs import pair_distances
 from ckptzoo.symmetry.common import common
 from ckptzoo.symmetry.counts import Counts, GroupCounts, count, counts_by_group, orbits
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.fingerprint import fingerprint, sketches
 from ckptzoo.symmetry.folds import fold
 from ckptzoo.symmetry.gauges import GAUGES, Canonical, Gauge, canonicalize, gauge_named, ordering_keys
+from ckptzoo.symmetry.identity.fingerprint import fingerprint, sketches
 from ckptzoo.symmetry.mass.minimum import MinMass, min_mass
 from ckptzoo.symmetry.matrices.tables import monomial
 from ckptzoo.symmetry.nested import unnested

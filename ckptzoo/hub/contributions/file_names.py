@@ -116,9 +116,8 @@ def claimed_loss(row: Mapping[str, Any]) -> ClaimedLoss | None:
         with ``claimed_test_loss`` and ``extra``.
     """
     facts = (parse_extra(row["extra"]) or {}).get("facts")
-    named = columns_of(facts).get("claimed_test_loss") if isinstance(facts, Mapping) else None
-    name, held = (None, None) if named is None else named
+    of_file = columns_of(facts).get("claimed_test_loss") if isinstance(facts, Mapping) else None
     said = row["claimed_test_loss"]
-    if said is not None and said != held:  # a person's, whose convention the card says
+    if said is not None and (of_file is None or said != of_file[1]):  # a person's, whose convention the card says
         return ClaimedLoss(said, is_cross_entropy=True)
-    return None if name is None else ClaimedLoss(held, is_cross_entropy=names_cross_entropy(name))
+    return None if of_file is None else ClaimedLoss(of_file[1], names_cross_entropy(of_file[0]))

@@ -2,7 +2,8 @@
 
 Every run is a process of its own, whose time (by the clock, and of all processors that it and its children used) begins
 before the source is opened, and whose largest anonymous memory is sampled, children included. Repeats are interleaved,
-medians are printed. Sources are made once for all runs, and are in the page cache.
+medians are printed. Sources are made once for all runs, and are in the page cache. ``--beside CHECKOUT`` runs the
+import of another checkout too, on the same files, which have the suffix ``.pt`` for it.
 """
 
 import argparse
@@ -31,6 +32,8 @@ from benchmarks.layers_report import machine
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ((8, 1, 5, 5), (8,), (6, 8, 5, 5), (6,), (4, 6, 2, 2), (4,), (20, 36), (20,), (10, 20), (10,))
 """Tensors of the Model Zoos' networks on MNIST: 2,464 numbers."""
+LSTM = (8, 16)
+"""Inputs and hidden units of the LSTMs: 1,664 numbers."""
 SAMPLE_SECONDS = 0.01
 
 
@@ -44,6 +47,27 @@ def small_files(folder: Path, count: int) -> Path:
             state = {f"{at}": torch.from_numpy(draw.standard_normal(shape, "f4")) for at, shape in enumerate(SMALL)}
             _add(archive, f"net{number:06d}.pt", state)
     return path
+
+
+def lstms(folder: Path, count: int) -> Path:
+    """A folder of LSTMs in files of torch.save that are called ``.pth.tar``, as the ImageNet example has them."""
+    import torch
+
+    draw = np.random.default_rng(0)
+    root, renamed = folder / "lstms", folder / f"lstms{_RENAMED}"
+    root.mkdir()
+    renamed.mkdir()
+    named = torch.nn.LSTM(*LSTM).state_dict()
+    for number in range(count):
+        state = {name: torch.from_numpy(draw.standard_normal(item.shape, "f4")) for name, item in named.items()}
+        path = root / f"net{number:06d}.pth.tar"
+        torch.save({"epoch": 3, "arch": "lstm", "state_dict": state, "best_acc1": 0.5}, path)
+        (renamed / f"net{number:06d}.pt").hardlink_to(path)
+    return root
+
+
+_RENAMED = "-as-pt"
+"""What the name of a folder ends with that has the same files with the suffix ``.pt``."""
 
 
 def resnets(folder: Path, count: int) -> Path:
@@ -109,6 +133,14 @@ def load_small(source: Path, folder: Path) -> None:
             torch.load(io.BytesIO(stream.read()), weights_only=True)
 
 
+def load_lstms(source: Path, folder: Path) -> None:
+    """``torch.load`` of every file, which is then forgotten."""
+    import torch
+
+    for path in sorted(source.iterdir()):
+        torch.load(path, weights_only=True)
+
+
 def unpack(source: Path, folder: Path) -> None:
     """``tar xzf``."""
     subprocess.run(["tar", "xzf", source, "-C", folder], check=True)
@@ -119,10 +151,12 @@ def load_matrix(source: Path, folder: Path) -> None:
     np.load(source / "weights.npy").sum()
 
 
+IMPORT = "ckptzoo import"
 TASKS: dict[str, tuple[Callable[[Path, int], Path], dict[str, Callable[[Path, Path], None]]]] = {
-    "small files": (small_files, {"torch.load alone": load_small, "ckptzoo import": import_source}),
-    "resnet18 tgz": (resnets, {"tar xzf alone": unpack, "ckptzoo import": import_source}),
-    "flat matrix": (matrix, {"np.load alone": load_matrix, "ckptzoo import": import_source}),
+    "small files": (small_files, {"torch.load alone": load_small, IMPORT: import_source}),
+    "lstms": (lstms, {"torch.load alone": load_lstms, IMPORT: import_source}),
+    "resnet18 tgz": (resnets, {"tar xzf alone": unpack, IMPORT: import_source}),
+    "flat matrix": (matrix, {"np.load alone": load_matrix, IMPORT: import_source}),
 }
 
 
@@ -161,7 +195,7 @@ def _anonymous(pid: int) -> int:
     return total
 
 
-def measure(counts: dict[str, int], repeats: int, folder: Path) -> list[dict[str, Any]]:
+def measure(counts: dict[str, int], repeats: int, folder: Path, beside: Path | None) -> list[dict[str, Any]]:
     """A row for each contender of each task."""
     rows: list[dict[str, Any]] = []
     for task, (make, contenders) in TASKS.items():
@@ -169,18 +203,27 @@ def measure(counts: dict[str, int], repeats: int, folder: Path) -> list[dict[str
             continue
         source = make(folder, counts[task])
         nbytes = sum(item.stat().st_size for item in source.rglob("*")) if source.is_dir() else source.stat().st_size
-        found: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
+        commands = {name: (name, source, ROOT) for name in contenders}
+        if beside is not None:
+            renamed = source.with_name(f"{source.name}{_RENAMED}")
+            commands[f"import of {beside.name}"] = IMPORT, renamed if renamed.is_dir() else source, beside.resolve()
+        found: dict[str, list[dict[str, float]]] = {name: [] for name in commands}
         for _ in range(repeats):
-            for name, runs in found.items():
-                command = [sys.executable, __file__, "--run", task, name, str(source)]
-                done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+            for name, (contender, path, checkout) in commands.items():
+                command = [sys.executable, __file__, "--run", task, contender, str(path)]
+                environment = {**os.environ, "PYTHONPATH": str(checkout)}
+                done = subprocess.run(
+                    command, capture_output=True, text=True, check=True, cwd=checkout, env=environment
+                )
+                runs = found[name]
                 runs.append(json.loads(done.stdout))
         for name, runs in found.items():
             medians = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
             rows.append(
                 {"task": task, "contender": name, "count": counts[task], "bytes": nbytes, **medians, "runs": runs}
             )
-        shutil.rmtree(source) if source.is_dir() else source.unlink()
+        for path in folder.glob(f"{source.name}*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     return rows
 
 
@@ -200,9 +243,11 @@ def main() -> None:
     """Measure, print the table, write the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", type=int, default=20_000, help="small files (20000)")
+    parser.add_argument("--lstms", type=int, default=0, help="LSTMs in .pth.tar files (0)")
     parser.add_argument("--resnets", type=int, default=45, help="ResNet-18s in a .tgz: 45 are 2 GB (45)")
     parser.add_argument("--rows", type=int, default=50_000, help="rows of the matrix: 50000 are 1 GB (50000)")
     parser.add_argument("--repeats", type=int, default=3, help="of each contender (3)")
+    parser.add_argument("--beside", type=Path, metavar="CHECKOUT", help="another checkout, which imports too")
     parser.add_argument("--folder", type=Path, help="where sources and zoos are made (a temporary folder)")
     parser.add_argument("--json", type=Path, default=ROOT / "bench-results" / "imports.json", help="where figures go")
     parser.add_argument("--run", nargs=3, metavar=("TASK", "CONTENDER", "SOURCE"), help=argparse.SUPPRESS)
@@ -211,11 +256,16 @@ def main() -> None:
         task, contender, source = chosen.run
         print(json.dumps(run_one(task, contender, Path(source))))
         return
-    counts = {"small files": chosen.small, "resnet18 tgz": chosen.resnets, "flat matrix": chosen.rows}
+    counts = {
+        "small files": chosen.small,
+        "lstms": chosen.lstms,
+        "resnet18 tgz": chosen.resnets,
+        "flat matrix": chosen.rows,
+    }
     if min(*counts.values(), chosen.repeats - 1) < 0:
-        parser.error("--small, --resnets, --rows: expected 0 or more; --repeats: 1 or more.")
+        parser.error("--small, --lstms, --resnets, --rows: expected 0 or more; --repeats: 1 or more.")
     with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
-        rows = measure(counts, chosen.repeats, Path(folder))
+        rows = measure(counts, chosen.repeats, Path(folder), chosen.beside)
     facts, console = machine(ROOT), Console()
     show(rows, console)
     console.print(f"{facts['cpu']}, {facts['cores']} cores")

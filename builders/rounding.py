@@ -13,7 +13,7 @@ import ckptzoo
 from builders import sources
 from builders.build import card_of, write_page
 from builders.recipe import Recipe
-from builders.train import open_trainer
+from builders.train import device_kind, open_trainer
 from ckptzoo.cli.options import bar
 from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.format.header import numpy_dtype
@@ -102,6 +102,7 @@ def round_weights(
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
     if dtype not in DTYPES:
         raise ZooError(Problem("round", "dtype", " or ".join(DTYPES), dtype, "Choose one of them with --dtype."))
+    device_kind(device)
     original = ckptzoo.open(zoo)
     chosen = original if where is None else original.where(where)
     _check(chosen, recipe)

@@ -37,6 +37,7 @@ _PUBLIC = {
     "pull": "ckptzoo.hub.pull",
     "pull_collection": "ckptzoo.hub.pull",
     "push": "ckptzoo.hub.push",
+    "push_collection": "ckptzoo.hub.push",
     "import_zoo": "ckptzoo.hub.imports",
     "contribute": "ckptzoo.hub.contributions.contribute",
     "review": "ckptzoo.hub.contributions.review",
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from ckptzoo.hub.pull import pull as pull
     from ckptzoo.hub.pull import pull_collection as pull_collection
     from ckptzoo.hub.push import push as push
+    from ckptzoo.hub.push import push_collection as push_collection
     from ckptzoo.hub.search import search as search
     from ckptzoo.loader.collection import open_collection as open_collection
     from ckptzoo.loader.collection import verify_collection as verify_collection

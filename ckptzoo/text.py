@@ -10,7 +10,7 @@ Progress = Callable[[int, int], None]
 """Called with how much is done and how much there is, in the units that the function names."""
 StageProgress = Callable[[str, int, int], None]
 """The same for work of several stages, such as ``reading`` and ``uploading``; their names come first."""
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?\s*")
+_SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kMGT]?)(i?)B?\s*")
 
 
 def counter(total: int, progress: Progress | None, *, done: int = 0) -> Callable[..., None]:
@@ -71,7 +71,9 @@ def parse_share(text: str) -> tuple[int, int]:
         It is none.
     """
     number, slash, count = text.partition("/")
-    if not (slash and number.isdecimal() and count.isdecimal() and int(number) < int(count)):
+    # Python turns no text of more than 4,300 digits into a number
+    is_share = slash and number.isdecimal() and count.isdecimal() and len(text) <= 40
+    if not is_share or int(number) >= int(count):
         step = "The first of four is 0/4, the last 3/4."
         raise ZooError(Problem("share", "text", "I/N with I from 0 to N - 1", repr(text)[:80], step))
     return int(number), int(count)

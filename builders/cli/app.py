@@ -10,8 +10,9 @@ import typer
 from builders.cli.build import build, cost, estimate, merge, plan, planted, status, submit, work
 from builders.cli.draws import posterior, posteriors
 from builders.cli.recipes import inputs, predict, quickstart, recipes, round_weights, search
-from ckptzoo.cli.exits import INTERRUPTED, USAGE, code_of, stopping_imports
+from ckptzoo.cli.exits import INTERRUPTED, USAGE, code_of, described, named, sentence, stopping_imports
 from ckptzoo.cli.options import Settings
+from ckptzoo.cli.parsing import check_values
 from ckptzoo.errors import MissingExtraError
 
 _LOADING = "packages were being loaded, and no step was taken. Run the same command to start, or to carry on."
@@ -31,6 +32,7 @@ for _command in (build, plan, work, submit, merge, status, planted, posterior, p
 app.command("round")(round_weights)
 for _command in (search, recipes, inputs, quickstart):
     app.command()(_command)
+check_values(app)
 
 
 @app.callback()
@@ -74,13 +76,16 @@ def _failed(error: Exception) -> int:
     if isinstance(error, _UsageError):
         shown: Any = error
         path = shown.ctx.command_path if shown.ctx is not None else "python -m builders"
-        return _complain("error", f"{shown.format_message()} See {path} --help.", USAGE)
+        return _complain("error", f"{sentence(shown.format_message())} See {path} --help.", USAGE)
     # such as torch or numba, which only the extras of builders bring
     if isinstance(error, ModuleNotFoundError) and not isinstance(error, MissingExtraError):
         error = MissingExtraError(str(error.name), "build")
+    error = named(error)
     problems = getattr(error, "problems", ())
     code = code_of(error)
     text = " ".join(map(str, problems)) if problems else str(error) or type(error).__name__
+    if isinstance(error, OSError | MemoryError):
+        text = described(error)
     if code == code_of(Exception()):
         text = f"{type(error).__name__}: {text} (a mistake in the builders; --debug shows where.)"
     return _complain("error", text, code)

@@ -30,6 +30,8 @@ from builders.cli.options import (
 )
 from ckptzoo.cli.exits import PROBLEMS
 from ckptzoo.cli.options import expand_dataclasses
+from ckptzoo.errors import Problem, ZooError
+from ckptzoo.schema import layout
 from ckptzoo.text import counted
 
 if TYPE_CHECKING:
@@ -69,7 +71,9 @@ def planted(
     transpositions: Annotated[
         str, typer.Option(metavar="NUMBERS", help="Members of each run by the transpositions of their start: 0,1,2,4.")
     ],
-    runs: Annotated[int, typer.Option(min=1, help="How many initial networks, each with its reference and members.")],
+    runs: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="How many initial networks, each with its reference and members.")
+    ],
     to: NewZoo,
     training: MemberTraining,
     save_every: SaveEvery = 20,
@@ -171,6 +175,8 @@ def submit(
 
     if slurm == as_command:
         raise typer.BadParameter("expected one of --slurm and --print.")
+    if as_command and (options or tasks != 1):
+        raise typer.BadParameter("--tasks and --sbatch are for --slurm; leave them out.")
     seconds, (to, recipe) = parse_seconds(duration), choice.of(zoo)
     if as_command:
         argument, words = choice.words(zoo)
@@ -220,6 +226,9 @@ def status(
         show(to, console_of())
         return
     found = find(to)
+    if not found and not (to / layout.ZOO).exists():
+        step = "Plan members first: python -m builders plan RECIPE --members N --to FOLDER."
+        raise ZooError(Problem(str(to), "zoo", "one with plans", "a folder that is no zoo", step))
     if as_json:
         print(json.dumps([item.to_json() for item in found], indent=2, allow_nan=False))
         return
@@ -233,7 +242,7 @@ def status(
 @expand_dataclasses
 def estimate(
     recipe: RecipeName,
-    members: Annotated[int, typer.Option(min=1, help="How many members are to be trained.")],
+    members: Annotated[int, typer.Option(min=1, max=10_000_000, help="How many members are to be trained.")],
     training: MemberTraining,
     predictions: Predictions = False,
     devices: Annotated[int, typer.Option(min=1, help="How many devices such as this one work side by side.")] = 1,

@@ -20,7 +20,9 @@ PlannedZoo = Annotated[
 ]
 DataFolder = Annotated[
     Path | None,
-    typer.Option("--data", metavar="FOLDER", help="Where the data set is; by default $CKPTZOO_DATA, else fetched."),
+    typer.Option(
+        "--data", metavar="FOLDER", exists=True, help="Where the data set is; by default $CKPTZOO_DATA, else fetched."
+    ),
 ]
 Epochs = Annotated[
     int | None, typer.Option(min=1, help="Other epochs than the recipe's; a recipe of its own, with its own digest.")
@@ -37,7 +39,9 @@ ArchitectureName = Annotated[
         "--architecture", metavar="NAME", help="Another network for the same data; a recipe of its own: mlp-784-256-10."
     ),
 ]
-Members = Annotated[int, typer.Option(min=1, help="How many members of this recipe the zoo is to hold.")]
+Members = Annotated[
+    int, typer.Option(min=1, max=10_000_000, help="How many members of this recipe the zoo is to hold.")
+]
 FirstSeed = Annotated[int, typer.Option(min=0, help="The smallest seed to allot.")]
 KeepSteps = Annotated[str, typer.Option(metavar="STEPS", help="Optimiser steps to keep besides the last: 0,100,938.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
@@ -184,21 +188,32 @@ def console_of(*, stderr: bool = False) -> Console:
     return console if console.is_terminal else Console(stderr=stderr, width=100_000, color_system=None)
 
 
+_CENTURY = 100 * 365.25 * 86_400
+"""In seconds; what is longer, and NaN, is no time that anything takes."""
+
+
 def parse_numbers(text: str, option: str = "--keep-steps") -> list[int]:
     """Numbers of ``0,100,938``, the text of an option."""
     try:
-        return [int(item) for item in text.split(",") if item.strip()]
+        numbers = [int(item) for item in text.split(",") if item.strip()]
     except ValueError:
-        raise typer.BadParameter(f"{text!r}: expected whole numbers such as 0,100,938.", param_hint=option) from None
+        numbers = []
+    if len(set(numbers)) < len(numbers) or (text and not numbers):
+        expected = "expected whole numbers such as 0,100,938, each once"
+        raise typer.BadParameter(f"{expected}, got {text!r:.80}.", param_hint=option)
+    return numbers
 
 
 def parse_seconds(text: str) -> float:
     """Seconds of ``90s``, ``50m`` or ``8h``."""
     units = {"s": 1, "m": 60, "h": 3600}
     try:
-        return float(text[:-1]) * units[text[-1]]
+        seconds = float(text[:-1]) * units[text[-1:]]
     except (KeyError, ValueError):
-        raise typer.BadParameter(f"{text!r}: expected a time such as 90s, 50m or 8h.", param_hint="--for") from None
+        seconds = 0.0
+    if not 0 < seconds < _CENTURY:
+        raise typer.BadParameter(f"expected a time such as 90s, 50m or 8h, got {text!r:.80}.", param_hint="--for")
+    return seconds
 
 
 def parse_pairs(items: list[str], option: str) -> dict[str, str]:

@@ -131,6 +131,8 @@ def inputs(
     from builders.recipe import Recipe
     from ckptzoo.format.durable import write_file
 
+    if output.suffix != ".npy":
+        raise typer.BadParameter(f"expected a name that ends in .npy, got {output.name!r}.", param_hint="--output")
     wanted = Recipe.load(recipe)
     arrays = sources.test_inputs(wanted, sources.load(wanted, data), limit)
     buffer = io.BytesIO()
@@ -140,7 +142,7 @@ def inputs(
 
 
 def quickstart(
-    members: Annotated[int, typer.Option(help="How many networks to train, 4 or more.")] = 128,
+    members: Annotated[int, typer.Option(max=1_000_000, help="How many networks to train, 4 or more.")] = 128,
     to: Annotated[Path, typer.Option(metavar="ZOO", help="The zoo's folder.")] = Path("zoos/digits-optunet"),
 ) -> None:
     """Build a zoo of OptuNets on the digits, derive, verify, stream and draw it."""

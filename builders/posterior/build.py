@@ -97,11 +97,19 @@ class DrawOptions(TypedDict, total=False):
     start
         a zoo whose members are the modes, the first that are finite and did not diverge; for methods that start from
         members, or can: ``bnn`` takes their weights as its first means. Each is its member's last checkpoint.
+    folder
+        where the data is, as for ``builders.build.build``.
     epochs
         of the recipe, as for ``builders.build.build``.
-    settings, changes
-        the file of the method's settings, and other values for some of them.
-    folder, device, unit_size, engine
+    settings
+        the file of the method's settings.
+    changes
+        other values for some of them.
+    device
+        as for ``builders.build.build``.
+    unit_size
+        modes that advance together.
+    engine
         as for ``builders.build.build``.
     """
 

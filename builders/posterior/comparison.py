@@ -65,6 +65,7 @@ def compare(
     """
     recipe, console = Recipe.of(recipe), console or Console()
     root = Path(to).absolute()
+    ckptzoo.open(members)  # a folder that is no zoo would be copied, and its draws made, before anybody noticed
     target = _copied(Path(members).absolute(), root.parent / Path(members).absolute().name, root)
     for method in METHODS if methods is None else methods:
         model = posterior.get(method).load(recipe)

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, TypeGuard
 
 from ckptzoo.archs.optunet_spec import OPTUNET
+from ckptzoo.arguments import checked
 from ckptzoo.errors import UnknownNameError, require
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.symmetry import Symmetry
@@ -146,6 +147,7 @@ def base_of(name: str | None) -> str | None:
     return base if _find(base) is not None else None
 
 
+@checked
 def optunet_name(*numbers: int) -> str:
     """The name of a network of OptuNet's family, whose numbers are those of ``ckptzoo.archs.optunet.OptuNet``.
 
@@ -174,6 +176,7 @@ def known(name: str | None) -> TypeGuard[str]:
     return _find(name) is not None or base_of(name) is not None
 
 
+@checked
 def get(name: str) -> "Callable[[], nn.Module]":
     """What makes the module, freshly initialised; imports torch.
 
@@ -227,6 +230,7 @@ def stacked(name: str, input_shape: tuple[int, ...]) -> "StackedOutputs | None":
     return getattr(import_module(f"ckptzoo.archs.{family.module}"), family.stacked)
 
 
+@checked
 def architecture(name: str) -> Architecture:
     """The declared tensors, without importing torch.
 
@@ -243,6 +247,7 @@ def architecture(name: str) -> Architecture:
     return _declaration(name)[0]
 
 
+@checked
 def symmetry(name: str) -> Symmetry:
     """The declared symmetry table, without importing torch.
 

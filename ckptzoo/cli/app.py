@@ -13,12 +13,23 @@ from ckptzoo.cli.collection import collection
 from ckptzoo.cli.commands import compact, info, retract, show, verify
 from ckptzoo.cli.derive import align, dedupe, derive, predict
 from ckptzoo.cli.doctor import doctor
-from ckptzoo.cli.exits import INTERRUPTED, USAGE, InterruptedCommand, code_of, listed, stopping_imports
+from ckptzoo.cli.exits import (
+    INTERRUPTED,
+    USAGE,
+    InterruptedCommand,
+    code_of,
+    described,
+    listed,
+    named,
+    sentence,
+    stopping_imports,
+)
 from ckptzoo.cli.exports import compare, export
 from ckptzoo.cli.hub import card, contribute, pull, push, review, search
 from ckptzoo.cli.imports import import_
 from ckptzoo.cli.options import Settings, complain
 from ckptzoo.cli.page import page
+from ckptzoo.cli.parsing import check_values
 from ckptzoo.cli.serve import serve
 from ckptzoo.cli.splits import splits
 from ckptzoo.cli.study import mmd, study
@@ -50,6 +61,7 @@ for _command in (search, pull, push, card, contribute, review, compact, retract,
     app.command()(_command)
 app.add_typer(cache)
 app.add_typer(serve)
+check_values(app)
 
 
 def _version(wanted: bool) -> None:
@@ -112,10 +124,11 @@ def _show(
 def _failed(error: Exception, settings: Settings) -> int:
     if settings.debug:
         traceback.print_exception(error, file=sys.stderr)
+    error = named(error)
     if isinstance(error, _UsageError):
         usage: Any = error  # its class is not exported, so its attributes are not known to the type checker
         path = usage.ctx.command_path if usage.ctx is not None else "ckptzoo"
-        complain("error", f"{usage.format_message()} See {path} --help.")
+        complain("error", f"{sentence(usage.format_message())} See {path} --help.")
         return USAGE
     complain("error", _line(error))
     return code_of(error)
@@ -132,6 +145,6 @@ def _line(error: Exception) -> str:
         return " ".join(str(problem) for problem in problems[:shown]) + more
     if code == code_of(Exception()):  # a class that no outcome lists
         return f"{type(error).__name__}: {error} (a mistake in ckptzoo; ckptzoo --debug ... shows where.)"
-    if isinstance(error, OSError) and error.strerror is not None:
-        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError | MemoryError):
+        return described(error)
     return str(error) or type(error).__name__

@@ -43,16 +43,13 @@ def verify(
     problem found, with what was expected, what is there and what to do, and exits with 1 if there is one.
     """
     import ckptzoo
-    from ckptzoo.format.reader import zoo_folders
-    from ckptzoo.loader.collection import verify_collection
-    from ckptzoo.schema import layout
+    from ckptzoo.loader.collection import holds_zoos, verify_collection
     from ckptzoo.text import counted, printable
 
     root = folder(zoo)
-    holds_zoos = (root / layout.COLLECTION).exists() or bool(zoo_folders(root))
-    is_collection = holds_zoos and not (root / layout.ZOO).exists()
+    check = verify_collection if holds_zoos(root) else ckptzoo.verify
     with bar("verifying", nbytes=True) as progress:
-        problems = (verify_collection if is_collection else ckptzoo.verify)(root, deep=not shallow, progress=progress)
+        problems = check(root, deep=not shallow, progress=progress)
     if as_json:
         # the first of a problem's facts is named "where" in this output, though it is an attribute ``location``
         listed = [asdict(problem) for problem in problems]

@@ -286,12 +286,14 @@ def predict(
     import ckptzoo
     from ckptzoo import derive
     from ckptzoo.derive.labelled import read_inputs
-    from ckptzoo.hub.contributions.inputs import ZooInputs, inputs_of
+    from ckptzoo.hub.contributions.inputs import ZooInputs, inputs_to_store
     from ckptzoo.text import parse_share
 
     root = folder(zoo)
     if inputs is not None and len(set(sets)) != 1:
         raise typer.BadParameter(f"expected one SET, the name of what is in {inputs}, got {len(set(sets))}.")
+    if inputs is not None and data is not None:
+        raise typer.BadParameter("--data is for sets that are known by name; leave it out, or --inputs.")
     if on is not None:
         work_on_ray(context, on)
     chosen = ckptzoo.open(root)
@@ -299,7 +301,7 @@ def predict(
     network = _network(root, module)
     results = []
     for name in dict.fromkeys(sets):
-        seen = inputs_of(chosen, name, data=data) if inputs is None else ZooInputs(*read_inputs(inputs))
+        seen = inputs_to_store(chosen, name, data=data) if inputs is None else ZooInputs(*read_inputs(inputs))
         with bar(f"predicting {name}") as progress:
             results.append(
                 derive.predict(

@@ -1,5 +1,6 @@
 """Exit codes: what each means, and which errors lead to it."""
 
+import errno
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from ckptzoo.errors import (
     AbsentError,
     IntegrityError,
     MissingExtraError,
+    Problem,
     RemoteError,
     SpecError,
     SymmetryError,
@@ -58,6 +60,54 @@ _CODES = {error: outcome.code for outcome in OUTCOMES for error in outcome.error
 def code_of(error: BaseException) -> int:
     """The exit code of an error: that of the nearest of its classes that is listed."""
     return next(_CODES[kind] for kind in type(error).__mro__ if kind in _CODES)
+
+
+_FACTS = {
+    errno.ENOENT: ("a file or a folder", "Check the path."),
+    errno.EEXIST: ("a folder, or nothing there yet", "Choose another path."),
+    errno.ENOTDIR: ("a path whose folders are folders", "Choose another path."),
+    errno.EISDIR: ("a file", "Name a file in it."),
+    errno.ENAMETOOLONG: ("a shorter name", "Choose a shorter one."),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS),
+        ("a file or folder that you may use so", "Change its permissions, or choose another path."),
+    ),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), ("room on the disk", "Make room there and repeat.")),
+    errno.EADDRINUSE: ("a free port", "Choose another one."),
+}
+"""What was expected, and what to do, by the number of the system's error."""
+
+
+def sentence(text: str) -> str:
+    """A text of the parser of command lines as a sentence, with the full stop that some lack."""
+    return text if text.endswith((".", "?", "!")) else f"{text}."
+
+
+def named(error: Exception) -> Exception:
+    """The error, or what to say of words that are no UTF-8, which neither files nor databases take."""
+    if not isinstance(error, UnicodeEncodeError) or error.reason != "surrogates not allowed":
+        return error
+    return ZooError(Problem("command line", "text", "UTF-8", repr(error.object[:80]), "Correct it."))
+
+
+def described(error: OSError | MemoryError) -> str:
+    """The message of an error of the system, in the form of all others.
+
+    >>> described(NotADirectoryError(errno.ENOTDIR, "Not a directory", "net.pt/zoo"))
+    'net.pt/zoo: path: expected a path whose folders are folders, got Not a directory. Choose another path.'
+    """
+    if isinstance(error, MemoryError):
+        got = str(error).rstrip(".") or "too little"
+        return str(Problem("memory", "room", "enough", got, "Ask for less, such as fewer checkpoints."))
+    if error.strerror is None:
+        return str(error) or type(error).__name__
+    location = "system" if error.filename is None else str(error.filename)
+    if ": expected " in error.strerror:
+        return f"{location}: {error.strerror}"
+    # ckptzoo.format.durable adds what to do
+    got, _, step = error.strerror.partition(". ")
+    expected, otherwise = _FACTS.get(error.errno or 0, ("the system to do it", "Correct the cause and repeat."))
+    return str(Problem(location, "path" if error.filename else "call", expected, got, step or otherwise))
 
 
 def listed() -> str:

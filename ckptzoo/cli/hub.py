@@ -48,10 +48,11 @@ def card(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a zoo's README.md, in a folder or on a hub.
+    """Make the README.md of a zoo or a collection, in a folder or on a hub.
 
     It says what the zoo holds, how to load it, how good the checkpoints are and how they were trained, with what
-    card.toml adds. Prints what changed. On a hub its snapshot is brought up to date too, in the same commit.
+    card.toml adds; of a collection it has a line for each zoo, and card.toml may be left out. Prints what changed. On a
+    hub its snapshot, or the collection's table, is brought up to date too, in the same commit.
     cards/template/card.toml shows every key.
     """
     from ckptzoo.schema.card import Card
@@ -120,14 +121,16 @@ def push(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be uploaded, and stop.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Publish a zoo.
+    """Publish a zoo or a collection.
 
-    Uploads what the repository lacks, which is made where there is none. A push that was interrupted is carried on by
+    Uploads what the repository lacks, which is made where there is none. Of a collection each zoo goes into a folder of
+    the repository; the table of all rows and the page follow. A push that was interrupted is carried on by
     the next: nothing is sent twice. The hub is that of HF_ENDPOINT, the token that of HF_TOKEN or hf auth login.
     """
     from ckptzoo.hub.client.quiet import quietly
-    from ckptzoo.hub.push import plan
-    from ckptzoo.hub.push import push as publish
+    from ckptzoo.hub.push import plan, push_collection
+    from ckptzoo.hub.push import push as push_zoo
+    from ckptzoo.loader.collection import holds_zoos
 
     root = folder(zoo)
     with quietly():
@@ -135,6 +138,7 @@ def push(
             result = plan(root, to)
         else:
             with bar("uploading", nbytes=True) as progress:
+                publish = push_collection if holds_zoos(root) else push_zoo
                 result = publish(root, to, private=private, message=message, progress=progress)
     print_result(result, as_json)
 
@@ -153,7 +157,7 @@ def search(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many zoos to list, at most.")] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """Find zoos on a hub, those changed last first.
+    """Find zoos and collections on a hub, those changed last first.
 
     The hub is $HF_ENDPOINT, else huggingface.co. What is shown is what the cards say; opening a zoo checks it.
     """
@@ -178,11 +182,14 @@ def search(
 
 
 def _row(zoo: "FoundZoo") -> tuple[str, ...]:
+    from ckptzoo.text import counted
+
     return (
         zoo.repository + (" (private)" if zoo.private else ""),
         ", ".join(zoo.architectures),
         ", ".join(zoo.datasets),
-        "" if zoo.checkpoints is None else f"{zoo.checkpoints:,}",
+        ("" if zoo.checkpoints is None else f"{zoo.checkpoints:,}")
+        + ("" if zoo.zoos is None else f" in {counted(zoo.zoos, 'zoo')}"),
         zoo.license or "",
         "" if zoo.updated is None else zoo.updated.strftime("%Y-%m-%d"),
     )

@@ -2,7 +2,7 @@
 
 import tomllib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -120,13 +120,14 @@ def import_(
     architectures, ZOO becomes a folder with a zoo for each.
     """
     from ckptzoo.hub.imports import Options, import_zoo, plan_import
-    from ckptzoo.hub.imports.tables import read_by_path
+    from ckptzoo.hub.imports.tables import read_by_path, text_of
 
-    table = None if names in (None, "order") else tomllib.loads(Path(str(names)).read_text())
+    table = None if names in (None, "order") else _names_in(Path(str(names)))
+    scaling = None if mean is None and std is None else (_numbers(mean, 0.0, "--mean"), _numbers(std, 1.0, "--std"))
     options = Options(
         id_pattern,
         None if metadata is None else read_by_path(metadata.read_bytes(), str(metadata)),
-        None if layout is None else layout.read_text(),
+        None if layout is None else text_of(layout.read_bytes(), str(layout)).getvalue(),
         checkpoint_offset,
         percent,
         member,
@@ -163,7 +164,7 @@ def import_(
             exclude=exclude or (),
             license=license,
             dataset=dataset,
-            scaling=None if mean is None and std is None else (_numbers(mean, 0.0), _numbers(std, 1.0)),
+            scaling=scaling,
             options=options,
             progress=progress,
         )
@@ -172,5 +173,19 @@ def import_(
         raise typer.Exit(PROBLEMS)
 
 
-def _numbers(text: str | None, default: float) -> list[float]:
-    return [default] if text is None else [float(number) for number in text.split(",")]
+def _names_in(path: Path) -> dict[str, Any]:
+    from ckptzoo.hub.imports.tables import bytes_of, text_of
+
+    try:
+        return tomllib.loads(text_of(bytes_of(path), str(path)).getvalue())
+    except tomllib.TOMLDecodeError as error:
+        raise typer.BadParameter(f"{path}: expected TOML, got {error}.", param_hint="--names") from None
+
+
+def _numbers(text: str | None, default: float, option: str) -> list[float]:
+    try:
+        return [default] if text is None else [float(number) for number in text.split(",")]
+    except ValueError:
+        step = "Write one for each channel."
+        problem = f"expected numbers such as 0.5 or 0.49,0.48,0.45, got {text!r:.100}. {step}"
+        raise typer.BadParameter(problem, param_hint=option) from None

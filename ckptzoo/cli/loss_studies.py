@@ -50,6 +50,8 @@ class LabelledOptions:
 
         if self.inputs is None:
             return labelled_of(zoo, self.set, data=self.data, statistics=self.statistics)
+        if self.data is not None:
+            raise typer.BadParameter("--data is for sets that are known by name; leave it out, or --inputs.")
         read, targets = read_inputs(self.inputs)
         if targets is None:
             raise typer.BadParameter(f"{self.inputs}: expected an array targets beside inputs, got none.")

@@ -106,7 +106,9 @@ LabelledFile = Annotated[
 ]
 Data = Annotated[
     Path | None,
-    typer.Option("--data", metavar="FOLDER", help="The folder of test sets.  [default: that of CKPTZOO_DATA]"),
+    typer.Option(
+        "--data", metavar="FOLDER", exists=True, help="The folder of test sets.  [default: that of CKPTZOO_DATA]"
+    ),
 ]
 VariantName = Annotated[
     str | None,
@@ -155,8 +157,9 @@ def parse_input_shape(text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
     sizes = text.strip("() ").replace("x", ",").split(",")
-    if not all(size.strip().isdecimal() and 0 < int(size) < 2**31 for size in sizes):
-        raise typer.BadParameter(f"--input-shape: expected sizes such as 64 or 3x32x32, got {text!r}.")
+    # Python turns no text of more than 4,300 digits into a number
+    if not all(len(size) < 20 and size.strip().isdecimal() and 0 < int(size) < 2**31 for size in sizes):
+        raise typer.BadParameter(f"--input-shape: expected sizes such as 64 or 3x32x32, got {text!r:.80}.")
     return tuple(map(int, sizes))
 
 

@@ -50,6 +50,8 @@ def work_on_ray(context: typer.Context, on: str, device: str = "cpu") -> None:
     scheme, separator, address = on.partition("://")
     if scheme != "ray" or bool(separator) != bool(address):
         raise typer.BadParameter(f"{on!r}: expected ray or ray://HOST:PORT.", param_hint="--on")
+    if any(word == "--share" or word.startswith("--share=") for word in context.obj.arguments):
+        raise typer.BadParameter("expected one of --share and --on, got both.")
     command = _without(context.obj.arguments, "--on")
     own = {name: value for name, value in os.environ.items() if name.startswith(_OWN)}
     with connected(address or None) as ray, bar("shares", nbytes=False) as progress:

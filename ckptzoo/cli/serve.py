@@ -141,7 +141,7 @@ def user(
     It prints a link that signs in to the pages once, within 24 hours; for an account that is there, another one. A name
     stays taken when its account is revoked, because its repositories stay.
     """
-    _one_of(name, list_)
+    _one_of(name, list_, revoke)
     link = None
     with _writing(root) as connection:
         from ckptzoo.server.store import accounts, sessions
@@ -183,7 +183,7 @@ def org(
 
     Its name is a namespace, in which its members have their roles.
     """
-    _one_of(name, list_)
+    _one_of(name, list_, revoke or member is not None)
     with _writing(root) as connection:
         from ckptzoo.server.store import accounts
         from ckptzoo.server.store.audit import OPERATOR
@@ -220,7 +220,7 @@ def grant(
     An organisation's grant is for all its members, each up to their role in it. Whoever has none reads what is public,
     and opens pull requests there.
     """
-    _one_of(account, list_)
+    _one_of(account, list_, revoke)
     if account is not None and target is None:
         raise typer.BadParameter("expected ACCOUNT PLACE, such as ada lab/zoo.")
     with _writing(root) as connection:
@@ -262,6 +262,8 @@ def token(
     """
     if write + contribute + revoke + list_ > 1:
         raise typer.BadParameter("expected one of --write, --contribute, --revoke and --list, got several.")
+    if number is not None and not revoke:
+        raise typer.BadParameter("expected --revoke with --number, got none: it is the token to remove.")
     with _writing(root) as connection:
         from datetime import timedelta
 
@@ -416,9 +418,11 @@ def _writing(root: Path) -> Iterator["sqlite3.Connection"]:
         database.close()
 
 
-def _one_of(name: str | None, list_: bool) -> None:
+def _one_of(name: str | None, list_: bool, changes: bool) -> None:
     if (name is None) != list_:
         raise typer.BadParameter("expected a name, or --list.")
+    if list_ and changes:
+        raise typer.BadParameter("--list changes nothing: expected it alone.")
 
 
 def _show(name: str, rows: list[dict[str, Any]], as_json: bool, columns: tuple[str, ...]) -> None:

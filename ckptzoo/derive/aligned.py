@@ -12,7 +12,7 @@ import ckptzoo
 from ckptzoo import archs
 from ckptzoo.archs.gaussian_spec import STD
 from ckptzoo.archs.gaussian_spec import declare as declare_gaussian
-from ckptzoo.arguments import checked
+from ckptzoo.arguments import NETWORK, checked
 from ckptzoo.derive.checks import RANDOM_INPUTS, import_with_torch
 from ckptzoo.derive.predictions import checked_inputs, digest_of_inputs
 from ckptzoo.derive.tables import symmetry_of, traced_shape, unless_layers
@@ -53,7 +53,7 @@ def align_zoo(
     certify: str = "auto",
     inputs: NDArray[Any] | None = None,
     inputs_name: str = "",
-    module: Any = None,
+    module: NETWORK | None = None,
     input_shape: Sequence[int] | None = None,
     share: tuple[int, int] = (0, 1),
     progress: Progress | None = None,

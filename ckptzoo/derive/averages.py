@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.arguments import checked
+from ckptzoo.arguments import NETWORK, checked
 from ckptzoo.derive.aligned import BEST
 from ckptzoo.derive.checks import import_with_torch
 from ckptzoo.derive.labelled import Labelled
@@ -107,7 +107,7 @@ def average(
     variant: str = layout.RAW,
     to: str | None = None,
     labelled: Labelled | None = None,
-    module: Any = None,
+    module: NETWORK | None = None,
     progress: Progress | None = None,
 ) -> Averaged:
     """The mean of the weights of the checkpoints of a zoo, or of a selection of it.
@@ -178,7 +178,7 @@ def soup(
     variant: str = layout.RAW,
     to: str | None = None,
     measured: Labelled | None = None,
-    module: Any = None,
+    module: NETWORK | None = None,
     progress: Progress | None = None,
 ) -> Averaged:
     """A greedy soup of the checkpoints of a zoo, or of a selection of it.
@@ -273,7 +273,8 @@ def soup(
     return replace(found, chosen_on=labelled.set, trials=tuple(trials), left_out=left_out)
 
 
-def measured_on(checkpoint: Checkpoint, labelled: Labelled, *, module: Any = None) -> tuple[float, float]:
+@checked
+def measured_on(checkpoint: Checkpoint, labelled: Labelled, *, module: NETWORK | None = None) -> tuple[float, float]:
     """Accuracy and loss in nats of one checkpoint, with the running statistics that it has.
 
     Parameters

@@ -4,7 +4,7 @@ Blocks follow from the zoo alone and each is computed by itself, kept or not, so
 the last bits of a product of matrices can depend on how many checkpoints are in it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,21 +55,26 @@ class DescribedRows:
 
     def arrays(self, progress: Progress | None = None) -> Rows:
         """The arrays of all checkpoints: those that are kept, and computed ones."""
-        found = self._blocks(range(len(self.blocks)), progress)
-        return {name: np.concatenate([arrays[name] for arrays in found]) for name in (found[0] if found else ())}
+        found: Rows = {}
+        for block, arrays in zip(self.blocks, self._blocks(range(len(self.blocks)), progress), strict=True):
+            for name, array in arrays.items():
+                if name not in found:
+                    found[name] = np.empty((len(self._zoo), *array.shape[1:]), array.dtype)
+                found[name][block] = array
+        return found
 
     def share(self, share: tuple[int, int], progress: Progress | None = None) -> tuple[int, int]:
         """Compute and keep every n-th block, from the i-th, counted from 0; how many are kept now, and all."""
         if self._saved is None:
             step = "Name a folder that all who share the work share."
             raise ZooError(Problem(self._zoo.name, "folder for blocks", "one, to share them", "none", step))
-        self._blocks(range(share[0], len(self.blocks), share[1]), progress)
+        for _ in self._blocks(range(share[0], len(self.blocks), share[1]), progress):
+            pass
         return sum(map(self._saved.has, range(len(self.blocks)))), len(self.blocks)
 
-    def _blocks(self, numbers: Sequence[int], progress: Progress | None) -> list[Rows]:
-        """The arrays of some blocks."""
+    def _blocks(self, numbers: Sequence[int], progress: Progress | None) -> Iterator[Rows]:
+        """The arrays of some blocks, one after the other."""
         sizes = [self.blocks[number].stop - self.blocks[number].start for number in numbers]
-        found: list[Rows] = []
         for place, number in enumerate(numbers):
             done, total = sum(sizes[:place]), sum(sizes)
 
@@ -77,8 +82,7 @@ class DescribedRows:
                 if progress is not None:
                     progress(done + inside, total)
 
-            found.append(self._block(number, report))
-        return found
+            yield self._block(number, report)
 
     def _block(self, number: int, progress: Progress) -> Rows:
         """The arrays of a block: those that are kept, else computed, and kept where there is a folder."""

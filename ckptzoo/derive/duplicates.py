@@ -1,14 +1,14 @@
 """Checkpoints of a zoo that are one network but for permutations, scales and matrices of channels."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.arguments import checked
+from ckptzoo.arguments import NETWORK, checked
 from ckptzoo.derive.concurrency import in_order
 from ckptzoo.derive.described_rows import DescribedRows, Rows
 from ckptzoo.derive.tables import symmetry_of
@@ -17,19 +17,13 @@ from ckptzoo.loader.stream import Batch
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import Canonical, canonicalize
-from ckptzoo.symmetry.comparison import Neighbours, ambiguous, apart, compare, invariant_width, rounding_tolerance
 from ckptzoo.symmetry.gauges import gauge_of
-from ckptzoo.symmetry.invariants import FEATURES, invariants
-from ckptzoo.symmetry.matrices.comparison import NEAR, matrix_distances, matrix_tolerance, near_bound
-from ckptzoo.symmetry.matrices.invariants import FEATURES as MATRIX_FEATURES
-from ckptzoo.symmetry.matrices.invariants import matrix_invariants, sketch_bound
-from ckptzoo.symmetry.matrices.tables import mixes
+from ckptzoo.symmetry.identity.index import Index
 from ckptzoo.text import Progress
 
-_Weights = Mapping[str, NDArray[Any]]
 _GAUGE = "canonical"
 _VERSION = 1
-"""Of what ``descriptions`` computes; where its bits change, another number keeps kept ones from being used."""
+"""The version of descriptions: where their bits change, another number keeps kept ones from being used."""
 BATCH_BYTES = 8 * 2**20
 """Weights that are brought into the gauge at a time, or one checkpoint."""
 CANDIDATE_BYTES = 128 * 2**20
@@ -45,7 +39,7 @@ class NearWeights:
     ids
         of both.
     distance
-        of their weights (``ckptzoo.symmetry.matrices.comparison.matrix_distances``).
+        of their weights (``ckptzoo.symmetry.identity.comparison.distances``).
     """
 
     ids: tuple[str, str]
@@ -54,7 +48,7 @@ class NearWeights:
 
 @dataclass(frozen=True)
 class Duplicates:
-    """What ``dedupe`` found.
+    """Duplicates that ``dedupe`` found.
 
     Parameters
     ----------
@@ -68,8 +62,8 @@ class Duplicates:
         ids of those that were not: weights that are not finite, or ties that the gauge leaves unresolved.
     uncertain
         the number of those compared with channels that only their weights tell apart, and not what describes them
-        (``ckptzoo.symmetry.comparison.ambiguous``). They are found where they were permuted, and may be missed where
-        they were also scaled; of all others no copy is missed. With matrices, those whose gauge is unresolved.
+        (``ckptzoo.symmetry.identity.comparison.ambiguous``). They are found where they were permuted, and may be missed
+        where they were also scaled; of all others no copy is missed. With matrices, those whose gauge is unresolved.
     tolerance
         the relative norm up to which every tensor of two canonical forms agrees.
     near
@@ -109,7 +103,7 @@ def dedupe(
     zoo: Zoo,
     *,
     tolerance: float | None = None,
-    module: Any = None,
+    module: NETWORK | None = None,
     input_shape: Sequence[int] | None = None,
     saved_in: str | Path | None = None,
     progress: Progress | None = None,
@@ -117,13 +111,13 @@ def dedupe(
     """The checkpoints of a zoo that are one network but for permutations, scales and matrices.
 
     Every checkpoint is brought into the ``canonical`` gauge and described by eight numbers that depend on no order of
-    channels (``ckptzoo.symmetry.invariants.invariants``). Where those are close, two checkpoints agree when
+    channels (``ckptzoo.symmetry.identity.invariants.invariants``). Where those are close, two checkpoints agree when
     ``||a_t - b_t|| <= tolerance * ||a_t||`` for every floating tensor t, and all other tensors are equal; channels
     that rounding has put in another order are matched first. A group is what agreements connect.
 
-    Where the table has matrices, sixteen numbers describe a checkpoint that depend on no matrix either
-    (``ckptzoo.symmetry.matrices.invariants.matrix_invariants``). Two agree when one can be laid on the other, stream by
-    stream and head by head, within the tolerance (``ckptzoo.symmetry.matrices.comparison.matrix_distances``).
+    Where the table has matrices, sixteen numbers describe a checkpoint that depend on no matrix either. Two agree when
+    one can be laid on the other, stream by stream and head by head, within the tolerance
+    (``ckptzoo.symmetry.identity.comparison.distances``).
 
     Parameters
     ----------
@@ -162,119 +156,34 @@ def dedupe(
     what the copy was rounded by. Tested in tests/derive/test_dedupe.py and test_matrix_duplicates.py.
     """
     symmetry = symmetry_of(zoo.contents, module, input_shape)
-    rounding = _rounding(zoo, symmetry)
-    if tolerance is None:
-        tolerance = rounding
-    if not 0 <= tolerance < np.inf:
+    if tolerance is not None and not 0 <= tolerance < np.inf:
         step = "Leave it out for rounding alone."
         raise ZooError(Problem("dedupe", "tolerance", "a finite number, 0 or more", repr(tolerance), step))
-    found = descriptions(zoo, module=module, input_shape=input_shape, saved_in=saved_in).arrays(progress)
-    described = _Descriptions(**found) if found else _Descriptions.blank(0, FEATURES)
-    rows, ids = np.flatnonzero(described.usable), zoo.ids
-    comparison = (_MatrixComparison if mixes(symmetry) else _Comparison)(zoo, symmetry, tolerance)
-    weights = _CanonicalWeights(zoo, symmetry)
-    groups: list[tuple[list[int], bool]] = []
-    candidates = [rows[places] for places in apart(described.sketches[rows], comparison.width)]
-    for sets in _runs(candidates, weights.capacity):
-        weights.load(np.concatenate(sets))
-        for members in sets:
-            left = Neighbours(described.sketches[members], comparison.width)
-            groups += _groups(weights, members, left, comparison)
-    groups.sort()
+    index = _index(zoo, symmetry, tolerance)
+    described = descriptions(zoo, module=module, input_shape=input_shape, saved_in=saved_in).arrays(progress)
+    described = described or _blank(0, index.features)
+    rows, ids = np.flatnonzero(described["usable"]), zoo.ids
+    found = index.copies(rows, described["sketches"][rows], _CanonicalWeights(zoo, symmetry))
+    near = [NearWeights((ids[one], ids[other]), distance) for distance, (one, other) in found.near or ()]
     return Duplicates(
-        groups=tuple(tuple(ids[row] for row in members) for members, _ in groups),
-        identical=tuple(identical for _, identical in groups),
+        groups=tuple(tuple(ids[row] for row in members) for members, _ in found.groups),
+        identical=tuple(identical for _, identical in found.groups),
         checkpoints=len(rows),
-        skipped=tuple(ids[row] for row in np.flatnonzero(~described.usable)),
-        uncertain=int((described.usable & described.ambiguous).sum()),
-        tolerance=tolerance,
-        near=comparison.near_pairs([members for members, _ in groups], ids),
+        skipped=tuple(ids[row] for row in np.flatnonzero(~described["usable"])),
+        uncertain=int((described["usable"] & described["ambiguous"]).sum()),
+        tolerance=index.tolerance,
+        near=None if found.near is None else tuple(near),
     )
 
 
-def _rounding(zoo: Zoo, symmetry: Symmetry) -> float:
-    """The tolerance of what rounding can do to a copy."""
-    dtypes = [zoo[name].dtype for name in zoo.arch.names]
-    return matrix_tolerance(dtypes) if mixes(symmetry) else rounding_tolerance(dtypes, symmetry)
-
-
-class _Comparison:
-    """Compares canonical weights for a table without matrices.
-
-    Parameters
-    ----------
-    zoo
-        whose weights they are.
-    symmetry
-        the table.
-    tolerance
-        up to which they agree.
-    """
-
-    def __init__(self, zoo: Zoo, symmetry: Symmetry, tolerance: float) -> None:
-        self._symmetry, self._tolerance = symmetry, tolerance
-        self.width = invariant_width(tolerance, len(zoo.arch.names))
-
-    def __call__(
-        self, row: int, first: _Weights, rows: NDArray[np.int64], others: _Weights
-    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Which rows agree with one, and which equal it bit for bit."""
-        return compare(first, others, self._symmetry, self._tolerance)
-
-    def near_pairs(self, groups: list[list[int]], ids: Sequence[str]) -> tuple[NearWeights, ...] | None:
-        """Nothing is looked for."""
-        return None
-
-
-class _MatrixComparison(_Comparison):
-    """Compares canonical weights for a table with matrices, and keeps the pairs that are near."""
-
-    def __init__(self, zoo: Zoo, symmetry: Symmetry, tolerance: float) -> None:
-        super().__init__(zoo, symmetry, tolerance)
-        # sketches move in proportion to the weights: a wider tolerance needs wider sketches
-        wider = max(1.0, tolerance / _rounding(zoo, symmetry))
-        self.width = NEAR * wider * sketch_bound(zoo[name].dtype for name in zoo.arch.names)
-        self._near: dict[tuple[int, int], float] = {}
-
-    def __call__(
-        self, row: int, first: _Weights, rows: NDArray[np.int64], others: _Weights
-    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Which rows agree with one, and which equal it bit for bit."""
-        distances, equal = matrix_distances(first, others, self._symmetry, self._tolerance)
-        agree = distances <= self._tolerance
-        for number in np.flatnonzero(~agree & (distances <= near_bound(self._tolerance))).tolist():
-            self._near[min(row, int(rows[number])), max(row, int(rows[number]))] = float(distances[number])
-        return agree, equal
-
-    def near_pairs(self, groups: list[list[int]], ids: Sequence[str]) -> tuple[NearWeights, ...] | None:
-        """Those that no group joins."""
-        group_of = {row: number for number, members in enumerate(groups) for row in members}
-        apart = (
-            (distance, pair)
-            for pair, distance in self._near.items()
-            if pair[0] not in group_of or group_of[pair[0]] != group_of.get(pair[1])
-        )
-        return tuple(NearWeights((ids[one], ids[other]), distance) for distance, (one, other) in sorted(apart))
-
-
-@dataclass(frozen=True, eq=False)
-class _Descriptions:
-    """What is kept of N checkpoints: sketches (N, F), whether they have one, and whether channels look alike."""
-
-    sketches: NDArray[np.float64]
-    usable: NDArray[np.bool_]
-    ambiguous: NDArray[np.bool_]
-
-    @classmethod
-    def blank(cls, N: int, features: int) -> "_Descriptions":
-        """Of N checkpoints of which nothing is known."""
-        return cls(np.zeros((N, features)), np.zeros(N, bool), np.zeros(N, bool))
+def _index(zoo: Zoo, symmetry: Symmetry, tolerance: float | None = None) -> Index:
+    return Index(symmetry, (zoo[name].dtype for name in zoo.arch.names), tolerance)
 
 
 def descriptions(
     zoo: Zoo, *, module: Any = None, input_shape: Sequence[int] | None = None, saved_in: str | Path | None = None
 ) -> DescribedRows:
-    """What ``dedupe`` computes of every checkpoint by itself, which processes can share.
+    """Describe every checkpoint by itself, as ``dedupe`` needs it, in blocks that processes can share.
 
     Parameters
     ----------
@@ -287,42 +196,37 @@ def descriptions(
     (1, 1)
     """
     symmetry = symmetry_of(zoo.contents, module, input_shape)
-    rounding, features = _rounding(zoo, symmetry), MATRIX_FEATURES if mixes(symmetry) else FEATURES
-
-    def compute(some: Zoo, progress: Progress) -> Rows:
-        return asdict(_describe(some, symmetry, rounding, features, progress))
-
-    gauge = gauge_of(_GAUGE, symmetry)
+    index, gauge = _index(zoo, symmetry), gauge_of(_GAUGE, symmetry)
     what = {
         "described": "weights",
         "version": _VERSION,
         "symmetry": symmetry.digest,
         "gauge": [gauge.name, gauge.version],
+        "features": index.features,
+        "rounding": index.rounding,
     }
-    return DescribedRows(zoo, {**what, "features": features, "rounding": rounding}, compute, saved_in)
+    return DescribedRows(zoo, what, lambda some, progress: _describe(some, symmetry, index, progress), saved_in)
 
 
-def _describe(zoo: Zoo, symmetry: Symmetry, rounding: float, features: int, progress: Progress) -> _Descriptions:
+def _blank(N: int, features: int) -> Rows:
+    """Arrays for N checkpoints: sketches (N, F), whether they have one, and whether channels look alike."""
+    return {"sketches": np.zeros((N, features)), "usable": np.zeros(N, bool), "ambiguous": np.zeros(N, bool)}
+
+
+def _describe(zoo: Zoo, symmetry: Symmetry, index: Index, progress: Progress) -> Rows:
     """The description of every checkpoint."""
     N = len(zoo)
-    found = _Descriptions.blank(N, features)
+    found = _blank(N, index.features)
 
     def describe(batch: Batch) -> tuple[NDArray[np.bool_], NDArray[np.float64], NDArray[np.bool_]]:
         canonical = _canonical(batch, zoo, symmetry)
-        if mixes(symmetry):  # what is left open in the gauge changes no sketch
-            usable = canonical.report.gauged
-            weights = {name: array[usable] for name, array in canonical.weights.items()}
-            sketches = matrix_invariants(weights, symmetry).unordered.sketches
-            return usable, sketches, canonical.report.unresolved[usable]
-        usable = canonical.report.gauged & ~canonical.report.unresolved
-        weights = {name: array[usable] for name, array in canonical.weights.items()}
-        described = invariants(weights, symmetry)
-        return usable, described.sketches, ambiguous(weights, described, symmetry, rounding)
+        usable, described = index.describe(canonical)
+        return usable, described.sketches, index.unsure(canonical, usable, described)
 
     done = 0
     for usable, sketches, unsure in in_order(describe, zoo.batches(max_bytes=BATCH_BYTES)):
         rows = done + np.flatnonzero(usable)
-        found.usable[rows], found.sketches[rows], found.ambiguous[rows] = True, sketches, unsure
+        found["usable"][rows], found["sketches"][rows], found["ambiguous"][rows] = True, sketches, unsure
         done += len(usable)
         progress(done, N)
     return found
@@ -330,18 +234,6 @@ def _describe(zoo: Zoo, symmetry: Symmetry, rounding: float, features: int, prog
 
 def _canonical(batch: Batch, zoo: Zoo, symmetry: Symmetry) -> Canonical:
     return canonicalize({name: batch[name] for name in zoo.arch.names}, symmetry, gauge=_GAUGE)
-
-
-def _runs(sets: list[NDArray[np.int64]], capacity: int) -> Iterator[list[NDArray[np.int64]]]:
-    """Sets of rows in runs of at most ``capacity`` rows, or one set."""
-    run: list[NDArray[np.int64]] = []
-    for rows in sets:
-        if run and sum(map(len, run)) + len(rows) > capacity:
-            yield run
-            run = []
-        run.append(rows)
-    if run:
-        yield run
 
 
 class _CanonicalWeights:
@@ -375,39 +267,3 @@ class _CanonicalWeights:
             return _canonical(batch, self._zoo, self._symmetry).weights
 
         return in_order(weights, self._zoo.take(rows).batches(max_bytes=BATCH_BYTES))
-
-
-def _groups(
-    weights: _CanonicalWeights, rows: NDArray[np.int64], left: Neighbours, comparison: _Comparison
-) -> Iterator[tuple[list[int], bool]]:
-    """Groups among rows in zoo order, and whether their weights are equal bit for bit.
-
-    Each row is compared with those near it that have no group yet, and so is every row that joins its group.
-    """
-    for start in range(len(rows)):
-        if not left.take(start):
-            continue
-        group, identical, waiting = [start], True, [start]
-        while waiting:
-            place = waiting.pop()
-            # rounding can put a network close to two others that are not close to each other: a group is what
-            # agreements connect
-            near = left.near(place)
-            if not len(near):
-                continue
-            (first,) = weights.of(rows[place : place + 1])
-            answers: list[tuple[NDArray[np.bool_], NDArray[np.bool_]]] = []
-            seen = 0
-            for others in weights.of(rows[near]):
-                count = len(next(iter(others.values())))
-                answers.append(comparison(int(rows[place]), first, rows[near[seen : seen + count]], others))
-                seen += count
-            agree, equal = (np.concatenate(parts) for parts in zip(*answers, strict=True))
-            identical &= bool(equal[agree].all())
-            joined = near[agree].tolist()
-            for other in joined:
-                left.take(other)
-            group += joined
-            waiting += joined
-        if len(group) > 1:
-            yield sorted(rows[group].tolist()), identical

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ckptzoo import archs
 from ckptzoo.errors import Problem, ZooError
+from ckptzoo.loader.torch import device_of
 from ckptzoo.schema.architecture import Architecture
 
 # where vmap loops over an operation itself; a filter for a while would be undone by other threads
@@ -52,11 +53,14 @@ class Forward:
     def __init__(
         self, arch: Architecture, module: torch.nn.Module | None = None, *, vmap: bool = False, device: str = "cpu"
     ) -> None:
-        self._arch, self._device = arch, device
+        self._arch, self._device = arch, device_of(device, arch.name)
         self._name = None if module is not None or vmap else arch.forward
         self._constants: dict[str, torch.Tensor] = {}
         self._one_by_one = False
         if module is not None:
+            if not isinstance(module, torch.nn.Module):
+                got, step = type(module).__name__, "Pass a network, not its class or what it was saved in."
+                raise ZooError(Problem(arch.name, "module", "a torch.nn.Module", got, step))
             # a state dict leaves out buffers that are not persistent, such as tables of rotary embeddings
             stored = module.state_dict().keys()
             self._constants = {name: value for name, value in module.named_buffers() if name not in stored}

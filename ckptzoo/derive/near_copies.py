@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo import archs
-from ckptzoo.arguments import checked
+from ckptzoo.arguments import NETWORK, checked
 from ckptzoo.derive.checks import import_with_torch
 from ckptzoo.derive.concurrency import in_order
 from ckptzoo.derive.described_rows import DescribedRows, Rows
@@ -18,6 +18,7 @@ from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.stream import Batch
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.architecture import Architecture
+from ckptzoo.symmetry.identity.neighbours import close_pairs
 from ckptzoo.text import Progress
 
 INPUTS = 64
@@ -36,10 +37,8 @@ _BATCH_BYTES = 8 * 2**20
 """Weights that are evaluated at a time, or one checkpoint."""
 _STACK, _STACK_BYTES = 64, 2**20
 """Checkpoints that go through the network at once, at most, and their weights, or one checkpoint."""
-_PAIRS_AT_A_TIME = 2**22
 _VERSION = 1
-"""Of what ``outputs`` computes, inputs included; where its bits change, another number keeps kept ones from being used.
-"""
+"""The version of outputs and inputs: where their bits change, another number keeps kept ones from being used."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class NearPair:
 
 @dataclass(frozen=True)
 class NearCopies:
-    """What ``near_copies`` found.
+    """Pairs that ``near_copies`` found.
 
     Parameters
     ----------
@@ -79,20 +78,11 @@ class NearCopies:
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """Checkpoints by their outputs.
-
-    Parameters
-    ----------
-    ids
-        of N checkpoints.
-    origins
-        (N,) what they stem from; those with one origin are not independent.
-    values
-        (N, D) float64, so that Euclidean distances are those of the outputs; NaN for outputs that are not finite.
-    """
+    """Checkpoints by their outputs: Euclidean distances of the values (N, D) are those of the outputs."""
 
     ids: tuple[str, ...]
     origins: NDArray[Any]
+    """(N,) what each stems from; those with one origin are not independent."""
     values: NDArray[np.float64]
 
     def threshold(self) -> float | None:
@@ -103,7 +93,8 @@ class Points:
         """
         _, last = np.unique(self.origins[::-1], return_index=True)
         rows = np.sort(len(self.origins) - 1 - last)
-        rows = rows[np.isfinite(self.values[rows]).all(axis=1)]
+        # values are at most 1, so that sums are finite where all of them are
+        rows = rows[np.isfinite(self.values.sum(axis=1))[rows]]
         if len(rows) < LEAST_MEMBERS:
             return None
         spread = np.linspace(0, len(rows) - 1, min(len(rows), MAX_MEMBERS)).round().astype(np.int64)
@@ -118,18 +109,13 @@ class Points:
 
         Each pair once where the others are these.
         """
-        pairs: list[NearPair] = []
-        step = max(1, _PAIRS_AT_A_TIME // max(1, len(others.ids)))
-        for start in range(0, len(self.ids), step):
-            some = slice(start, start + step)
-            # the squares are rounded at 1e-16 of 1, so distances below 1e-8 are not told apart, which is enough here
-            close = _squares(self.values[some], others.values) < threshold**2
-            close &= self.origins[some, None] != others.origins[None, :]
-            for row, other in zip(*np.nonzero(close), strict=True):
-                if others is self and other <= start + row:
-                    continue
-                distance = float(np.linalg.norm(self.values[start + row] - others.values[other]))
-                pairs.append(NearPair((self.ids[start + row], others.ids[other]), distance))
+        labels = np.unique(np.concatenate([self.origins, others.origins]), return_inverse=True)[1]
+        both = labels[: len(self.ids)], labels[-len(others.ids) :] if others.ids else labels[:0]
+        pairs = [
+            NearPair((self.ids[row], others.ids[other]), distance)
+            for found in close_pairs(self.values, others.values, threshold, both)
+            for row, other, distance in zip(*(part.tolist() for part in found), strict=True)
+        ]
         return sorted(pairs, key=lambda pair: (pair.distance, pair.ids))
 
 
@@ -137,7 +123,7 @@ class Points:
 def near_copies(
     zoo: Zoo,
     *,
-    module: Any = None,
+    module: NETWORK | None = None,
     input_shape: Sequence[int] | None = None,
     saved_in: str | Path | None = None,
     progress: Progress | None = None,
@@ -175,7 +161,8 @@ def near_copies(
     Notes
     -----
     64 forward passes a checkpoint and one read of the weights; 8 bytes times 64 times the number of outputs for each
-    checkpoint. Pairs of one member, or of draws around one mode, are not compared. Tested in
+    checkpoint. Outputs are compared with those in near cells alone, so that the time grows little faster than the zoo.
+    Pairs of one member, or of draws around one mode, are not compared. Tested in
     tests/derive/test_near_copies.py.
 
     Examples
@@ -201,18 +188,7 @@ def near_copies(
 def outputs(
     zoo: Zoo, *, module: Any = None, input_shape: Sequence[int] | None = None, saved_in: str | Path | None = None
 ) -> DescribedRows:
-    """What ``near_copies`` computes of every member by itself, which processes can share.
-
-    Parameters
-    ----------
-    zoo, module, input_shape, saved_in
-        as for ``near_copies``; a module of the same name must be the same network.
-
-    Raises
-    ------
-    ZooError
-        No forward function is known, or no input shape.
-    """
+    """Evaluate every member by itself, in blocks that processes can share; modules of one name are one network."""
     inputs = seeded_inputs(with_input_shape(zoo.arch, input_shape))
     _require_forward(zoo, module)
 
@@ -225,13 +201,7 @@ def outputs(
 
 
 def seeded_inputs(arch: Architecture) -> NDArray[np.float32]:
-    """(64, *input_shape) standard normal inputs, always the same.
-
-    Raises
-    ------
-    ZooError
-        The architecture has no input shape.
-    """
+    """(64, *input_shape) standard normal inputs, always the same; ZooError without an input shape."""
     if arch.input_shape is None:
         step = "Say the shape of one input where that is taken: --input-shape 64, or input_shape=(64,) in Python."
         raise ZooError(Problem(arch.name, "input shape", "one", "none", step))
@@ -253,17 +223,9 @@ def points(
 
         d = sqrt(mean_b (1/2) sum_c (sqrt(p_bc) - sqrt(q_bc))^2)
 
-    over inputs b and classes c: the root of the mean squared Hellinger distance, from 0 to 1. A shift of all outputs
-    of an input by one number leaves it alone.
-
-    Parameters
-    ----------
-    inputs
-        (B, *input_shape), as the networks take them.
-    others
-        ids of checkpoints that take the same inputs in another form, and those.
-    module, progress
-        as ``near_copies`` takes them.
+    over inputs b (B, *input_shape) and classes c: the root of the mean squared Hellinger distance, from 0 to 1. A shift
+    of all outputs of an input by one number leaves it alone. ``others`` are ids of checkpoints that take the same
+    inputs in another form, and those.
     """
     _require_forward(zoo, module)
     forward_module = import_with_torch("forward")
@@ -307,13 +269,7 @@ def _require_forward(zoo: Zoo, module: Any) -> None:
 
 
 def stored_points(zoo: Zoo, logits: Iterator[tuple[slice, NDArray[Any]]], examples: int) -> Points:
-    """As ``points``, of stored outputs.
-
-    Parameters
-    ----------
-    logits
-        places of checkpoints in the zoo, and their outputs (K, examples, classes).
-    """
+    """Place checkpoints by stored outputs (K, examples, classes), each with their places in the zoo."""
     values: NDArray[np.float64] | None = None
     for places, outputs in logits:
         found = _placed(np.asarray(outputs[:, :examples], np.float64))

@@ -1,6 +1,6 @@
 """Differences of the outputs of raw and derived weights on sampled inputs, for the equivalence check. Needs torch.
 
-Which checkpoints of a zoo are one network is another question: ``ckptzoo/symmetry/comparison.py`` answers it from the
+Which checkpoints of a zoo are one network is another question: ``ckptzoo/symmetry/identity`` answers it from the
 weights.
 """
 

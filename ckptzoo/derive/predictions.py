@@ -14,7 +14,7 @@ from rich.console import Console
 
 import ckptzoo
 from ckptzoo import archs
-from ckptzoo.arguments import checked
+from ckptzoo.arguments import NETWORK, checked
 from ckptzoo.console import PrintedResult
 from ckptzoo.derive.checks import import_with_torch
 from ckptzoo.derive.concurrency import BackgroundWriter, in_order
@@ -103,7 +103,7 @@ def predict(
     targets: NDArray[Any] | None = None,
     others: Sequence[tuple[Collection[str], NDArray[Any]]] = (),
     where: Filters = None,
-    module: Any = None,
+    module: NETWORK | None = None,
     device: str = "cpu",
     share: tuple[int, int] = (0, 1),
     progress: Progress | None = None,

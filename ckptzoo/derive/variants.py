@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.arguments import checked
+from ckptzoo.arguments import NETWORK, checked
 from ckptzoo.derive.checks import (
     PRECISIONS,
     SMALL_BYTES,
@@ -433,7 +433,7 @@ def derive(
     store: str = "weights",
     certify: str = "auto",
     inputs: NDArray[Any] | None = None,
-    module: Any = None,
+    module: NETWORK | None = None,
     input_shape: Sequence[int] | None = None,
     share: tuple[int, int] = (0, 1),
     progress: Progress | None = None,

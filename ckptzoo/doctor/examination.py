@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ckptzoo.arguments import checked
 from ckptzoo.checks import NOTE, PROBLEM, Check
 from ckptzoo.console import PrintedResult, say
 from ckptzoo.doctor import hub, installation, machine
@@ -62,6 +63,7 @@ class Examination(PrintedResult):
         say(out, "", f"{counted(self.problems, 'problem')}, {counted(notes, 'note')}.")
 
 
+@checked
 def examine(zoo: str | os.PathLike[str] | None = None) -> Examination:
     """Look at this installation, its machine and its hub, and at a zoo.
 

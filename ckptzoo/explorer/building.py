@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from rich.console import Console
 
+from ckptzoo.arguments import checked
 from ckptzoo.console import say
 from ckptzoo.errors import Problem, SpecError, UnknownNameError, ZooError
 from ckptzoo.explorer import columns
@@ -18,11 +19,12 @@ from ckptzoo.explorer.document import Facts, LayerFigure, html_page
 from ckptzoo.explorer.payload import Payload, encode
 from ckptzoo.explorer.trajectories import trajectories
 from ckptzoo.explorer.weights import BASIS, MISSING, LayerWeights, Scores, count_values, edges_of, scores
-from ckptzoo.format.durable import write_file
+from ckptzoo.format.durable import check_replaceable, write_file
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.card import CARD_TOML, MAX_CARD_BYTES, Card
+from ckptzoo.schema.explorer import START
 from ckptzoo.text import Progress, counted, counter, size
 
 MAX_ROWS = 200_000
@@ -97,6 +99,7 @@ class Page:
         say(console or Console(), f"{self.path}: {size(self.nbytes)}, {shown}")
 
 
+@checked
 def page(
     zoo: Zoo,
     output: str | Path,
@@ -152,6 +155,10 @@ def page(
     if target.is_dir():
         step = f"Name a file in it, such as {target / 'page.html'}."
         raise ZooError(Problem(str(target), "output", "a file", "a folder", step))
+    check_replaceable(target)
+    if target.is_file() and not _is_page(target):
+        step = "Name another file, or remove this one."
+        raise ZooError(Problem(str(target), "output", "an older page, or nothing there yet", "another file", step))
     if max_rows < 1:
         raise ZooError(Problem(zoo.name, "max_rows", "1 or more", str(max_rows), "Correct it."))
     chosen = zoo if where is None else zoo.where(where)
@@ -175,6 +182,13 @@ def page(
         content.variants,
         zoo.revision,
     )
+
+
+def _is_page(path: Path) -> bool:
+    """Whether a file is one for browsers, or is empty."""
+    beginning = START.strip().encode()
+    with path.open("rb") as file:
+        return file.read(len(beginning)).lower() in (beginning, b"")
 
 
 def _variant(zoo: Zoo) -> str | None:

@@ -73,18 +73,33 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def check_replaceable(path: Path) -> None:
+    """Refuse what a renamed file must not take the place of: folders, devices such as /dev/null, pipes, sockets.
+
+    Raises
+    ------
+    ZooError
+        There is such a thing.
+    """
+    # a user who may write there would lose the device for the whole machine; /dev/stdout is a link to a file at times
+    if (path.exists() and not path.is_file()) or path.parent.resolve() == Path("/dev"):
+        got = "a folder" if path.is_dir() else "a device or a pipe"
+        raise ZooError(Problem(str(path), "output", "a file, or nothing there yet", got, "Name another file."))
+
+
 def write_file(path: Path, data: bytes | bytearray) -> None:
     """Write a file atomically: a temporary file beside it, flush, rename, flush the folder.
 
     Raises
     ------
     ZooError
-        There is no such folder.
+        There is no such folder, or the path is that of a folder, a device or a pipe.
     OSError
         The disk is full, or cannot be written; ``filename`` is the path.
     """
     if not path.parent.is_dir():
         raise ZooError(Problem(str(path.parent), "folder", f"one to write {path.name} to", "none", "Make it first."))
+    check_replaceable(path)
     temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
     with naming(path):
         try:
@@ -158,6 +173,7 @@ class Staging:
 
     def move(self, name: str, target: Path) -> None:
         """Flush a file of the folder and put it in the place of ``target``; the folder is removed."""
+        check_replaceable(target)
         sync(self.path / name)
         # rename(2) replaces a file in one step
         (self.path / name).replace(target)

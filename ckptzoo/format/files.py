@@ -105,9 +105,10 @@ def leads_outside(path: Path, root: Path) -> Path | None:
     # unlike Path.resolve, os.path.realpath bears links that lead to themselves
     target, root = Path(os.path.realpath(path)), root.absolute()
     homes = [Path(os.path.realpath(root))]
-    if root.parent.name == "snapshots":
-        # in the cache of huggingface_hub snapshots/<commit>/<file> is a link to blobs/<digest> of the same repository
-        homes.append(Path(os.path.realpath(root.parent.parent / "blobs")))
+    for repository in (root, root.parent):  # the zoo is all of it, or a folder of a collection
+        if repository.parent.name == "snapshots":
+            # in the cache of huggingface_hub snapshots/<commit>/<file> is a link to blobs/<digest> of the same one
+            homes.append(Path(os.path.realpath(repository.parent.parent / "blobs")))
     return None if any(target.is_relative_to(home) for home in homes) else target
 
 

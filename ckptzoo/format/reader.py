@@ -271,7 +271,10 @@ def read_documents(files: Files) -> tuple[Identity, Architecture, Symmetry | Non
     if files.size(layout.ZOO) is None:
         step = "Make a zoo with ckptzoo.create, or name another folder."
         if files.size(layout.COLLECTION) is not None:
-            step = "It is a collection of zoos: open it with ckptzoo.open_collection, or name one of its folders."
+            step = (
+                "It is a collection of zoos: ckptzoo.open_collection opens it, ckptzoo.push_collection publishes it. "
+                "Or name one of its folders."
+            )
         elif files.here is not None and (names := zoo_folders(files.here)):
             step = f"It holds zoos: name one of them, such as {files.here / names[0]}; ckptzoo info lists them."
         raise IntegrityError(Problem(files.name, layout.ZOO, "a file", "none; this is not a zoo", step))

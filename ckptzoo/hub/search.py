@@ -25,7 +25,7 @@ _ONCE = HubRetryPolicy(max_attempts=1)
 
 @dataclass(frozen=True)
 class FoundZoo:
-    """A zoo on a hub, as its card describes it; none of this was checked.
+    """A zoo or a collection on a hub, as its card describes it; none of this was checked.
 
     Parameters
     ----------
@@ -43,6 +43,8 @@ class FoundZoo:
         whether only its owners see it.
     downloads, likes
         as the hub counts them.
+    zoos
+        of a collection, how many it has; None of a single zoo.
     """
 
     repository: str
@@ -55,6 +57,7 @@ class FoundZoo:
     private: bool
     downloads: int
     likes: int
+    zoos: int | None = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ def search(
     endpoint: str | None = None,
     token: str | None = None,
 ) -> SearchResult:
-    """Find zoos on a hub.
+    """Find zoos and collections on a hub.
 
     Parameters
     ----------
@@ -158,6 +161,7 @@ def _describe(repository: RepoFound) -> FoundZoo:
         repository.private,
         repository.downloads,
         repository.likes,
+        _count(numbers.get("zoos")),
     )
 
 

@@ -5,6 +5,7 @@
     lookup            which are known; find (on this machine: "svhn", "svhn/test-10000"), load (or fetched)
     image_set         ImageSet, what is known of a set before it is read, pixels as networks see them
     class_names       names of classes in the order of labels
+    evaluation        a test set and the scaling of its pixels, as rows say it
 
     idx               MNIST, Fashion-MNIST                              digits   scikit-learn's
     npz               any set as .npz, whole or in parts                svhn     .mat

@@ -145,6 +145,9 @@ def network_inputs(images: Images, mean: float | Sequence[float], std: float | S
     >>> network_inputs(np.full((1, 3, 1, 1), 255, np.uint8), (0.5, 0.5, 0.0), 0.5).ravel().tolist()
     [1.0, 1.0, 2.0]
     """
+    if images.ndim != 4 or images.dtype != np.uint8:
+        got, step = f"{images.shape} {images.dtype}", "Pass the images of an ImageSet."
+        raise ZooError(Problem("images", "images", "(N, C, H, W) uint8", got, step))
     channels = images.shape[1]
     scale = [np.atleast_1d(np.array(values, np.float64)) for values in (mean, std)]
     for values in scale:

@@ -124,6 +124,33 @@ TRAINING_SETS = tuple(known.name for known in KNOWN.values() if known.table is n
 """Those that have a training set."""
 
 
+_DIGITS = ("digits", "mnist", "svhn")
+"""Data sets whose labels are the digits 0 to 9."""
+
+
+def have_same_classes(one: str, other: str) -> bool:
+    """Whether labels of two data sets mean the same, so that a network of one can be scored on the other.
+
+    >>> have_same_classes("mnist", "digits"), have_same_classes("cifar10", "cifar10-c")
+    (True, True)
+    >>> have_same_classes("cifar10", "svhn"), have_same_classes("ylecun/mnist", "mnist-14x14")
+    (False, True)
+
+    Parameters
+    ----------
+    one, other
+        names of data sets, as ``find`` takes them.
+    """
+    first, second = (_full_size(name) for name in (one, other))
+    return first == second or {first, second} <= set(_DIGITS)
+
+
+def _full_size(name: str) -> str:
+    """A data set without the size of its images and their corruption, which change no label."""
+    name = _sized(name.lower().rpartition("/")[2])[0]
+    return name.removesuffix("-c") if name in KNOWN else name
+
+
 @checked
 def find(
     name: str, folder: str | Path | None = None, *, split: str | None = None, count: int | None = None

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptzoo.arguments import is_number
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.permutation import derive_key
 from ckptzoo.schema import layout
@@ -80,7 +81,7 @@ class Augment:
 
     def __post_init__(self) -> None:
         for name, value in (("scales", self.scales), ("matrices", 0 if self.matrices is None else self.matrices)):
-            if not 0 <= value <= 80:
+            if not (is_number(value) and 0 <= value <= 80):
                 problem = Problem("Augment", name, "a logarithm from 0 to 80", str(value), "Choose about 0.3.")
                 raise ZooError(problem)
 

@@ -96,35 +96,48 @@ def write_collection(folder: str | os.PathLike[str]) -> tuple[ZooEntry, ...]:
     if not names:
         step = "Name a folder whose folders are zoos, such as ckptzoo import makes of several architectures."
         raise ZooError(Problem(str(folder), "zoos", "folders with a zoo.json", "none", step))
-    if wrong := next((name for name in names if not _is_name(name)), None):
-        step = "Give the folder another name."
-        raise ZooError(Problem(str(folder), "name of a zoo's folder", "printable, no backslash", repr(wrong), step))
-    entries: list[ZooEntry] = []
-    tables: list[pa.Table] = []
     for name in names:
-        zoo = open_zoo(root / name)
-        entries.append(ZooEntry(name, zoo.name, zoo.arch.digest, zoo.revision, len(zoo)))
+        if not layout.is_folder_name(name):
+            step = "Give the folder another name."
+            expected = "printable, without a slash or backslash"
+            raise ZooError(Problem(str(folder), "name of a zoo's folder", expected, repr(name), step))
+    zoos = {name: open_zoo(root / name) for name in names}
+    files = collection_files(zoos)
+    for name, data in files.items():
+        durable.write_file(root / name, data)
+    # for web servers that cannot list; the zoos have listings of their own
+    listing = {name: (len(data), hashlib.sha256(data).hexdigest()) for name, data in files.items()}
+    durable.write_file(root / LISTING, encode_listing(listing))
+    return tuple(_entry(name, zoo) for name, zoo in zoos.items())
+
+
+def collection_files(zoos: Mapping[str, Zoo]) -> dict[str, bytes]:
+    """The table and the document of a collection, in the order in which they are written.
+
+    Parameters
+    ----------
+    zoos
+        whole zoos by the names of their folders, in order.
+    """
+    tables: list[pa.Table] = []
+    for name, zoo in zoos.items():
         rows = zoo.metadata
         labels = pa.array([name] * len(rows), pa.string())
-        tables.append(
-            pa.Table.from_arrays([labels, *(column.combine_chunks() for column in rows.columns)], schema=SCHEMA)
-        )
+        columns = [labels, *(column.combine_chunks() for column in rows.columns)]
+        tables.append(pa.Table.from_arrays(columns, schema=SCHEMA))
     data = table.encode(tables, {"version": layout.VERSION}, sealed=True)
-    durable.write_file(root / layout.COLLECTION_ROWS, data)
     content: Document = {
         "format": layout.FORMAT,
         "version": layout.VERSION,
         "kind": "collection",
         "rows": f"sha256:{hashlib.sha256(data).hexdigest()}",
-        "zoos": [entry.to_json() for entry in entries],
+        "zoos": [_entry(name, zoo).to_json() for name, zoo in zoos.items()],
     }
-    document = seal(content)
-    durable.write_file(root / layout.COLLECTION, document)
-    # for web servers that cannot list; the zoos have listings of their own
-    files = {layout.COLLECTION: document, layout.COLLECTION_ROWS: data}
-    listing = {name: (len(content), hashlib.sha256(content).hexdigest()) for name, content in files.items()}
-    durable.write_file(root / LISTING, encode_listing(listing))
-    return tuple(entries)
+    return {layout.COLLECTION_ROWS: data, layout.COLLECTION: seal(content)}
+
+
+def _entry(folder: str, zoo: Zoo) -> ZooEntry:
+    return ZooEntry(folder, zoo.name, zoo.arch.digest, zoo.revision, len(zoo))
 
 
 @checked
@@ -242,7 +255,7 @@ def _entries(content: Document, location: str) -> dict[str, ZooEntry]:
         if not isinstance(item, dict) or {key: type(value) for key, value in item.items()} != types:
             raise IntegrityError(Problem(location, "zoo", ", ".join(types), str(item)[:160], REFETCH))
         folder = item["folder"]
-        if not _is_name(folder) or folder in found:
+        if not layout.is_folder_name(folder) or folder in found:
             raise IntegrityError(
                 Problem(location, "folder", "names of folders, each once", repr(folder)[:160], REFETCH)
             )
@@ -252,9 +265,11 @@ def _entries(content: Document, location: str) -> dict[str, ZooEntry]:
     return found
 
 
-def _is_name(folder: str) -> bool:
-    """Whether it is the name of one folder, so that it does not lead out of the collection."""
-    return folder not in ("", ".", "..") and "/" not in folder and "\\" not in folder and folder.isprintable()
+def holds_zoos(folder: Path) -> bool:
+    """Whether a folder of this machine is no zoo, and is a collection or has folders that are zoos."""
+    if (folder / layout.ZOO).exists():
+        return False
+    return (folder / layout.COLLECTION).exists() or bool(zoo_folders(folder))
 
 
 def _rows(data: bytes, entries: Mapping[str, ZooEntry], location: str) -> pa.Table:
@@ -277,7 +292,7 @@ class _Zoos(Mapping[str, Zoo]):
     def __init__(
         self, address: str, files: Files, entries: Mapping[str, ZooEntry], endpoint: str | None, token: str | None
     ) -> None:
-        self._address, self._files, self.entries = address, files, entries
+        self._address, self.files, self.entries = address, files, entries
         self._endpoint, self._token = endpoint, token
         self.opened: dict[str, Zoo] = {}
 
@@ -289,14 +304,14 @@ class _Zoos(Mapping[str, Zoo]):
     def address_of(self, folder: str) -> str | os.PathLike[str]:
         """Where a zoo is."""
         if folder not in self.entries:
-            raise UnknownNameError(self._files.name, "zoo", folder, tuple(self.entries))
-        return _address_of(folder, self._files, self._address)
+            raise UnknownNameError(self.files.name, "zoo", folder, tuple(self.entries))
+        return _address_of(folder, self.files, self._address)
 
     def _open(self, folder: str) -> Zoo:
         """A zoo as the collection knows it; one that has changed since is told of."""
         address = self.address_of(folder)
         how = {"endpoint": self._endpoint, "token": self._token}
-        location, revision = f"{self._files.name}/{folder}", self.entries[folder].revision
+        location, revision = f"{self.files.name}/{folder}", self.entries[folder].revision
         step = "Write the collection again with ckptzoo collection FOLDER."
         try:
             zoo = open_zoo(address, **how)
@@ -360,6 +375,11 @@ class Collection:
 
     def __iter__(self) -> Iterator[Zoo]:
         return iter(self.zoos.values())
+
+    @property
+    def files(self) -> Files:
+        """Its files, at the commit that it was read at."""
+        return self._zoos.files
 
     @property
     def entries(self) -> tuple[ZooEntry, ...]:

@@ -160,9 +160,12 @@ class Selection:
         known, hint = self.contents.raw.rows.schema.names, None
         # the rows of a zoo on another machine are not fetched for this
         if self.contents.files.here is not None or "extra" in self._columns:
-            within = extra_names(self.columns(["extra"])["extra"])
-            if found := get_close_matches(f"{PREFIX}{name}", within, n=1, cutoff=0.8):
-                hint = f"Did you mean {found[0]}?"
+            within = [item.removeprefix(PREFIX) for item in extra_names(self.columns(["extra"])["extra"])]
+            asked = str(name).removeprefix(PREFIX)
+            # nearer than every column: get_close_matches prefers what comes first among equals
+            nearest = get_close_matches(asked, [*known, *within], n=1, cutoff=0.6)
+            if nearest and nearest[0] in within and nearest[0] not in known:
+                hint = f"Did you mean {PREFIX}{nearest[0]}?"
         return UnknownNameError(self.name, "column", str(name), known, hint)
 
     def last_steps(self) -> NDArray[np.int64]:

@@ -44,7 +44,7 @@ def device_of(device: Any, location: str) -> torch.device:
     """
     try:
         found = torch.device(device)
-        torch.empty(0, device=found)
+        torch.zeros((), device=found).item()  # which tensors on "meta" have not
     # AssertionError: a build of torch without CUDA
     except (RuntimeError, TypeError, AssertionError, ValueError, NotImplementedError) as error:
         step = "Choose cpu, or cuda or mps where torch can use them on this machine."

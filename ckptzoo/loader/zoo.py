@@ -251,6 +251,7 @@ class Zoo:
         """Every set of inputs whose outputs are stored, such as ``mnist/test``; ``derive.predict`` adds to them."""
         return self._selection.predicted
 
+    @checked
     def predictions(self, set: str) -> Predictions:
         """The stored outputs of these checkpoints on a set of inputs, in this zoo's order.
 
@@ -308,6 +309,7 @@ class Zoo:
         selection = self._selection
         return Zoo(self._contents, selection.variants, np.atleast_1d(selection.rows[rows]))
 
+    @checked
     def having(self, *names: str) -> "Zoo":
         """The checkpoints that have all of these gauges and predicted sets; parts that came later may lack them yet.
 
@@ -330,6 +332,7 @@ class Zoo:
         """Each member's checkpoint of the last step, in zoo order."""
         return self.take(self._selection.last_steps())
 
+    @checked
     def sorted(self, *names: str) -> "Zoo":
         """The checkpoints in the order of some columns; those that are equal in all of them stay in the zoo's order.
 
@@ -365,6 +368,7 @@ class Zoo:
         """The names of the splits that the zoo has."""
         return split_names(self._contents.files)
 
+    @checked
     def split(self, name: str, part: str) -> "Zoo":
         """The checkpoints in one part of a split, such as those to train on.
 
@@ -461,6 +465,7 @@ class Zoo:
             raise IndexError(f"{self.name}: position: expected {-count} to {count - 1}, got {index}.")
         return index % count
 
+    @checked
     def group_element(self, variant: str) -> dict[str, StackedTensor]:
         """The group element g of a variant, with variant = g . raw: ``{"<group>.perm": (N, n), ...}``.
 
@@ -471,6 +476,7 @@ class Zoo:
         """
         return self._selection.group_element(variant)
 
+    @checked
     def variant_metadata(self, variant: str) -> pa.Table:
         """A variant's own rows (ties, margins, certificates), one per checkpoint, in zoo order.
 
@@ -644,6 +650,7 @@ class Zoo:
         """
         return iterable(self.source(names, variant, columns, dtype), shards=shards)
 
+    @checked
     def checkpoint(self, id: str, *, variant: str = layout.RAW) -> Checkpoint:
         """One checkpoint by its id.
 

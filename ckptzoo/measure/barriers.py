@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, ZooError
 
 Values = NDArray[np.float64]
@@ -29,6 +30,7 @@ class Barriers:
     middle: Values
 
 
+@checked
 def barriers(losses: ArrayLike, points: ArrayLike) -> Barriers:
     r"""The barrier between two networks, for P pairs.
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptzoo.arguments import ARRAY, checked
 from ckptzoo.errors import Problem, ZooError, require
 
 BLOCK = 2**22
@@ -30,7 +31,8 @@ class Convergence(NamedTuple):
     ess: NDArray[np.float64]
 
 
-def convergence(draws: Any) -> Convergence:
+@checked
+def convergence(draws: ARRAY) -> Convergence:
     r"""Rank-normalised split R-hat and bulk effective sample size of every parameter.
 
     Each chain is cut into halves, and the draws of all are replaced by normal scores of their ranks. R-hat is

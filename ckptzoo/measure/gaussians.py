@@ -5,11 +5,13 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, ZooError
 
 Values = NDArray[np.float64]
 
 
+@checked
 def wasserstein(mean: ArrayLike, std: ArrayLike, other_mean: ArrayLike, other_std: ArrayLike) -> Values:
     r"""The 2-Wasserstein distance of Gaussians with diagonal covariances.
 
@@ -40,9 +42,11 @@ def wasserstein(mean: ArrayLike, std: ArrayLike, other_mean: ArrayLike, other_st
     5.0
     """
     first, second = _checked(mean, std), _checked(other_mean, other_std)
+    _check_shapes(*first, *second)
     return np.sqrt(sum(np.square(one - other).sum(axis=-1) for one, other in zip(first, second, strict=True)))
 
 
+@checked
 def divergence(mean: ArrayLike, std: ArrayLike, other_mean: ArrayLike, other_std: ArrayLike) -> Values:
     r"""The Kullback-Leibler divergence of Gaussians with diagonal covariances, in nats.
 
@@ -68,10 +72,12 @@ def divergence(mean: ArrayLike, std: ArrayLike, other_mean: ArrayLike, other_std
     1.443147
     """
     (mu, sigma), (other_mu, other_sigma) = _checked(mean, std), _checked(other_mean, other_std)
+    _check_shapes(mu, sigma, other_mu, other_sigma)
     ratio = np.square(sigma) + np.square(mu - other_mu)
     return (np.log(other_sigma / sigma) + ratio / (2 * np.square(other_sigma)) - 0.5).sum(axis=-1)
 
 
+@checked
 def signal_to_noise(mean: ArrayLike, std: ArrayLike) -> Values:
     r"""The ratios :math:`|\mu| / \sigma`, elementwise; by the smallest weights are pruned (Blundell et al. 2015).
 
@@ -90,6 +96,7 @@ def signal_to_noise(mean: ArrayLike, std: ArrayLike) -> Values:
     [0.5, 1.5]
     """
     mu, sigma = _checked(mean, std)
+    _check_shapes(mu, sigma)
     return np.abs(mu) / sigma
 
 
@@ -141,3 +148,13 @@ def _checked(mean: ArrayLike, std: ArrayLike) -> tuple[Values, Values]:
         got = repr(float(sigma[~((sigma > 0) & np.isfinite(sigma))].flat[0]))
         raise ZooError(Problem("Gaussian", "deviations", "finite numbers above 0", got, "Leave out what is not one."))
     return mu, sigma
+
+
+def _check_shapes(*arrays: Values) -> None:
+    """Refuse arrays that cannot be broadcast together."""
+    try:
+        np.broadcast_shapes(*(array.shape for array in arrays))
+    except ValueError:
+        got = " and ".join(dict.fromkeys(str(array.shape) for array in arrays))
+        step = "Pass as many means as deviations."
+        raise ZooError(Problem("Gaussian", "shapes", "means and deviations of one shape", got, step)) from None

@@ -1,11 +1,11 @@
 """Maximum mean discrepancy between two samples of weights, with 20 kernels."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ckptzoo.arguments import ARRAY, Count, Seed, checked
 from ckptzoo.measure.distances import Distances
 from ckptzoo.measure.kernels import Rule
 
@@ -13,7 +13,8 @@ TOLERANCE = 1e-12
 """Statistics that are as close as this count as equal: sums of kernels, which are at most 1, differ by rounding."""
 
 
-def mmd2(x: Any, y: Any, bandwidths: Rule | ArrayLike = "paper") -> NDArray[np.float64]:
+@checked
+def mmd2(x: ARRAY, y: ARRAY, bandwidths: Rule | ArrayLike = "paper") -> NDArray[np.float64]:
     r"""Twenty unbiased estimates of the squared maximum mean discrepancy between two samples, one a kernel.
 
     As the code of arXiv 2310.08287 computes it:
@@ -86,8 +87,9 @@ class MMDTest:
     p: float
 
 
+@checked
 def mmd_test(
-    x: Any, y: Any, bandwidths: Rule | ArrayLike = "paper", *, permutations: int = 1000, seed: int = 0
+    x: ARRAY, y: ARRAY, bandwidths: Rule | ArrayLike = "paper", *, permutations: Count = 1000, seed: Seed = 0
 ) -> MMDTest:
     """Whether two samples come from one distribution: a permutation test of the median of the twenty estimates.
 
@@ -120,6 +122,7 @@ def mmd_test(
     return MMDTest(estimates, statistic, null, p_value(statistic, null))
 
 
+@checked
 def p_value(statistic: float, null: NDArray[np.float64]) -> float:
     r"""The share of permutations, with the one observed among them, whose statistic is as large.
 
@@ -134,4 +137,5 @@ def p_value(statistic: float, null: NDArray[np.float64]) -> float:
     null
         (B,) those of the permutations.
     """
-    return float((1 + (null >= statistic - TOLERANCE).sum()) / (1 + len(null)))
+    values = np.atleast_1d(null)
+    return float((1 + (values >= statistic - TOLERANCE).sum()) / (1 + len(values)))

@@ -56,7 +56,9 @@ class HubAddress:
 
     def __str__(self) -> str:
         revision = "" if self.revision == MAIN else f"@{self.revision}"
-        return f"hf://{self.page}{revision}{self.folder and '/' + self.folder}"
+        # addresses are unquoted when they are read
+        folder = self.folder.replace("%", "%25")
+        return f"hf://{self.page}{revision}{folder and '/' + folder}"
 
     @property
     def page(self) -> str:

@@ -290,7 +290,7 @@ def open_remote(
         try:
             return _open_place(place, endpoint, token, retry_policy, opening_policy)
         except RemoteError as error:
-            if len(places) == 1:
+            if len(places) == 1 or _is_file(place):  # no repository is meant by the path of a file
                 raise
             kind = type(error)
             tried.append(f"{place} ({error.problem.got})")
@@ -309,6 +309,8 @@ def _open_place(
             if not path.is_dir():
                 got = "a file" if path.exists() else "nothing"
                 step = "Make one with ckptzoo.create or python -m builders build."
+                if _is_file(place):
+                    step = "Bring checkpoints of a file into a zoo with ckptzoo import."
                 raise AbsentError(Problem(str(path), "a zoo", "a folder", got, step))
             return Remote(FolderStore(path), None, retry_policy=retry_policy)
         case HubAddress():
@@ -358,3 +360,7 @@ def _with_cache(address: str, revision: str, open_store: Callable[[Cache], Store
             cache.mark_gone()  # so that its blobs, which may be the last copy, stay when room is made
         raise
     return Remote(store, cache, retry_policy=retry_policy)
+
+
+def _is_file(place: Address) -> bool:
+    return isinstance(place, FolderAddress) and place.path.is_file()

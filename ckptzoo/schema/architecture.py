@@ -5,7 +5,7 @@ import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 from ckptzoo.errors import MAX_PROBLEMS, Problem, SpecError
 from ckptzoo.schema.documents import Document, digest_of
@@ -25,8 +25,9 @@ MAX_TENSORS = 100_000
 MAX_CHECKPOINT_BYTES = 2**40
 _BUFFERS = {
     "running_mean", "running_var", "num_batches_tracked", "n_averaged", "mask", "masks", "weight_u", "_u", "_v",
+    "moving_mean", "moving_variance",
 }  # fmt: skip
-"""What PyTorch calls the buffers of BatchNorm, of averages, masks, and vectors of spectral normalisation."""
+"""What PyTorch and Keras call the buffers of BatchNorm, of averages, masks, and vectors of spectral normalisation."""
 
 
 @dataclass(frozen=True)
@@ -323,8 +324,12 @@ def _problems(arch: Architecture) -> Iterator[Problem]:
     location = f"architecture {arch.name!r}"
     step = "Correct the declaration."
     rule = f"letters, digits, _ : + - in dotted words, at most {MAX_NAME} characters"
-    if not arch.name:
-        yield Problem(location, "name", "a name", repr(arch.name), step)
+    name, tensors = cast(object, arch.name), cast(object, arch.tensors)
+    if not isinstance(name, str) or not name:
+        yield Problem(location, "name", "a name", repr(name), step)
+    if not isinstance(tensors, tuple | list) or not all(isinstance(item, Tensor) for item in cast(Any, tensors)):
+        yield Problem(location, "tensors", "several Tensor", type(arch.tensors).__name__, step)
+        return
     if not 1 <= len(arch.tensors) <= MAX_TENSORS:
         yield Problem(location, "tensors", f"1 to {MAX_TENSORS}", str(len(arch.tensors)), step)
     if arch.input_shape is not None and not _is_shape(arch.input_shape):
@@ -356,4 +361,8 @@ def _problems(arch: Architecture) -> Iterator[Problem]:
 
 def _is_shape(shape: tuple[Any, ...], *, least: int = 1) -> bool:
     # sizes are bounded one by one, so that no product of untrusted ones grows without end
-    return len(shape) <= 16 and all(type(size) is int and least <= size < 2**40 for size in shape)
+    return (
+        hasattr(shape, "__len__")
+        and len(shape) <= 16
+        and all(type(size) is int and least <= size < 2**40 for size in shape)
+    )

@@ -60,6 +60,11 @@ SET_NAME = re.compile(r"(?=.{3,51}\Z)([a-z0-9]+(?:-[a-z0-9]+)*)/([a-z0-9]+(?:-[a
 """A set of inputs: a data set and which of its examples, as ``fashion-mnist/test``."""
 
 
+def is_folder_name(text: str) -> bool:
+    """Whether it is the name of one folder, so that it does not lead out of the collection that it is in."""
+    return text not in ("", ".", "..") and "/" not in text and "\\" not in text and text.isprintable()
+
+
 def split_file(name: str) -> str:
     """``splits/main.json`` for the split ``main``."""
     return f"{SPLITS}/{name}.json"

@@ -1,20 +1,21 @@
 """The head of a zoo's README.md, which hubs and ``datasets`` read, and the README.md of a new zoo."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.card import CARD_TOML, MAX_TAG, Card
-from ckptzoo.schema.layout import DERIVED, PARTS, RETRACTED
+from ckptzoo.schema.layout import COLLECTION_ROWS, DERIVED, PARTS, RETRACTED
 from ckptzoo.schema.layout import METADATA as METADATA_FILE
 from ckptzoo.schema.metadata import COLUMNS, RETRACTED_COLUMNS, VARIANT_COLUMNS, Column
 
 MARK = f"<!-- Made by `ckptzoo card` from {CARD_TOML} and the zoo. Change {CARD_TOML}, then run it again. -->"
 """The first line behind the head."""
+COLLECTION_MARK = MARK.replace("the zoo", "the zoos of the collection")
 METADATA = "metadata"
 """Name under which ``load_dataset`` finds the rows of the checkpoints; those of a variant have the variant's."""
-MAX_DATASETS = 20
-"""Data sets that become tags."""
+MAX_DATASETS = MAX_ARCHITECTURES = 20
+"""Names that become tags."""
 
 LICENSES = frozenset((
     "afl-3.0", "agpl-3.0", "apache-2.0", "artistic-2.0", "bigcode-openrail-m", "bigscience-bloom-rail-1.0",
@@ -76,18 +77,12 @@ def front_matter(
     The features of every configuration are declared, because files of older parts may lack the last columns, and
     ``datasets`` infers them from the first file. Tested in ``tests/hub/card/test_loads.py``.
     """
-    named = [name for name in dict.fromkeys((card.dataset, *datasets)) if _taggable(name)][:MAX_DATASETS]
-    tags = ("ckptzoo", f"arch:{arch.name}"[:MAX_TAG], *(f"dataset:{name}" for name in named), *card.tags)
     tables: list[tuple[str, str, Sequence[Column]]] = [(METADATA, f"{PARTS}/*/{METADATA_FILE}", COLUMNS)]
     tables += [(config_of(name), f"{DERIVED}/{name}/*/{METADATA_FILE}", VARIANT_COLUMNS) for name in variants]
     if retracted:
         tables.append((RETRACTED, f"{DERIVED}/{RETRACTED}/*/{METADATA_FILE}", RETRACTED_COLUMNS))
-    lines = ["---", *license_lines(card.license, licenses), f"pretty_name: {quoted(card.title or card.name)}", "tags:"]
-    lines += [f"- {quoted(tag)}" for tag in dict.fromkeys(tags)]
     facts = {"checkpoints": checkpoints, "members": members, "parameters": arch.parameters}
-    if checkpoints is not None:
-        lines += ["size_categories:", f"- {_size(checkpoints)}"]
-    lines += ["ckptzoo:", *(f"  {name}: {number}" for name, number in facts.items() if number is not None), "configs:"]
+    lines = [*_head(card, [arch.name], datasets, licenses, facts), "configs:"]
     for name, files, _ in tables:
         lines += [f"- config_name: {quoted(name)}", f"  data_files: {quoted(files)}"]
         lines += ["  default: true"] if name == METADATA else []
@@ -95,6 +90,54 @@ def front_matter(
     for name, _, columns in tables:
         lines += [f"- config_name: {quoted(name)}", "  features:", *map(_feature, columns)]
     return "\n".join([*lines, "---"]) + "\n"
+
+
+def collection_front_matter(
+    card: Card,
+    *,
+    architectures: Iterable[str],
+    datasets: Iterable[str],
+    licenses: Iterable[str],
+    zoos: int,
+    checkpoints: int,
+    members: int,
+) -> str:
+    """As ``front_matter`` for a collection: a search finds it by the architectures and data sets of its zoos.
+
+    Parameters
+    ----------
+    architectures, datasets, licenses
+        of the zoos and their rows, besides the card's.
+    zoos, checkpoints, members
+        how many there are.
+    """
+    facts = {"zoos": zoos, "checkpoints": checkpoints, "members": members}
+    lines = [*_head(card, architectures, datasets, licenses, facts), "configs:"]
+    lines += [
+        f"- config_name: {quoted(METADATA)}",
+        f"  data_files: {quoted(COLLECTION_ROWS)}",
+        "  default: true",
+        "---",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _head(
+    card: Card,
+    architectures: Iterable[str],
+    datasets: Iterable[str],
+    licenses: Iterable[str],
+    facts: Mapping[str, int | None],
+) -> list[str]:
+    """The lines of licences, title, tags and numbers."""
+    named = [name for name in dict.fromkeys((card.dataset, *datasets)) if _taggable(name)][:MAX_DATASETS]
+    kinds = [f"arch:{name}"[:MAX_TAG] for name in list(dict.fromkeys(architectures))[:MAX_ARCHITECTURES]]
+    tags = ("ckptzoo", *kinds, *(f"dataset:{name}" for name in named), *card.tags)
+    lines = ["---", *license_lines(card.license, licenses), f"pretty_name: {quoted(card.title or card.name)}", "tags:"]
+    lines += [f"- {quoted(tag)}" for tag in dict.fromkeys(tags)]
+    if (checkpoints := facts["checkpoints"]) is not None:
+        lines += ["size_categories:", f"- {_size(checkpoints)}"]
+    return [*lines, "ckptzoo:", *(f"  {name}: {number}" for name, number in facts.items() if number is not None)]
 
 
 def first_readme(card: Card, arch: Architecture) -> str:

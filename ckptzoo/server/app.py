@@ -159,6 +159,7 @@ PAGES = (
     _page("GET", "/-/tokens", "read", settings.own_tokens),
     _page("POST", "/-/tokens", "read", settings.make_token),
     _page("POST", "/-/tokens/{number}/revoke", "read", settings.revoke_token),
+    _page("POST", "/-/identities/disconnect", "read", settings.disconnect_identity),
     _page("GET", "/-/audit", "read", settings.audit_log),
     _page("GET", "/{page}", None, zoos.zoo, "list"),
     _page("GET", "/{page}/explorer/{revision}", None, zoos.explorer),

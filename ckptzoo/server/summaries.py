@@ -1,5 +1,6 @@
 """What a page says of a repository besides its name: facts of its card and of its files, kept by commit."""
 
+import json
 import sqlite3
 import threading
 from collections import OrderedDict
@@ -15,8 +16,12 @@ from ckptzoo.server.store.discussions import Discussions
 from ckptzoo.server.store.git_objects import File, Trees
 
 _MAX_TEXT, _MAX_TAGS = 100, 30
-_FACTS = ("checkpoints", "members", "parameters")
-"""Numbers that a zoo's card has below ``ckptzoo``."""
+_FACTS = ("zoos", "checkpoints", "members", "parameters")
+"""Numbers that a card has below ``ckptzoo``; the first only a collection's."""
+_MAX_DOCUMENT = 2**22
+"""Bytes of a collection's document that are read."""
+_COMMITS = 200
+"""How far back is looked for the commit that wrote a collection's document."""
 _DRAWN = (layout.PICTURES, layout.EXPLORER)
 _MERGES = 20
 """So many of the last merged pull requests are looked at."""
@@ -35,7 +40,7 @@ class Summary:
     tags
         as a search finds them.
     numbers
-        of checkpoints, members and parameters, where the card has them.
+        of zoos, checkpoints, members and parameters, where the card has them.
     """
 
     title: str = ""
@@ -66,6 +71,50 @@ class Overview:
     nbytes: int
     readme: File | None
     explorer: File | None
+
+
+@dataclass(frozen=True)
+class CollectedZoo:
+    """A zoo of a collection.
+
+    Parameters
+    ----------
+    folder
+        in the repository.
+    checkpoints
+        how many it had when the collection was written; None where the collection does not have it.
+    state
+        ``missing``, ``changed`` since the collection was written, ``not in it``, or empty where all is well.
+    """
+
+    folder: str
+    checkpoints: int | None
+    state: str = ""
+
+
+@dataclass(frozen=True)
+class CollectedZoos:
+    """The zoos of a collection, in order of their folders.
+
+    Parameters
+    ----------
+    zoos
+        empty where the document cannot be read.
+    problem
+        why it cannot, else empty.
+    """
+
+    zoos: tuple[CollectedZoo, ...]
+    problem: str = ""
+
+    @property
+    def differing(self) -> dict[str, list[str]]:
+        """The folders that are not as the collection says, by their state."""
+        found: dict[str, list[str]] = {}
+        for zoo in self.zoos:
+            if zoo.state:
+                found.setdefault(zoo.state, []).append(zoo.folder)
+        return found
 
 
 @dataclass(frozen=True)
@@ -121,6 +170,37 @@ class Summaries:
     def behind(self, connection: sqlite3.Connection, repository: int, commit: str) -> Behind | None:
         """What the last merges have left to do; None where it was done, or somebody has pushed parts since."""
         return self._of("behind", repository, commit, lambda: _behind(connection, repository, commit))
+
+    def collected(self, connection: sqlite3.Connection, repository: int, commit: str) -> CollectedZoos | None:
+        """The zoos of a collection and how they differ from what it says; None of a repository that is none."""
+        return self._of("collected", repository, commit, lambda: self._collected(connection, repository, commit))
+
+    def _collected(self, connection: sqlite3.Connection, repository: int, commit: str) -> CollectedZoos | None:
+        trees, history = Trees(connection, repository), History(connection, repository)
+        head = history.resolve(commit)
+        file = _file(trees, head.tree, layout.COLLECTION)
+        if file is None or trees.find(head.tree, layout.ZOO) is not None:
+            return None
+        if file.size > _MAX_DOCUMENT:
+            return CollectedZoos((), f"it has more than {_MAX_DOCUMENT:,} bytes")
+        listed = _listed_zoos(self._blobs.path(file.sha256).read_bytes())
+        if listed is None:
+            return CollectedZoos((), "it is no list of zoos")
+        written = head.tree
+        for earlier in history.log(commit, _COMMITS):
+            if trees.find(earlier.tree, layout.COLLECTION) != trees.find(head.tree, layout.COLLECTION):
+                break
+            written = earlier.tree
+        zoos = [
+            CollectedZoo(folder, count, _state(trees, folder, written, head.tree)) for folder, count in listed.items()
+        ]
+        folders = (name for name, node in trees.nodes(head.tree).items() if node.folder and name not in listed)
+        zoos += [
+            CollectedZoo(name, None, "not in it")
+            for name in folders
+            if trees.find(head.tree, f"{name}/{layout.ZOO}") is not None
+        ]
+        return CollectedZoos(tuple(sorted(zoos, key=lambda zoo: zoo.folder)))
 
     def _of(self, kind: str, repository: int, commit: str, make: Callable[[], Any]) -> Any:
         key = (kind, repository, commit)
@@ -192,6 +272,32 @@ def _behind(connection: sqlite3.Connection, repository: int, commit: str) -> Beh
         if same:
             return Behind(item.number, tuple(same))
     return None
+
+
+def _listed_zoos(data: bytes) -> dict[str, int] | None:
+    """Folders and counts of a collection's document, which anybody may have written; None of another."""
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    items = content.get("zoos") if isinstance(content, dict) else None
+    if not isinstance(items, list):
+        return None
+    found: dict[str, int] = {}
+    for item in items:
+        folder, count = (item.get("folder"), item.get("checkpoints")) if isinstance(item, dict) else (None, None)
+        if type(folder) is not str or not layout.is_folder_name(folder) or folder in found or type(count) is not int:
+            return None
+        found[folder] = count
+    return found
+
+
+def _state(trees: Trees, folder: str, before: str, after: str) -> str:
+    """How a zoo differs from what it was when the collection was written: by its raw parts and tombstones."""
+    if trees.find(after, f"{folder}/{layout.ZOO}") is None:
+        return "missing"
+    counted = (f"{folder}/{layout.PARTS}", f"{folder}/{layout.DERIVED}/{layout.RETRACTED}")
+    return "" if all(trees.find(before, path) == trees.find(after, path) for path in counted) else "changed"
 
 
 def _texts(value: object) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from ckptzoo import archs, symmetry
+from ckptzoo.arguments import NETWORK, Count, Seed, Size, Within, checked
 from ckptzoo.console import columns, facts
 from ckptzoo.derive.checks import import_with_torch
 from ckptzoo.derive.draws import base_architecture
@@ -23,7 +24,7 @@ from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.studies.least_barrier import least_midpoints
 from ckptzoo.studies.shared.networks import ALIGNED, RAW, Weights, distances, pairs_at_once, read_networks
 from ckptzoo.studies.shared.result import Spread, StudyResult, mean_and_sd
-from ckptzoo.studies.shared.selection import check_numbers, own_table, usable_members
+from ckptzoo.studies.shared.selection import own_table, usable_members
 from ckptzoo.symmetry import GAUGES, gauge_named
 from ckptzoo.text import Progress, counted, counter, printable
 
@@ -235,19 +236,20 @@ class BarrierStudy(StudyResult):
         return found
 
 
+@checked
 def barriers(
     zoos: Sequence[tuple[Zoo, Labelled]],
     *,
-    pairs: int = 16,
-    points: int = 11,
+    pairs: Count = 16,
+    points: Annotated[int, Within(3, 2**31 - 1)] = 11,
     gauges: Sequence[GaugeName] = ("unit-norm", "min-mass"),
     variants: Sequence[str] = (),
-    draws: int = 16,
-    simplex: int = 0,
-    least: int = 0,
-    recorded: int = 0,
-    module: Any = None,
-    seed: int = 0,
+    draws: Count = 16,
+    simplex: Size = 0,
+    least: Size = 0,
+    recorded: Size = 0,
+    module: NETWORK | None = None,
+    seed: Seed = 0,
     progress: Progress | None = None,
 ) -> BarrierStudy:
     """Measure losses on the lines between members: as trained, aligned, and aligned in gauges.
@@ -318,10 +320,8 @@ def barriers(
     """
     for gauge in gauges:
         gauge_named(gauge, "barriers")
-    numbers = {"pairs": (pairs, 1), "points": (points, 3), "draws": (draws, 1)}
-    # without simplices there are 0 members in one
-    numbers |= {"simplex": (simplex, 2 if simplex else 0), "least": (least, 0), "recorded": (recorded, 0)}
-    check_numbers("barriers", **numbers)
+    if simplex == 1:  # without simplices there are 0 members in one
+        raise ZooError(Problem("barriers", "simplex", "2 or more", "1", "Correct it."))
     own = _zoos_of_module([zoo for zoo, _ in zoos], module)
     plans = [
         _Plan(zoo, labelled, pairs, gauges, variants, simplex, least, recorded, module if is_own else None, seed)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from rich.console import RenderableType
 from rich.table import Table
 
+from ckptzoo.arguments import Seed, Size, checked
 from ckptzoo.console import columns, facts
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.predictions import Predictions
@@ -146,14 +147,15 @@ class Collapse(StudyResult):
             yield f"Pairs that differ more on {own} differ {how} on {other}: r^2 = {pearson.value**2:.0%}."
 
 
+@checked
 def collapse(
     zoo: Zoo,
     set: str | None = None,
     ood: str | None = None,
     *,
-    permutations: int = 1000,
-    resamples: int = 1000,
-    seed: int = 0,
+    permutations: Size = 1000,
+    resamples: Size = 1000,
+    seed: Seed = 0,
     progress: Progress | None = None,
 ) -> Collapse:
     """Measure how far the members of each pair differ in what they predict, on two sets of inputs, and relate the two.

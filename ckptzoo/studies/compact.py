@@ -11,6 +11,7 @@ from rich.table import Table
 
 from ckptzoo import symmetry
 from ckptzoo.archs.gaussian_spec import STD
+from ckptzoo.arguments import NETWORK, Count, Seed, checked
 from ckptzoo.console import columns, facts
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import Problem, ZooError
@@ -26,7 +27,6 @@ from ckptzoo.studies.chains import (
 from ckptzoo.studies.shared.networks import Weights, evaluator_of
 from ckptzoo.studies.shared.result import StudyResult
 from ckptzoo.studies.shared.selection import (
-    check_numbers,
     evenly,
     own_table,
     parameter_names,
@@ -230,14 +230,15 @@ class CompactStudy(StudyResult):
         return table
 
 
+@checked
 def compact(
     zoo: Zoo,
     labelled: Labelled,
     *,
     variational: Zoo | None = None,
-    draws: int = 50,
-    module: Any = None,
-    seed: int = 0,
+    draws: Count = 50,
+    module: NETWORK | None = None,
+    seed: Seed = 0,
     progress: Progress | None = None,
 ) -> CompactStudy:
     """Fit a Gaussian with independent weights to samples of a posterior, as they are and aligned, and use both.
@@ -292,7 +293,6 @@ def compact(
     (16, ['as sampled', 'aligned with the first', 'aligned with all others'])
     """
     evaluator = evaluator_of(zoo, labelled, module)
-    check_numbers("compact", draws=(draws, 1))
     job = _Job(usable_members(zoo, 3), labelled, evaluator, variational, draws, seed, progress)
     return job.run()
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from rich.console import RenderableType
 from rich.table import Table
 
+from ckptzoo.arguments import checked
 from ckptzoo.console import columns, facts
 from ckptzoo.errors import Problem, SymmetryError, ZooError
 from ckptzoo.loader.checkpoint import Checkpoint
@@ -146,6 +147,7 @@ class DifferenceStudy(StudyResult):
         return table
 
 
+@checked
 def differences(
     first: Checkpoint,
     second: Checkpoint,

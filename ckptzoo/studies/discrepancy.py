@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from rich.console import RenderableType
 
+from ckptzoo.arguments import Seed, Size, checked
 from ckptzoo.console import columns, facts
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.format.saved_blocks import SavedBlocks
@@ -258,6 +259,7 @@ def _cells(item: LayerDiscrepancy | Discrepancy) -> list[str]:
     return figures if item.p is None else [*figures, f"{item.p:.3g}"]
 
 
+@checked
 def mmd(
     zoo_x: Zoo,
     zoo_y: Zoo,
@@ -265,8 +267,8 @@ def mmd(
     variant_y: str | None = None,
     *,
     bandwidths: Rule | ArrayLike = "paper",
-    permutations: int = 0,
-    seed: int = 0,
+    permutations: Size = 0,
+    seed: Seed = 0,
     device: Any = None,
     saved_in: str | Path | None = None,
     progress: Progress | None = None,
@@ -332,8 +334,6 @@ def mmd(
     >>> round(swag.median, 2), round(sghmc.median, 2)
     (0.21, 0.15)
     """
-    if permutations < 0:
-        raise ZooError(Problem("mmd", "permutations", "0 or more", str(permutations), "Choose another number."))
     sides = _Sides(zoo_x, zoo_y, variant, variant if variant_y is None else variant_y, device, saved_in)
     x, y, side_x, side_y, shapes = sides.x, sides.y, sides.side_x, sides.side_y, sides.shapes
     shared = _shared(x, y)
@@ -510,12 +510,7 @@ def _digest(zoo: Zoo, variant: str) -> str:
 def _torch_on(device: Any) -> Any:
     """``ckptzoo.loader.torch``, if torch can compute there."""
     torch = import_torch()
-    try:
-        torch.owned(np.zeros(1)).to(device)
-    except (AssertionError, RuntimeError) as error:  # a build without CUDA asserts; other devices raise
-        got = f"{str(device)!r} ({str(error).splitlines()[0]})"
-        problem = Problem("mmd", "device", "one that torch can use", got, "Use cpu, or leave it out.")
-        raise ZooError(problem) from error
+    torch.device_of(device, "mmd")
     return torch
 
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from rich.console import RenderableType
 from rich.table import Table
 
+from ckptzoo.arguments import Seed, checked
 from ckptzoo.console import columns, facts
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.predictions import Predictions
@@ -16,7 +17,7 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.predictions import disagreement
 from ckptzoo.studies.ensemble_scores import DisjointEnsembles, Scores, SummedPredictions, log_softmax, scores
 from ckptzoo.studies.shared.result import Spread, StudyResult
-from ckptzoo.studies.shared.selection import default_sets, flags, predict_command
+from ckptzoo.studies.shared.selection import default_sets, flags, labels_of, predict_command
 from ckptzoo.text import Progress, counted, counter, printable
 
 SUBSETS = 50
@@ -282,13 +283,14 @@ def _cell(name: str, spread: Spread | None) -> str:
     return f"{_mean(name, spread)} ± {sd}"
 
 
+@checked
 def ensembles(
     zoo: Zoo,
     set: str | None = None,
     *,
     ood: Sequence[str] | None = None,
     references: Mapping[str, float] | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     progress: Progress | None = None,
 ) -> Ensembles:
     r"""Score single members and ensembles of 2, 4, 8, ..., also 10, 100, and all of them.
@@ -350,10 +352,7 @@ def ensembles(
     # a random order: neighbours in a zoo can be related, such as draws of one chain
     members = last.take(np.random.default_rng(seed).permutation(np.flatnonzero(finite)))
     predictions = {name: members.predictions(name) for name in (own, *others)}
-    targets, classes = predictions[own].targets, predictions[own].logits.shape[2]
-    if targets is None:
-        step = "Choose another set, or predict it with its labels."
-        raise ZooError(Problem(zoo.name, f"labels of {own}", "some", "none", step))
+    targets, classes = labels_of(zoo, own), predictions[own].logits.shape[2]
     if classes < 2:
         step = "Choose a zoo of classifiers with an output a class."
         raise ZooError(Problem(zoo.name, f"classes of {own}", "2 or more", str(classes), step))

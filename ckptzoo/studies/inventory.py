@@ -1,6 +1,6 @@
 """What is in this zoo? Counts, variants, sizes and the spread of the accuracies, from the metadata alone."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
-from ckptzoo.console import PrintedResult, columns, facts
-from ckptzoo.errors import IntegrityError
+from ckptzoo.arguments import checked
+from ckptzoo.console import PrintedResult, columns, facts, say
+from ckptzoo.errors import AbsentError, IntegrityError
 from ckptzoo.format.reader import Contents, zoo_folders
 from ckptzoo.format.tree import Tree, places_of
-from ckptzoo.loader.collection import open_collection
+from ckptzoo.loader.collection import Collection, open_collection
 from ckptzoo.loader.filters import Filters
 from ckptzoo.loader.selection import MethodDraws, draws_by_method
 from ckptzoo.loader.zoo import Zoo
@@ -242,6 +243,7 @@ class Inventory(PrintedResult):
         return table
 
 
+@checked
 def inventory(zoo: Zoo) -> Inventory:
     """Take stock of a zoo or of a selection of one.
 
@@ -306,14 +308,18 @@ class ZooListing(PrintedResult):
         of the folder, or of the collection.
     zoos
         what each holds, by its folder.
+    notes
+        which zoos are not as the collection says: missing, changed, or not in it.
     """
 
     name: str
     zoos: dict[str, Inventory]
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Everything by name."""
-        return {"name": self.name, "zoos": {folder: item.to_json() for folder, item in self.zoos.items()}}
+        zoos = {folder: item.to_json() for folder, item in self.zoos.items()}
+        return {"name": self.name, "zoos": zoos, "notes": list(self.notes)}
 
     def print(self, console: Console | None = None) -> None:
         """Print a table on a rich console, by default the standard output."""
@@ -326,9 +332,12 @@ class ZooListing(PrintedResult):
             accuracy = "-" if item.test_accuracy is None else f"{item.test_accuracy.mean:.2%}"
             numbers = (f"{item.checkpoints:,}", f"{item.members:,}", size(item.nbytes), accuracy)
             table.add_row(printable(folder), *numbers, printable(item.architecture))
-        (console or Console()).print(table, markup=False, highlight=False)
+        console = console or Console()
+        console.print(table, markup=False, highlight=False)
+        say(console, *(printable(f"note: {note}") for note in self.notes))
 
 
+@checked
 def take_stock(address: str, where: Filters = None) -> Inventory | ZooListing:
     """What a zoo holds, or each zoo of a collection or of a folder.
 
@@ -346,26 +355,52 @@ def take_stock(address: str, where: Filters = None) -> Inventory | ZooListing:
     64
     """
     path = Path(address)
-    here = address and path.is_dir() and not (path / layout.ZOO).exists()
-    zoos: Mapping[str, Zoo]
-    if here and (names := zoo_folders(path)):
-        name, zoos = path.resolve().name, {folder: open_zoo(path / folder) for folder in names}
-    else:
+    names = zoo_folders(path) if address and path.is_dir() and not (path / layout.ZOO).exists() else []
+    if names and not (path / layout.COLLECTION).exists():
+        return _listing(path.resolve().name, {folder: open_zoo(path / folder) for folder in names}, where)
+    try:
+        zoo = open_zoo(address)
+    except IntegrityError as error:
+        # of anything but a collection the first error says what it is
+        if error.problem.what != layout.ZOO:
+            raise
         try:
-            zoo = open_zoo(address)
-        except IntegrityError as error:
-            # of a collection on another machine; of anything else the first error says what it is
-            if error.problem.what != layout.ZOO or here:
-                raise
-            try:
-                collection = open_collection(address)
-            except IntegrityError:
-                raise error from None
-            name, zoos = collection.name, collection.zoos
-        else:
-            return inventory(zoo if where is None else zoo.where(where))
+            collection = open_collection(address)
+        except IntegrityError as other:
+            raise (error if other.problem.location.endswith(layout.COLLECTION) and not names else other) from None
+        return _listing_of(collection, names, where)
+    return inventory(zoo if where is None else zoo.where(where))
+
+
+def _listing_of(collection: Collection, folders: Sequence[str], where: Filters) -> ZooListing:
+    """The zoos of a collection as they are now, and how that differs from what it says.
+
+    Parameters
+    ----------
+    folders
+        those that are zoos, where the collection is on this machine.
+    """
+    zoos, notes = dict[str, Zoo](), list[str]()
+    entries = {entry.folder: entry for entry in collection.entries}
+    for folder in dict.fromkeys((*entries, *folders)):
+        if folder not in entries:
+            notes.append(f"{folder} is not in the collection; ckptzoo collection FOLDER adds it.")
+            continue
+        try:
+            zoos[folder] = open_zoo(collection.address_of(folder))
+        except (IntegrityError, AbsentError) as error:
+            notes.append(f"{folder} cannot be read: {error.problem}")
+            continue
+        if zoos[folder].revision != entries[folder].revision:
+            notes.append(f"{folder} has changed since the collection was written; write it again.")
+    return _listing(collection.name, zoos, where, notes)
+
+
+def _listing(name: str, zoos: Mapping[str, Zoo], where: Filters, notes: Sequence[str] = ()) -> ZooListing:
+    """What zoos hold; with a condition those in which something is selected."""
     chosen = {folder: zoo if where is None else zoo.where(where) for folder, zoo in zoos.items()}
-    return ZooListing(name, {folder: inventory(zoo) for folder, zoo in chosen.items() if where is None or len(zoo)})
+    held = {folder: inventory(zoo) for folder, zoo in chosen.items() if where is None or len(zoo)}
+    return ZooListing(name, held, tuple(notes))
 
 
 def _drawn(item: MethodDraws) -> str:

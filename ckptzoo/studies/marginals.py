@@ -8,6 +8,7 @@ import numpy as np
 from rich.console import RenderableType
 from rich.table import Table
 
+from ckptzoo.arguments import Seed, checked
 from ckptzoo.console import columns
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.zoo import Zoo
@@ -183,7 +184,8 @@ class Marginals(StudyResult):
         return layout.RAW, self.variant
 
 
-def marginals(zoo: Zoo, variant: str = "canonical", *, seed: int = 0, progress: Progress | None = None) -> Marginals:
+@checked
+def marginals(zoo: Zoo, variant: str = "canonical", *, seed: Seed = 0, progress: Progress | None = None) -> Marginals:
     """Compare the marginals of a zoo's weights before and after symmetries are removed.
 
     Permutations that leave the networks' functions alone make the weights at two positions of one orbit equal in

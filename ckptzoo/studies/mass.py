@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from rich.console import RenderableType
 
 from ckptzoo import archs
+from ckptzoo.arguments import Size, checked
 from ckptzoo.console import columns, facts
 from ckptzoo.errors import Problem, ZooError, require
 from ckptzoo.loader.zoo import Zoo
@@ -208,7 +209,8 @@ class Masses(StudyResult):
         return rows
 
 
-def mass(zoo: Zoo, *, formulation: str = "pinned", convex: int = 0, progress: Progress | None = None) -> Masses:
+@checked
+def mass(zoo: Zoo, *, formulation: str = "pinned", convex: Size = 0, progress: Progress | None = None) -> Masses:
     r"""Compare the masses of trained networks with the least that rescaling their hidden channels can reach.
 
     After arXiv 2310.08287, figure 2. The mass of a network is the sum of its squared weights, biases apart, which is

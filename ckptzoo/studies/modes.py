@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from rich.console import RenderableType
 from rich.table import Table
 
+from ckptzoo.arguments import checked
 from ckptzoo.console import columns, facts
 from ckptzoo.errors import Problem, ZooError, require
 from ckptzoo.loader.zoo import Zoo
@@ -138,6 +139,7 @@ class Modes(StudyResult):
             yield f"The steadiest number of all is {number:,} in {space}: for a factor of {_short(factor)}."
 
 
+@checked
 def modes(zoo: Zoo, variant: str = "canonical", *, progress: Progress | None = None) -> Modes:
     """Count modes: those that symmetry makes of one, and those that mean shift finds in raw and in derived weights.
 

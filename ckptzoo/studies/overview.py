@@ -9,6 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from rich.console import RenderableType
 
+from ckptzoo.arguments import Seed, checked
 from ckptzoo.console import columns
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.zoo import Zoo
@@ -164,7 +165,8 @@ class Overview(StudyResult):
             yield f"\n{self.pair.names[1]} is larger than {self.pair.names[0]}: {shares}"
 
 
-def overview(zoo: Zoo, variant: str | None = None, *, seed: int = 0, progress: Progress | None = None) -> Overview:
+@checked
+def overview(zoo: Zoo, variant: str | None = None, *, seed: Seed = 0, progress: Progress | None = None) -> Overview:
     """Look at a zoo or at a selection of one.
 
     Symmetry removal changes what the weights look like and not what the networks compute: the cloud of two

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from ckptzoo import symmetry
+from ckptzoo.arguments import NETWORK, Count, Seed, checked
 from ckptzoo.console import columns, facts
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import require
@@ -17,7 +18,7 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.layout import GaugeName
 from ckptzoo.studies.shared.networks import evaluator_of, line_barriers, pairs_at_once
 from ckptzoo.studies.shared.result import Spread, StudyResult, mean_and_sd
-from ckptzoo.studies.shared.selection import check_numbers, evenly, own_table, parameter_names, usable_members
+from ckptzoo.studies.shared.selection import evenly, own_table, parameter_names, usable_members
 from ckptzoo.symmetry import gauge_named
 from ckptzoo.text import Progress, counted, counter, printable
 
@@ -152,14 +153,15 @@ class PairStudy(StudyResult):
         return table
 
 
+@checked
 def pairs(
     zoo: Zoo,
     labelled: Labelled | None = None,
     *,
     gauge: GaugeName | None = None,
-    nearest: int = 100,
-    module: Any = None,
-    seed: int = 0,
+    nearest: Count = 100,
+    module: NETWORK | None = None,
+    seed: Seed = 0,
     progress: Progress | None = None,
 ) -> PairStudy:
     """Measure distances of all pairs of members modulo permutations, and barriers of the nearest and of random ones.
@@ -206,7 +208,6 @@ def pairs(
     """
     if gauge is not None:
         gauge_named(gauge, "pairs")
-    check_numbers("pairs", nearest=(nearest, 1))
     evaluator = None if labelled is None else evaluator_of(zoo, labelled, module)
     usable = usable_members(zoo, 3)
     chosen, table = usable.take(evenly(len(usable), MAX_MEMBERS)), own_table(usable)

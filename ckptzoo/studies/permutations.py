@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from rich.console import RenderableType
 from rich.table import Table
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
@@ -230,6 +231,7 @@ class Permutations(StudyResult):
         return lines
 
 
+@checked
 def permutations(
     zoo: Zoo, variant: str = "canonical", *, key: Key = "gauge", progress: Progress | None = None
 ) -> Permutations:

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import RenderableType
 from rich.table import Table
 
+from ckptzoo.arguments import Count, Seed, Within, checked
 from ckptzoo.console import columns, facts
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.format import durable
@@ -25,7 +26,7 @@ from ckptzoo.studies.ensemble_scores import RIGHT, SummedPredictions, log_softma
 from ckptzoo.studies.ensembles import scored_sets
 from ckptzoo.studies.published import PublishedFigure, posterior_figures, published_architecture
 from ckptzoo.studies.shared.result import Spread, StudyResult
-from ckptzoo.studies.shared.selection import table_of, thinned, usable_rows
+from ckptzoo.studies.shared.selection import labels_of, table_of, thinned, usable_rows
 from ckptzoo.text import Progress, counted, counter, printable
 
 ENSEMBLE = "ensemble"
@@ -361,17 +362,18 @@ _TABLE_TITLES = {
 }
 
 
+@checked
 def posteriors(
     target: Zoo,
     samples: Zoo,
     set: str | None = None,
     *,
     ood: Sequence[str] | None = None,
-    modes: int = 10,
-    draws: int = 10,
-    ensemble: int = 100,
-    replicates: int = 3,
-    seed: int = 0,
+    modes: Annotated[int, Within(2)] = 10,
+    draws: Count = 10,
+    ensemble: Annotated[int, Within(2)] = 100,
+    replicates: Count = 3,
+    seed: Seed = 0,
     progress: Progress | None = None,
 ) -> Posteriors:
     """Compare draws of approximate posteriors with independent members, as Tables 1 and 2 of arXiv 2310.08287.
@@ -601,8 +603,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def _predictions(zoo: Zoo, own: str, others: Sequence[str]) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
     """Figures of the average of the draws' probabilities, in hundredths: the main ones, and those of each other set."""
     summed = {name: _summed(zoo, name) for name in (own, *others)}
-    targets = zoo.predictions(own).targets
-    assert targets is not None  # scored_sets chose it for its labels
+    targets = labels_of(zoo, own)
     logs, information = summed[own].logs, summed[own].mutual_information
     short = {"acc": "accuracy", "nll": "nll", "ece": "ece", "brier": "brier"}
     figures = {name: float(RIGHT[long](logs, targets)) for name, long in short.items()}

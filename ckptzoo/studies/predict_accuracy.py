@@ -14,6 +14,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from ckptzoo import symmetry
+from ckptzoo.arguments import Count, Seed, Size, checked
 from ckptzoo.console import columns, facts
 from ckptzoo.errors import Problem, ZooError, require
 from ckptzoo.format.splits import members_of
@@ -155,14 +156,15 @@ class PredictAccuracy(StudyResult):
         return table
 
 
+@checked
 def predict_accuracy(
     zoo: Zoo,
     variant: str | None = "canonical",
     *,
     target: str = TARGET,
-    splits: int = 5,
-    copies: int = 4,
-    seed: int = 0,
+    splits: Count = 5,
+    copies: Size = 4,
+    seed: Seed = 0,
     progress: Progress | None = None,
 ) -> PredictAccuracy:
     """Predict a figure of networks from their weights, raw and in a gauge.

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from ckptzoo import symmetry
+from ckptzoo.arguments import NETWORK, checked
 from ckptzoo.console import columns, facts
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import Problem, ZooError
@@ -107,7 +108,10 @@ class Steps(StudyResult):
         return table
 
 
-def steps(zoo: Zoo, labelled: Labelled | None = None, *, module: Any = None, progress: Progress | None = None) -> Steps:
+@checked
+def steps(
+    zoo: Zoo, labelled: Labelled | None = None, *, module: NETWORK | None = None, progress: Progress | None = None
+) -> Steps:
     """Compare every kept step of each member with its last one.
 
     A permutation that training still makes shows as transpositions; where there are none and a barrier is left, the

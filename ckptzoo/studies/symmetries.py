@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from rich.console import RenderableType
 from rich.table import Table
 
+from ckptzoo.arguments import checked
 from ckptzoo.console import columns, facts
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.studies.gauge_distance import LayerDistance, OrderDistance, Scaling, gauge_distance
@@ -196,6 +197,7 @@ class Symmetries(StudyResult):
         return table
 
 
+@checked
 def symmetries(zoo: Zoo, variant: str = "canonical", *, progress: Progress | None = None) -> Symmetries:
     """Study the symmetries of a zoo, or of a selection of one, by what a gauge did to it.
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from rich.console import RenderableType
 from rich.table import Table
 
+from ckptzoo.arguments import checked
 from ckptzoo.console import facts
 from ckptzoo.errors import Problem, SymmetryError, ZooError
 from ckptzoo.loader.zoo import Zoo
@@ -156,6 +157,7 @@ class Toy(StudyResult):
         return rows
 
 
+@checked
 def toy(zoo: Zoo, *, norm: float = 3.0, loss: float = LOSS, progress: Progress | None = None) -> Toy:
     r"""Remove the symmetries of networks with two last-layer weights, step by step.
 

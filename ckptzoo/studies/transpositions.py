@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from ckptzoo import symmetry
+from ckptzoo.arguments import NETWORK, Within, checked
 from ckptzoo.console import columns, facts
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import Problem, ZooError
@@ -27,7 +28,7 @@ from ckptzoo.studies.shared.networks import (
     read_networks,
 )
 from ckptzoo.studies.shared.result import Spread, StudyResult, mean_and_sd
-from ckptzoo.studies.shared.selection import check_numbers, own_table, usable_rows
+from ckptzoo.studies.shared.selection import own_table, usable_rows
 from ckptzoo.symmetry import GroupElement
 from ckptzoo.symmetry.transpositions import most_transpositions, transpositions_in_total
 from ckptzoo.text import Progress, counted, counter
@@ -223,12 +224,13 @@ class Transpositions(StudyResult):
         )
 
 
+@checked
 def transpositions(
     zoo: Zoo,
     labelled: Labelled | None = None,
     *,
-    points: int = 11,
-    module: Any = None,
+    points: Annotated[int, Within(2, 2**31 - 1)] = 11,
+    module: NETWORK | None = None,
     progress: Progress | None = None,
 ) -> Transpositions:
     r"""Look for planted permutations in trained networks.
@@ -277,7 +279,6 @@ def transpositions(
     >>> found.found_at[0].tolist()
     [0, 0, 1, 1]
     """
-    check_numbers("transpositions", points=(points, 2))
     evaluator = None if labelled is None else evaluator_of(zoo, labelled, module)
     table = own_table(zoo)
     pairs, left_out = planted_pairs(zoo, table)

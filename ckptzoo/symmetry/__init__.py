@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import require
 from ckptzoo.schema.layout import GaugeName
 from ckptzoo.symmetry.action import apply
@@ -11,9 +12,9 @@ from ckptzoo.symmetry.alignment.pairs import pair_distances
 from ckptzoo.symmetry.common import common
 from ckptzoo.symmetry.counts import Counts, GroupCounts, count, counts_by_group, orbits
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.fingerprint import fingerprint, sketches
 from ckptzoo.symmetry.folds import fold
 from ckptzoo.symmetry.gauges import GAUGES, Canonical, Gauge, canonicalize, gauge_named, ordering_keys
+from ckptzoo.symmetry.identity.fingerprint import fingerprint, sketches
 from ckptzoo.symmetry.mass.minimum import MinMass, min_mass
 from ckptzoo.symmetry.matrices.tables import monomial
 from ckptzoo.symmetry.nested import unnested
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     import torch
 
 
+@checked
 def trace(module: "torch.nn.Module", example_input: Any) -> Traced:
     """The symmetry table of any torch module, derived from its operations and verified on its outputs.
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace, device
 
+from ckptzoo.arguments import Count, checked
 from ckptzoo.errors import SymmetryError
 from ckptzoo.schema.groups import AxisAction
 from ckptzoo.schema.symmetry import Symmetry
@@ -23,13 +24,14 @@ MIX = 2**23
 """Elements whose channels are mixed at a time, or one checkpoint's tensor: 64 MiB of float64."""
 
 
+@checked
 def apply(
     element: GroupElement,
     weights: Stacked,
     symmetry: Arch,
     *,
     out: Stacked | None = None,
-    threads: int | None = None,
+    threads: Count | None = None,
 ) -> dict[str, Any]:
     r"""``g . theta`` for K checkpoints and K group elements: the same functions with other weights.
 

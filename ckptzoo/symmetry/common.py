@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.groups import AxisAction, Fixed, Group, Like, Perm, Segment, Sym, Wreath
 from ckptzoo.schema.symmetry import Symmetry
@@ -15,6 +16,7 @@ _Key = tuple[int, str]
 """A group of one of the tables: the table's number and the group's id."""
 
 
+@checked
 def common(tables: Iterable[Arch]) -> Symmetry:
     """The table of a group all of whose elements are elements of every table's.
 

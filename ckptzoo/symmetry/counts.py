@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo import archs
+from ckptzoo.arguments import checked
+from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.folds import dimensions
 from ckptzoo.schema.symmetry import Symmetry
@@ -132,6 +134,7 @@ class Counts:
         return "\n".join(f"{name:<16} {value}" for name, value in lines)
 
 
+@checked
 def count(arch: Arch) -> Counts:
     r"""Count a network's symmetries.
 
@@ -198,6 +201,7 @@ def _folded(table: Symmetry) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(numbers.items()))
 
 
+@checked
 def counts_by_group(table: Arch) -> tuple[GroupCounts, ...]:
     """The symmetries of each group of channels, in the order of the table; cheap for groups of any size.
 
@@ -281,6 +285,7 @@ def _layer(tensor: str) -> str:
 _Perms = dict[str, np.ndarray]
 
 
+@checked
 def orbits(symmetry: Arch, tensor: str, shape: tuple[int, ...]) -> NDArray[np.int64]:
     r"""Label the positions of a tensor by their orbits under the table's permutation group.
 
@@ -313,10 +318,18 @@ def orbits(symmetry: Arch, tensor: str, shape: tuple[int, ...]) -> NDArray[np.in
     """
     symmetry = table_of(symmetry)
     symmetry = monomial(symmetry)
+    needed = max((action.axis for action in symmetry.actions_on(tensor)), default=-1) + 1
+    if len(shape) < needed:
+        step = f"Pass the shape of {tensor!r} in one checkpoint."
+        raise SymmetryError(Problem("orbits", "shape", f"{needed} axes or more", str(tuple(shape)), step))
     move = Move.of(shape, symmetry.actions_on(tensor), symmetry)
     rows, columns, elements = move.shape
     parent = np.arange(rows * columns)
-    edges = list(_edges(move, symmetry))
+    try:
+        edges = list(_edges(move, symmetry))
+    except ValueError as error:
+        expected, step = "sizes of the groups that act", f"Pass the shape of {tensor!r} in one checkpoint."
+        raise SymmetryError(Problem("orbits", "shape", expected, str(tuple(shape)), step)) from error
     while True:
         before = parent.copy()
         for first, second in edges:

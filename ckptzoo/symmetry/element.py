@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace
 
+from ckptzoo.arguments import Size, checked
 from ckptzoo.schema.groups import Group
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import as_array, beside, to_numpy
 from ckptzoo.symmetry.kinds.kind import Kind, Part, refused
-from ckptzoo.symmetry.kinds.permutation import block_move as block_move
 from ckptzoo.symmetry.kinds.registry import arithmetic, kinds_of, permutations_of
 from ckptzoo.symmetry.tables import Arch, table_of
 from ckptzoo.text import brief_repr
@@ -76,7 +76,8 @@ class GroupElement:
                 self.parts[part][name][rows] = value
 
     @classmethod
-    def identity(cls, symmetry: Arch, K: int) -> "GroupElement":
+    @checked
+    def identity(cls, symmetry: Arch, K: Size) -> "GroupElement":
         """The K-fold identity.
 
         Parameters
@@ -98,7 +99,8 @@ class GroupElement:
         return cls(**parts)
 
     @classmethod
-    def random(cls, symmetry: Arch, K: int, rng: np.random.Generator, *, spread: float = 1.0) -> "GroupElement":
+    @checked
+    def random(cls, symmetry: Arch, K: Size, rng: np.random.Generator, *, spread: float = 1.0) -> "GroupElement":
         """Uniform permutations; scales of sizes ``exp(spread * N(0, 1))`` and of signs by a fair coin, where free.
 
         Matrices are ``U diag(exp(spread * N(0, 1))) V`` with uniform orthogonal U and V, or uniform orthogonal ones;

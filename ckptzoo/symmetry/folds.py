@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import SymmetryError
 from ckptzoo.schema.folds import Fold, Part, Target, part_fits
 from ckptzoo.schema.groups import MATRICES
@@ -23,6 +24,7 @@ _ROWS = 2**20
 """Numbers of a matrix that change at a time."""
 
 
+@checked
 def fold(weights: Stacked, symmetry: Arch) -> dict[str, Any]:
     """Weights of the same function whose additive freedoms are fixed, as ``Symmetry.folds`` says.
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ckptzoo.errors import UnknownNameError
+from ckptzoo.arguments import Count, checked
+from ckptzoo.errors import Problem, SymmetryError, UnknownNameError
 from ckptzoo.schema.layout import GaugeName
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import apply, transform
@@ -163,6 +164,7 @@ def gauge_of(name: GaugeName, symmetry: Symmetry) -> Gauge:
     )
 
 
+@checked
 def gauge_named(name: str, location: str = "ckptzoo.symmetry") -> GaugeName:
     """A name that there is a gauge of.
 
@@ -210,12 +212,13 @@ class Canonical:
     __repr__ = brief_repr
 
 
+@checked
 def canonicalize(
     weights: Stacked,
     arch: Arch,
     *,
     gauge: GaugeName = "canonical",
-    threads: int | None = None,
+    threads: Count | None = None,
 ) -> Canonical:
     """Bring K stacked checkpoints into a gauge: the same functions with comparable weights.
 
@@ -397,6 +400,7 @@ def _placed(
     return {name: beside(array, as_array(weights[name])) for name, array in final.items()}
 
 
+@checked
 def ordering_keys(weights: Stacked, arch: Arch) -> dict[str, np.ndarray]:
     """What the ``canonical`` gauge sorts channels by: the sums of their incoming weights, at unit norm.
 
@@ -415,6 +419,8 @@ def ordering_keys(weights: Stacked, arch: Arch) -> dict[str, np.ndarray]:
     """
     symmetry = monomial(table_of(arch))
     made = canonicalize(weights, symmetry, gauge="unit-norm")
+    if not len(next(iter(made.weights.values()), ())):
+        raise SymmetryError(Problem("ordering keys", "weights", "a checkpoint or more", "none", "Pass some."))
     return sum_keys(Moments({name: to_numpy(array) for name, array in made.weights.items()}, symmetry))
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.groups import AxisAction, Fixed, Group, Like, Segment, Sym, Wreath
 from ckptzoo.schema.symmetry import Symmetry
@@ -25,6 +26,7 @@ def is_nested(symmetry: Symmetry) -> bool:
     return bool(_outside(symmetry))
 
 
+@checked
 def unnested(symmetry: Arch) -> Symmetry:
     """The table of the symmetries that keep the order of heads of queries that share a head of keys and values.
 

@@ -4,11 +4,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import SymmetryError
 from ckptzoo.symmetry.arrays import Stacked, stored_dtype, to_numpy
 from ckptzoo.symmetry.tables import Arch, last_layer, table_of
 
 
+@checked
 def remove_softmax_shift(weights: Stacked, arch: Arch) -> dict[str, np.ndarray]:
     """The last layer with logits that sum to zero: the same class probabilities.
 

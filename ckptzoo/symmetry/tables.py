@@ -1,10 +1,12 @@
 """The symmetry table of whatever names a network, its last layer, and checks and pieces of stacked checkpoints."""
 
 from collections.abc import Mapping
+from typing import Annotated
 
 import numpy as np
 
 from ckptzoo import archs
+from ckptzoo.arguments import SELF_CHECKED
 from ckptzoo.errors import SymmetryError
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.groups import AxisAction
@@ -12,7 +14,7 @@ from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import Stacked, is_float, to_numpy
 from ckptzoo.symmetry.traced import Traced
 
-Arch = Symmetry | Traced | Architecture | str
+Arch = Annotated[Symmetry | Traced | Architecture | str, SELF_CHECKED]
 """Whatever names a network: its table, what ``trace`` found, an architecture or the name of a registered one."""
 
 

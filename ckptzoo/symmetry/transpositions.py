@@ -5,6 +5,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ckptzoo.arguments import Count, Size, checked
 from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import to_numpy
@@ -13,6 +14,7 @@ from ckptzoo.symmetry.kinds.registry import permutations_of
 from ckptzoo.symmetry.tables import Arch, table_of
 
 
+@checked
 def transpositions(perms: ArrayLike) -> NDArray[np.int64]:
     """The least number of transpositions (exchanges of two) that make up each permutation: n less its cycles.
 
@@ -110,7 +112,8 @@ def most_transpositions(symmetry: Arch) -> int:
     return sum(size - 1 for _, _, size in _exchangeable(symmetry))
 
 
-def random_element(symmetry: Arch, count: int, K: int, rng: np.random.Generator) -> GroupElement:
+@checked
+def random_element(symmetry: Arch, count: int, K: Size, rng: np.random.Generator) -> GroupElement:
     r"""Elements of a symmetry group that only permute, uniform among those that have a given number of transpositions.
 
     With several groups the number is the sum over them. A group of n channels has :math:`c(n, n - t)` permutations of
@@ -173,7 +176,8 @@ def random_element(symmetry: Arch, count: int, K: int, rng: np.random.Generator)
     return element
 
 
-def random_permutations(n: int, count: int, K: int, rng: np.random.Generator) -> NDArray[np.int64]:
+@checked
+def random_permutations(n: Count, count: int, K: Size, rng: np.random.Generator) -> NDArray[np.int64]:
     r"""Permutations of n things, uniform among those that have a given number of transpositions.
 
     Built thing by thing: the m-th is a cycle of its own with probability :math:`c(m-1, k-1) / c(m, k)`, where k cycles

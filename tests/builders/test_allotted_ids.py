@@ -1,12 +1,10 @@
 """Rows that others wrote into a zoo neither stand for members and draws of a build, nor stop it after training."""
 
-import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 import ckptzoo
 from builders import posterior
@@ -16,9 +14,9 @@ from builders.posterior.build import build as build_draws
 from builders.recipe import Recipe
 from builders.train import Trainer
 from ckptzoo.errors import IntegrityError
+from tests.support.builds import QUIET
 
 TOY = Recipe.load("toy").shortened(1)
-QUIET = Console(file=io.StringIO())
 
 
 def add(zoo: Path, *rows: dict[str, Any]) -> None:

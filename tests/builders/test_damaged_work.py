@@ -1,6 +1,5 @@
 """Files of an unfinished build that were damaged, exchanged or replaced: never sealed into a zoo."""
 
-import io
 import itertools
 import os
 import random
@@ -12,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 from safetensors.numpy import load, save
 
 import builders.shared
@@ -26,10 +24,10 @@ from builders.shared import merge, plan, work
 from builders.status import status
 from ckptzoo.errors import IntegrityError, ZooError
 from ckptzoo.schema.documents import seal
+from tests.support.builds import QUIET
 from tests.support.effort import examples
 
 TOY = Recipe.load("toy").shortened(1)
-QUIET = Console(file=io.StringIO())
 OPTIONS: dict[str, Any] = {"unit_size": 2, "keep_steps": (1,)}
 COLUMNS = ("id", "member", "seed", "step", "train_loss", "test_accuracy", "unit", "diverged")
 

@@ -1,11 +1,7 @@
 """Time and energy: added up exactly, kept across lives of a build, absent where nobody counts."""
 
-import io
-import itertools
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +9,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
-import builders.build
-import builders.units
 import ckptzoo
 from builders.build import build
 from builders.checkpointing import Interrupted
 from builders.energy import Counter, Spent, counter_of, spent
 from builders.recipe import Recipe
+from tests.support.builds import QUIET, stopped_soon
 
 TOY = Recipe.load("toy").shortened(2)
 JOULES = st.none() | st.integers(0, 2**40)
@@ -76,13 +70,6 @@ def test_a_device_uses_energy() -> None:
     assert 10 < took.joules / took.seconds < 2000, "watts"
 
 
-@contextmanager
-def impatient() -> Iterator[Callable[[], bool]]:
-    """Stop after the second span."""
-    calls = itertools.count()
-    yield lambda: next(calls) == 1
-
-
 def steady() -> tuple[Counter, list[float]]:
     """A counter on which every span takes 10 joules, and its readings."""
     readings: list[float] = []
@@ -100,14 +87,11 @@ def extras(path: Path) -> list[dict[str, Any]]:
 
 def lives(path: Path, monkeypatch: pytest.MonkeyPatch, *counters: Counter | None) -> None:
     """Build four members; the process is stopped between these counters."""
-    quiet = Console(file=io.StringIO())
-    with monkeypatch.context() as hurried:
-        hurried.setattr(builders.build, "catch_stop_signals", impatient)
-        hurried.setattr(builders.units, "_SPAN_SECONDS", 1e-9)
+    with stopped_soon(monkeypatch):
         for counter in counters[:-1]:
             with pytest.raises(Interrupted):
-                build(TOY, path, members=4, counter=counter, console=quiet)
-    build(TOY, path, members=4, counter=counters[-1], console=quiet)
+                build(TOY, path, members=4, counter=counter, console=QUIET)
+    build(TOY, path, members=4, counter=counters[-1], console=QUIET)
 
 
 def test_each_member_bears_an_equal_share_of_every_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,23 +1,16 @@
 """Planted pairs: where they start, what is trained, what their rows say, and builds that are stopped or refused."""
 
 import dataclasses
-import io
-import itertools
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
-import builders.build
-import builders.units
 import ckptzoo
 from builders import rng, sources
 from builders.__main__ import run
@@ -32,6 +25,7 @@ from ckptzoo import archs
 from ckptzoo.errors import ZooError
 from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.symmetry import GroupElement, apply, transpositions
+from tests.support.builds import QUIET, stopped_soon
 
 ROOT = Path(__file__).parents[2]
 TOY = dataclasses.replace(
@@ -39,7 +33,6 @@ TOY = dataclasses.replace(
 )
 MOST = 9
 NUMBERS = (0, 2, 9)
-QUIET = Console(file=io.StringIO())
 
 
 def planted(to: Path, **options: Any) -> Built:
@@ -153,15 +146,7 @@ def test_beside_the_recipes_own_members(tmp_path: Path) -> None:
 
 def test_stopped_it_goes_on_to_the_same_bits(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "zoo"
-
-    @contextmanager
-    def impatient() -> Iterator[Callable[[], bool]]:
-        calls = itertools.count()
-        yield lambda: next(calls) == 1
-
-    with monkeypatch.context() as hurried:
-        hurried.setattr(builders.build, "catch_stop_signals", impatient)
-        hurried.setattr(builders.units, "_SPAN_SECONDS", 1e-9)
+    with stopped_soon(monkeypatch):
         for _ in range(3):
             with pytest.raises(Interrupted, match="Run the same command"):
                 planted(path, keep_steps=(0, 7))

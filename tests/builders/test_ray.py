@@ -1,6 +1,5 @@
 """``work --on ray``: a cluster of two nodes on this machine, whose workers, nodes and driver are killed."""
 
-import io
 import os
 import random
 import signal
@@ -15,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
 import ckptzoo
 from builders import ray_work
@@ -28,6 +26,7 @@ from builders.shared import merge, plan
 from builders.status import BuildStatus, status
 from ckptzoo.errors import MissingExtraError, ZooError
 from tests.builders.test_shared import assert_same
+from tests.support.builds import QUIET
 from tests.support.effort import ALL
 
 pytest.importorskip("ray", reason="the extra ray is not installed")
@@ -35,7 +34,6 @@ pytest.importorskip("ray", reason="the extra ray is not installed")
 TOY = Recipe.load("toy").shortened(2)
 EPOCHS = 20
 """Of units that take long enough to be killed in the middle."""
-QUIET = Console(file=io.StringIO())
 COMMAND = """
 import sys
 from builders.__main__ import run

@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from ckptzoo import archs
 from ckptzoo.errors import IntegrityError, ZooError
 from ckptzoo.format.durable import write_file
 from ckptzoo.schema.documents import seal
+from tests.support.builds import stopped_soon
 from tests.support.effort import ALL
 
 ROOT = Path(__file__).parents[2]
@@ -235,15 +236,7 @@ def test_rows_with_momentum_go_on_where_they_were_stopped(tmp_path: Path, monkey
     recipe = replace(Recipe.load("toy"), momentum=0.9, learning_rate=0.05, epochs=3)
     quiet = Console(file=io.StringIO())
     build(recipe, tmp_path / "whole", members=6, keep_steps=(50,), console=quiet)
-
-    @contextmanager
-    def impatient() -> Iterator[Callable[[], bool]]:
-        calls = itertools.count()
-        yield lambda: next(calls) == 1
-
-    with monkeypatch.context() as hurried:
-        hurried.setattr(builders.build, "catch_stop_signals", impatient)
-        hurried.setattr(builders.units, "_SPAN_SECONDS", 1e-9)
+    with stopped_soon(monkeypatch):
         for _ in range(3):
             with pytest.raises(Interrupted, match="Run the same command"):
                 build(recipe, tmp_path / "pieces", members=6, keep_steps=(50,), console=quiet)

@@ -1,7 +1,6 @@
 """Copies of zoos in two bytes a weight: rounded to nearest, measured as stored, resumable, refused where wrong."""
 
 import dataclasses
-import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 import ckptzoo
 from builders import rounding, sources
@@ -19,31 +17,15 @@ from builders.recipe import Recipe
 from builders.train import open_trainer
 from ckptzoo import archs
 from ckptzoo.errors import IntegrityError, ZooError
-from ckptzoo.image_sets import lookup
-from tests.support import image_set_files as made
+from tests.support.builds import COLOUR, QUIET, small_cifar10
 
-COLOUR = dataclasses.replace(
-    Recipe.load("cifar10-resnet18"),
-    name="colour",
-    architecture="resnet8-conv-10",
-    train=15,
-    test=4,
-    batch=4,
-    epochs=2,
-    milestones=(1,),
-    ood=None,
-)
-QUIET = Console(file=io.StringIO())
 MEASURED = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "test_nll", "test_brier", "test_ece")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Files of a few images, known as CIFAR-10."""
-    path = tmp_path_factory.mktemp("data")
-    made.write_binary(path / "cifar-10-batches-bin", 10, made.cifar_arrays(10))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(lookup.KNOWN, "cifar10", made.small("cifar10"))  # type: ignore[arg-type]
+    with small_cifar10(tmp_path_factory.mktemp("data")) as path:
         yield path
 
 
@@ -56,6 +38,7 @@ def zoo(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("dtype", rounding.DTYPES)
+@pytest.mark.sampled(2)
 def test_weights_are_rounded_to_nearest_and_measured_as_stored(
     dtype: str, zoo: Path, folder: Path, tmp_path: Path
 ) -> None:

@@ -137,7 +137,11 @@ def test_optunet_itself_stays_the_recipe() -> None:
 
 
 def test_the_same_seed_finds_the_same_and_another_one_other_networks(found: Found, tmp_path: Path) -> None:
-    again = quick(tmp_path / "again", threads=1)
+    """At once, or when a search of fewer trials, which is done, is carried on."""
+    few = quick(tmp_path / "again", trials=4)
+    journal = (few.folder / JOURNAL).read_bytes()
+    assert quick(few.folder, trials=4) == few and (few.folder / JOURNAL).read_bytes() == journal, "it is done"
+    again = quick(few.folder, threads=1)
     assert figures(again) == figures(found) == figures(quick(found.folder))
     for name in (PICTURE, BEST):
         assert (again.folder / name).read_bytes() == (found.folder / name).read_bytes()
@@ -145,13 +149,6 @@ def test_the_same_seed_finds_the_same_and_another_one_other_networks(found: Foun
     assert {network.architecture for network in other.networks} & {
         network.architecture for network in found.networks
     } == {"optunet"}
-
-
-def test_a_search_that_is_done_adds_nothing_and_one_of_more_trials_carries_on(found: Found, tmp_path: Path) -> None:
-    few = quick(tmp_path, trials=4)
-    journal = (tmp_path / JOURNAL).read_bytes()
-    assert quick(tmp_path, trials=4) == few and (tmp_path / JOURNAL).read_bytes() == journal
-    assert figures(quick(tmp_path)) == figures(found)
 
 
 @pytest.mark.exhaustive

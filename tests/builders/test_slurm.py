@@ -1,6 +1,5 @@
 """Tasks of a real Slurm: its controller and one node, as processes of this test."""
 
-import io
 import os
 import shutil
 import signal
@@ -14,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 import builders.slurm
 import ckptzoo
@@ -28,6 +26,7 @@ from builders.state import TrainingState
 from builders.status import status
 from builders.train import Trainer
 from ckptzoo.errors import ZooError
+from tests.support.builds import QUIET
 from tests.support.effort import ALL
 from tests.support.ports import free_port
 
@@ -38,7 +37,6 @@ needs_slurm = pytest.mark.skipif(
 pytest.importorskip("submitit")
 ROOT = Path(__file__).parents[2]
 TOY = Recipe.load("toy").shortened(2)
-QUIET = Console(file=io.StringIO())
 CONFIGURATION = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -216,8 +214,7 @@ def test_the_command_for_other_schedulers_trains_what_is_planned(
     printed = capsys.readouterr().out
     assert printed.startswith(sys.executable) and "--for 300s" in printed and "--epochs 2" in printed
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    workers = [subprocess.Popen(printed, shell=True, cwd=tmp_path, env=environment) for _ in range(2)]
-    assert [process.wait() for process in workers] == [0, 0]
+    subprocess.run(printed, shell=True, cwd=tmp_path, env=environment, check=True)
     assert merge(path).units == 2
 
 

@@ -1,6 +1,5 @@
 """A zoo's members and draws of a recipe are all made by one engine, because ids do not say by which."""
 
-import io
 import json
 import random
 from itertools import combinations
@@ -9,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
 import ckptzoo
 from builders import engines, planted, sources, zoo_engines
@@ -20,10 +18,10 @@ from builders.recipe import Recipe
 from builders.shared import merge, plan, work
 from builders.train import open_trainer
 from ckptzoo.errors import ZooError
+from tests.support.builds import QUIET
 from tests.support.effort import examples
 
 TOY = Recipe.load("toy").shortened(1)
-QUIET = Console(file=io.StringIO())
 FASTEST = engines.fastest(TOY)
 
 
@@ -62,7 +60,7 @@ def test_no_two_engines_have_the_same_bits(recipe: Recipe, monkeypatch: pytest.M
 def test_more_members_are_trained_by_the_engine_of_the_zoo(tmp_path: Path) -> None:
     """Whatever verbs add them, in any order; another engine is refused with both names, and before any training."""
     draw = random.Random(0)
-    for number in range(max(4, examples(20) // 4)):
+    for number in range(examples(5, 2)):
         zoo, first = tmp_path / str(number), draw.choice(engines.usable(TOY))
         other = draw.choice([name for name in engines.usable(TOY) if name != first])
         build(TOY, zoo, members=1, engine=first, console=QUIET)

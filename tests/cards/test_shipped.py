@@ -174,6 +174,7 @@ def test_trajectories_end_in_the_members_of_the_other_zoo() -> None:
 
 @pytest.mark.parametrize("folder", [MEMBERS, POSTERIORS], ids=["members", "posteriors"])
 @pytest.mark.parametrize("variant", ["raw", "canonical"])
+@pytest.mark.sampled(2)
 def test_stored_outputs_are_those_of_stock_pytorch(
     exported: Callable[[Path, str, str], nn.Module], variant: str, folder: Path
 ) -> None:
@@ -189,6 +190,7 @@ def test_stored_outputs_are_those_of_stock_pytorch(
 
 @pytest.mark.skipif(not (DATA / "mnist").is_dir(), reason="MNIST is not at hand")
 @pytest.mark.parametrize("folder", [MEMBERS, POSTERIORS], ids=["members", "posteriors"])
+@pytest.mark.sampled(2)
 def test_accuracies_are_those_of_stock_pytorch(exported: Callable[[Path, str, str], nn.Module], folder: Path) -> None:
     mnist = image_sets.find("mnist", DATA)
     assert mnist is not None and len(mnist) == 10_000
@@ -198,6 +200,7 @@ def test_accuracies_are_those_of_stock_pytorch(exported: Callable[[Path, str, st
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (DATA / "cifar100").is_dir(), reason="CIFAR-100 is not at hand")
+@pytest.mark.exhaustive
 def test_accuracies_of_narrow_resnets_are_those_of_stock_pytorch(
     exported: Callable[[Path, str, str], nn.Module],
 ) -> None:

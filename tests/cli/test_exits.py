@@ -6,11 +6,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import ckptzoo
 from ckptzoo import errors
-from ckptzoo.cli.exits import OUTCOMES, code_of, stopping_imports
+from ckptzoo.cli.exits import OUTCOMES, code_of, described, stopping_imports
 
 
 def test_help_lists_commands_and_every_exit_code(cli: Any) -> None:
@@ -64,6 +66,15 @@ def test_a_folder_that_is_no_zoo(cli: Any, tmp_path: Path) -> None:
     assert cli("verify", tmp_path).code == 1
 
 
+def test_a_file_is_no_zoo_and_no_hub_is_asked(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ckptzoo.remote.remote._checked_endpoint", lambda endpoint: pytest.fail("asked"))
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "net.pt").write_bytes(b"")
+    ended = cli("info", "runs/net.pt")
+    assert ended.code == 2 and "expected a folder, got a file" in ended.line and "ckptzoo import" in ended.line
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -78,12 +89,76 @@ def test_a_folder_that_is_no_zoo(cli: Any, tmp_path: Path) -> None:
             "expected a number to compare the column 'seed' (int64) with, got the string 'a'",
         ),
         (("derive", "ZOO", "--gauge", "first-wait"), "Did you mean first-weight?"),
+        (("export", "ZOO", "x\udcff", "-o", "none.pt"), "command line: text: expected UTF-8, got 'x\\udcff'"),
     ],
 )
 def test_wrong_usage_is_one_line(cli: Any, optunets: Any, arguments: tuple[str, ...], said: str) -> None:
     path, _ = optunets
     ended = cli(*(path if word == "ZOO" else word for word in arguments))
     assert ended.code == 2 and ended.line.startswith("ckptzoo: error: ") and said in ended.line and ended.out == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            IsADirectoryError(21, "Is a directory", "x"),
+            "x: path: expected a file, got Is a directory. Name a file in it.",
+        ),
+        (OSError(28, "Full. Make room", "x"), "x: path: expected room on the disk, got Full. Make room"),
+        (
+            OSError(5, "Input/output error"),
+            "system: call: expected the system to do it, got Input/output error. Correct the cause and repeat.",
+        ),
+        (
+            MemoryError("Unable to allocate 9 TiB."),
+            "memory: room: expected enough, got Unable to allocate 9 TiB. Ask for less, such as fewer checkpoints.",
+        ),
+        (OSError("no number"), "no number"),
+        (OSError(28, "room: expected 3 bytes, got 2. Make room.", "x"), "x: room: expected 3 bytes, got 2. Make room."),
+    ],
+)
+def test_errors_of_the_system_have_the_form_of_all_others(error: OSError | MemoryError, said: str) -> None:
+    assert described(error) == said
+
+
+@pytest.mark.parametrize(
+    ("name", "got"),
+    [
+        ("raises", "raises(): expected a torch module, got RuntimeError: mine"),
+        ("exits", "exits(): expected a torch module, got SystemExit: 3"),
+        ("number", "number(): expected a torch module, got int"),
+    ],
+)
+def test_what_a_network_of_the_users_own_raises(cli: Any, optunets: Any, tmp_path: Path, name: str, got: str) -> None:
+    functions = {"raises": "raise RuntimeError('mine')", "exits": "raise SystemExit(3)", "number": "return 3"}
+    (tmp_path / "net.py").write_text("\n".join(f"def {key}():\n    {body}" for key, body in functions.items()))
+    for command in (("derive",), ("align", "--to", "best"), ("predict", "a/b")):
+        ended = cli(command[0], optunets[0], *command[1:], "--module", f"{tmp_path}/net.py:{name}")
+        assert ended.code == 2 and got in ended.line
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--mean", "a"), "expected numbers such as 0.5 or 0.49,0.48,0.45, got 'a'"),
+        (("--std", "0"), "scaling: expected finite means, and positive standard deviations, one or one a channel"),
+        (("--names", "none"), "none: file: expected one that can be read, got No such file or directory"),
+        (("--names", "bytes"), "bytes: text: expected UTF-8"),
+        (("--names", "text"), "text: expected TOML"),
+        (("--layout", "bytes"), "bytes: text: expected UTF-8"),
+        (("--layout", "none"), "expected a file, got 'none', which is none or cannot be read"),
+    ],
+)
+def test_files_and_numbers_that_an_import_cannot_use(
+    cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bytes").write_bytes(b"\xff\xfe\x80")
+    Path("text").write_text("no TOML")
+    save_file({"w": np.ones(3, "float32")}, "net.safetensors")
+    ended = cli("import", "net.safetensors", "--to", "new", "--license", "MIT", *options)
+    assert ended.code == 2 and said in ended.line and not Path("new").exists()
 
 
 def test_many_problems_are_one_line_that_counts_them(cli: Any, optunets: Any) -> None:

@@ -102,7 +102,7 @@ def test_a_target_that_cannot_be_replaced(cli: Any, optunets: Any, tmp_path: Pat
     path, _ = optunets
     (tmp_path / "one.pt").mkdir()
     ended = cli("export", path, "net-001", "-o", tmp_path / "one.pt")
-    assert ended.code == 4 and "directory" in ended.line
+    assert ended.code == 2 and "expected a file, or nothing there yet, got a folder" in ended.line
     assert not list(tmp_path.glob(".ckptzoo*"))
 
 

@@ -194,6 +194,7 @@ def test_channels_that_only_the_weights_tell_apart_are_counted(tmp_path: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_many_copies_and_a_walk_of_small_steps(tmp_path: Path) -> None:
     one = weights_of(1, 0)
     weights = rescaled(one, np.zeros(1500, int), 1, scales=False)

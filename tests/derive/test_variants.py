@@ -10,8 +10,7 @@ import ckptzoo
 from ckptzoo.derive import derive
 from ckptzoo.errors import SymmetryError, UnknownNameError, ZooError
 from ckptzoo.schema.architecture import Architecture
-from ckptzoo.symmetry import GAUGES, GroupElement, apply, canonicalize, gauges
-from ckptzoo.symmetry.fingerprint import fingerprint
+from ckptzoo.symmetry import GAUGES, GroupElement, apply, canonicalize, fingerprint, gauges
 from tests.support.derived_zoos import ARCH, TABLE, WRONG, files_of, fill, run, weights_of, written, zoo_of
 
 

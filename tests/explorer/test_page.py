@@ -208,6 +208,20 @@ def test_the_output_is_a_file_in_a_folder_that_is_there(tmp_path):
         page(zoo, tmp_path)
     with pytest.raises(ZooError, match="Make it first"):
         page(zoo, tmp_path / "none" / "page.html")
+    for name, begins, got in (
+        ("net.pt", b"PK", "another file"),
+        ("page.html", b"<!DOCTYPE html>", ""),
+        ("new", b"", ""),
+    ):
+        (tmp_path / name).write_bytes(begins)
+        if got:
+            with pytest.raises(
+                ZooError, match="output: expected an older page, or nothing there yet, got another file"
+            ):
+                page(zoo, tmp_path / name)
+            assert (tmp_path / name).read_bytes() == begins
+        else:
+            assert page(zoo, tmp_path / name).path == tmp_path / name
     with pytest.raises(ZooError, match="max_rows: expected 1 or more, got 0"):
         page(zoo, tmp_path / "page.html", max_rows=0)
 

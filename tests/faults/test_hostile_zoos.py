@@ -181,6 +181,7 @@ def forged(files: dict[str, bytes], trees: Any) -> dict[str, bytes]:
     return {**{key: value for key, value in files.items() if key != path}, name: data}
 
 
+@pytest.mark.exhaustive
 def test_documents_and_tables_that_are_bombs(tiny: Path, tmp_path: Path) -> None:
     """All in one process with 3 GiB of memory, from a hub of each one's own."""
     files = files_of(tiny)

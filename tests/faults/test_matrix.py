@@ -40,14 +40,14 @@ WRITERS = ("push", "grow", "contribute", "merge")
 
 
 def cells(turn: int) -> list[tuple[str, str]]:
-    """Every cell in full; by default one of a reader and one of a writer for each kind, other ones with each turn."""
+    """Every cell in full; by default one for each kind, of a reader or a writer in turn, other ones with each turn."""
     if ALL:
         return CELLS
     chosen = list[tuple[str, str]]()
     for row, kind in enumerate(FAULT_KINDS):
-        for names in (READERS, WRITERS):
-            able = [name for name in names if (name, kind) in CELLS]
-            chosen += [(able[(row + turn) % len(able)], kind)] if able else []
+        names = (READERS, WRITERS)[(row + turn) % 2]
+        able = [name for name in names if (name, kind) in CELLS] or [name for name, one in CELLS if one == kind]
+        chosen.append((able[(row + turn) % len(able)], kind))
     return chosen
 
 

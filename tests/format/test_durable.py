@@ -11,7 +11,7 @@ import ckptzoo
 from builders.__main__ import run
 from ckptzoo.cli.app import run as command
 from ckptzoo.errors import ZooError
-from ckptzoo.format.durable import write_file
+from ckptzoo.format.durable import check_replaceable, write_file
 from tests.faults.disks import disk
 
 
@@ -20,6 +20,20 @@ def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
         write_file(tmp_path / "file", data)
         assert (tmp_path / "file").read_bytes() == data
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    """A device's name would become that of a file for the whole machine; nothing is written in /dev here."""
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    for name, got in (("folder", "a folder"), ("pipe", "a device or a pipe"), ("link", "a device or a pipe")):
+        with pytest.raises(ZooError, match=f"output: expected a file, or nothing there yet, got {got}"):
+            write_file(tmp_path / name, b"data")
+    for path in ("/dev/null", "/dev/stdout", "/dev/none"):
+        with pytest.raises(ZooError, match="got a device or a pipe"):
+            check_replaceable(Path(path))
+    assert (tmp_path / "pipe").is_fifo() and len(list(tmp_path.iterdir())) == 3
 
 
 ROOM = r"No space left on device\. Make room there, or choose a folder on another disk, and repeat\."
@@ -59,9 +73,8 @@ def test_an_error_without_a_file_gets_its_name(
     target = tmp_path / "a.safetensors"
     assert command(["export", str(tmp_path / "zoo"), "a", "-o", str(target)]) == 4
     said = capsys.readouterr().err
-    assert (
-        said.startswith(f"ckptzoo: error: {target}: {os.strerror(number)}") and (step in said) and not target.exists()
-    )
+    assert said.startswith(f"ckptzoo: error: {target}: path: expected ") and f", got {os.strerror(number)}. " in said
+    assert step in said and not target.exists()
     with pytest.raises(OSError, match=os.strerror(number)) as caught, ckptzoo.append(tmp_path / "zoo") as writer:
         writer.add({"w": np.zeros((1, 1), "float32")}, [{"id": "b"}])
     assert caught.value.filename == str(tmp_path / "zoo" / "parts")

@@ -26,6 +26,7 @@ def publish(server: Hosted, root: Path) -> None:
 
 
 @pytest.mark.parametrize("address", [REPO, f"{REPO}@main", f"hf://datasets/{REPO}", f"hf://datasets/{REPO}/"])
+@pytest.mark.sampled(2)
 def test_zoos_of_a_repository_are_read_at_the_commit_of_the_collection(
     server: Hosted, tmp_path: Path, address: str
 ) -> None:

@@ -193,6 +193,7 @@ def test_the_real_test_set_of_cifar100(tmp_path: Path) -> None:
 
 @needs_cifar100
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_real_cifar100_that_its_recipe_trains_on() -> None:
     found = load(Recipe.load("cifar100-resnet18"), REAL)
     assert found.digest == "sha256:32acb6efa44d4846a00b30ee82249ac2de68e77264642deae078ab472c3085bc"

@@ -1,6 +1,7 @@
 """Laws of alignment, on networks and on tables of every kind: residual, wreaths that share blocks, nested, crossed."""
 
 import numpy as np
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -165,6 +166,7 @@ def test_a_fitted_result_does_not_depend_on_the_others(drawn: tuple[Net | Networ
             np.testing.assert_array_equal(array[0], together.weights[name][k])
 
 
+@pytest.mark.exhaustive
 @few
 @given(nets, seeds, seeds, seeds)
 def test_fitted_results_do_not_depend_on_order_and_scales(net: Net, first: int, second: int, seed: int) -> None:

@@ -188,6 +188,7 @@ def test_an_empty_zoo_streams_nothing(tmp_path):
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+@pytest.mark.sampled(2)
 def test_dataloader_workers_keep_the_order_and_resume_exactly(zoo, context):
     from torch.utils.data import DataLoader
 
@@ -242,6 +243,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.exhaustive
 def test_real_ranks_share_the_zoo_and_resume_with_another_number(zoo, tmp_path):
     program = tmp_path / "ranks.py"
     program.write_text(RANKS)

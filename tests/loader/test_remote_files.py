@@ -222,6 +222,7 @@ def test_a_layer_costs_its_blocks_and_two_requests_a_shard(server, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_one_checkpoint_of_a_resnet_costs_little_more_than_its_size(server, tmp_path):
     """Blocks are so small that a row of a full shard costs at most 1.2 times its bytes; and so it is when it is read."""
     arch = archs.architecture("resnet18-100")

@@ -17,6 +17,8 @@ def test_a_tiny_run_has_every_row(tmp_path: Path) -> None:
         "benchmarks/imports.py",
         "--small",
         "20",
+        "--lstms",
+        "5",
         "--resnets",
         "1",
         "--rows",
@@ -28,6 +30,6 @@ def test_a_tiny_run_has_every_row(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     rows = json.loads((tmp_path / "imports.json").read_text())["rows"]
     assert [row["task"] for row in rows] == [
-        name for name in ("small files", "resnet18 tgz", "flat matrix") for _ in "ab"
+        name for name in ("small files", "lstms", "resnet18 tgz", "flat matrix") for _ in "ab"
     ]
     assert all(row["seconds"] > 0 and row["anonymous_bytes"] > 0 for row in rows)

@@ -1,5 +1,6 @@
 """Every block of the README and of the guide runs, in a fresh folder, against a small zoo of the README's name."""
 
+import json
 import os
 import re
 import shlex
@@ -32,13 +33,14 @@ def blocks(kind: str, *pages: Path) -> list[str]:
     return [text for page in pages for text in re.findall(rf"```{kind}\n(.*?)```", page.read_text(), re.DOTALL)]
 
 
-PROGRAMS = blocks("python", *PAGES)
 IN_TURN = """
-import sys
-for number, program in enumerate(sys.argv[1:]):
-    exec(compile(program, f"block {number}", "exec"), {"__name__": "__main__"})
+import json, os, sys
+for folder, program in json.load(sys.stdin):
+    os.chdir(folder)
+    exec(compile(program, program, "exec"), {"__name__": "__main__"})
+    print("\\f")
 """
-"""Programs, each with names of its own, in one process, which imports torch once."""
+"""Programs, each with names and a folder of its own, in one process, which imports torch once."""
 
 
 @pytest.fixture(scope="module")
@@ -69,27 +71,19 @@ def few(folder, tmp_path_factory):
     return few
 
 
-def run(command, folder):
-    environment = dict(os.environ, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}", PYTHONPATH=str(ROOT))
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+def run_shell(block):
+    """Run the lines in this process, which has imported torch already, in the current folder."""
+    for line in block.splitlines():
+        words = shlex.split(line, comments=True)
+        if words[:1] == ["ckptzoo"]:
+            assert ckptzoo_command(words[1:]) == 0, line
+        elif words[:3] == ["python", "-m", "builders"]:
+            assert builders_command(words[3:]) == 0, line
 
 
-def test_python_blocks_run(folder):
-    out = run([sys.executable, "-W", "error", "-c", IN_TURN, *PROGRAMS], folder)
-    promises = re.findall(r"# (\([\d, ]+\))$", "".join(PROGRAMS), re.MULTILINE)
-    assert len(PROGRAMS) >= 13 and len(promises) >= 7
-    for promised in promises:
-        assert promised in out
-
-
-def test_python_blocks_about_studies_run(few):
-    run([sys.executable, "-W", "error", "-c", IN_TURN, *blocks("python", STUDIES)], few)
-
-
-def test_the_page_about_learning_runs(folder):
-    """In full where all tests are asked for; else with fewer networks and one epoch."""
+@pytest.mark.timeout(900)  # of the full run
+def test_python_blocks_run(folder, few, monkeypatch):
+    """The page about learning in full where all tests are asked for; else with fewer networks and one epoch."""
     text = LEARNING.read_text()
     if not ALL:
         opened = 'zoo = ckptzoo.open("cards/mnist-optunet")'
@@ -98,10 +92,25 @@ def test_the_page_about_learning_runs(folder):
         text = text.replace("--members 48 --epochs 5 --keep-steps 10,30,90", "--members 12 --epochs 1")
         text = text.replace("range(8)", "range(1)").replace("batch_size=16 if", "batch_size=4 if")
         assert "--members 12" in text and "range(1)" in text and "batch_size=4" in text
+    monkeypatch.chdir(folder)
     (lines,) = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
-    run(["bash", "-euc", lines], folder)
-    programs = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    out = run([sys.executable, "-W", "error", "-c", IN_TURN, *programs], folder)
+    run_shell(lines)
+    plain, learning = blocks("python", *PAGES), re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    programs = [(few, program) for program in blocks("python", STUDIES)]
+    programs += [(folder, program) for program in (*learning, *plain)]
+    environment = dict(os.environ, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}", PYTHONPATH=str(ROOT))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", IN_TURN],
+        input=json.dumps(programs, default=str), env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    printed = done.stdout.split("\f\n")[len(blocks("python", STUDIES)) : -1]
+
+    promises = re.findall(r"# (\([\d, ]+\))$", "".join(plain), re.MULTILINE)
+    assert len(plain) >= 13 and len(promises) >= 7
+    for promised in promises:
+        assert promised in "".join(printed[len(learning) :])
+    out = "".join(printed[: len(learning)])
     assert out.startswith("torch.Size([64, 10, 1, 5, 5]) torch.Size([64]) 64\n")
     flat, *graphs = [float(found) for found in re.findall(r"tensor\((.*?)\)", out)]
     assert len(graphs) == 2 and flat > 0.4
@@ -111,15 +120,10 @@ def test_the_page_about_learning_runs(folder):
 
 @pytest.mark.parametrize("block", [*blocks("sh", *SHELL_PAGES), blocks("sh", STUDIES)[0]])
 def test_shell_lines_run(few, block, monkeypatch):
-    """In this process, which has imported torch already; the tutorial about hubs starts the programs themselves."""
+    """In this process; tutorials start the programs themselves."""
     monkeypatch.chdir(few)
     monkeypatch.setitem(estimate.__kwdefaults__, "seconds", 0.2)  # of training, for `python -m builders estimate`
-    for line in block.splitlines():
-        words = shlex.split(line, comments=True)
-        if words[:1] == ["ckptzoo"]:
-            assert ckptzoo_command(words[1:]) == 0, line
-        elif words[:3] == ["python", "-m", "builders"]:
-            assert builders_command(words[3:]) == 0, line
+    run_shell(block)
 
 
 def test_the_make_lines_are_targets_and_the_extras_exist():

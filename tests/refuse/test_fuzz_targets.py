@@ -67,7 +67,9 @@ for _ in range(int(sys.argv[2])):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["index", "rows", "snapshot"])
+@pytest.mark.parametrize(
+    "name", ["index", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("rows", "snapshot"))]
+)
 def test_flipped_bits_of_a_footer_do_not_end_the_process(name: str) -> None:
     """The C++ library throws exceptions for some of them that pyarrow does not catch everywhere."""
     command = [sys.executable, "-c", FLIPS, name, "20000" if effort.ALL else "1000"]

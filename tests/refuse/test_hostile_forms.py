@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import pickle  # noqa: TID251 - files that people have
 import random
 import resource
 import subprocess
@@ -27,7 +28,15 @@ from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.process import ReadingProcess
 from ckptzoo.hub.untrusted.protocol import Job
 from tests.support.checkpoint_files import call, text, written
-from tests.support.container_files import FORMS, PACKERS, hdf5_file, joblib_file, tar_file, torch_file, zip_file
+from tests.support.container_files import (
+    FORMS,
+    PACKERS,
+    hdf5_file,
+    joblib_file,
+    tar_file,
+    torch_file,
+    zip_file,
+)
 from tests.support.effort import examples
 from tests.support.published_zoos import network
 
@@ -177,6 +186,44 @@ def _object_arrays(depth: int) -> bytes:
     data = joblib_file(np.array([None, {}], dtype=object))
     start = data.index(b"\x80\x05", 1)
     return data[:start] * depth + data[start:]
+
+
+def npy(pickled: bytes, shape: str = "(1,)") -> bytes:
+    """An array of objects with a pickle of one's own."""
+    header = f"{{'descr': '|O', 'fortran_order': False, 'shape': {shape}, }}".ljust(117).encode() + b"\n"
+    return b"\x93NUMPY\x01\0" + len(header).to_bytes(2, "little") + header + pickled
+
+
+def test_arrays_of_objects_that_lie_or_name_code(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    objects = np.array([None, {}], dtype=object)
+    good = pickle.dumps(objects, protocol=2)
+    cycle = np.empty(1, dtype=object)
+    cycle[0] = cycle
+    rows = np.empty((2, 1), dtype=object)
+    rows[0, 0] = rows[1, 0] = rows
+    plain, arrays = io.BytesIO(), io.BytesIO()
+    np.save(plain, np.ones(4))
+    for _ in range(3):
+        np.save(arrays, np.ones(4))
+    check_refused(
+        {
+            "code.npy": (npy(b"\x80\x02" + call("os.system", text(f"touch {ran}")) + b"."), "a state dict"),
+            "code.npz": (zip_file({"a.npy": npy(b"\x80\x02cos\nsystem\n.")}), "a state dict"),
+            "count.npy": (npy(replaced(good, b"K\x02\x85", b"K\x03\x85")), "3 objects"),
+            "huge.npy": (npy(good.replace(b"K\x02\x85", b"J\xff\xff\xff\x7f\x85")), "2147483647 objects"),
+            "cut.npy": (npy(good[:-9]), "a whole pickle of its objects"),
+            "empty.npy": (npy(b""), "a whole pickle of its objects"),
+            "cycle.npy": (npy(pickle.dumps(cycle)), ""),
+            "rows.npy": (npy(pickle.dumps(rows)), ""),
+            "record.npy": (npy(b"").replace(b"'|O'", b"[('a','|O')]"), ""),
+            "behind.npy": (plain.getvalue() + b"more", "36 in the file"),
+            "in the middle.eqx": (arrays.getvalue()[:-20], "bytes from its shape"),
+            "settings.eqx": (b"{" * 400 + b"}\n" + arrays.getvalue(), "settings in JSON"),
+            "pairs.pkl": (pickle.dumps([("a", [("a", [("a", [("a", [("a", [("a", [("a", [("a", 1)])])])])])])])]), ""),
+        }
+    )
+    assert not ran.exists()
 
 
 @pytest.mark.parametrize("form", [".h5", ".msgpack", ".joblib"])

@@ -20,6 +20,7 @@ from ckptzoo.format.table import schema_of
 from ckptzoo.schema.architecture import Architecture, Tensor
 from ckptzoo.schema.metadata import KINDS
 from tests.conftest import rows_of
+from tests.support.effort import examples
 
 TREE = "derived/predictions-mnist--test"
 ARCH = Architecture("one", (Tensor("w", (3,)),))
@@ -71,7 +72,7 @@ def test_every_flipped_byte_is_found(path: Path) -> None:
     (part,) = (path / TREE).iterdir()
     for file in part.iterdir():
         data = file.read_bytes()
-        for at in sorted({0, 8, len(data) - 1, *rng.sample(range(len(data)), 25)}):
+        for at in sorted({0, 8, len(data) - 1, *rng.sample(range(len(data)), examples(25, 4))}):
             broken = bytearray(data)
             broken[at] ^= 1 << rng.randrange(8)
             file.write_bytes(broken)
@@ -114,6 +115,7 @@ def labels(*values: int, dtype: str = "<u1") -> str:
         ({"tree": "derived/other"}, "folder of a part of kind 'predictions'"),
     ],
 )
+@pytest.mark.sampled(3)
 def test_facts_that_make_no_sense(path: Path, how: dict[str, Any], said: str) -> None:
     shutil.rmtree(path / TREE)
     part = predict(path, 0, **how)

@@ -64,7 +64,7 @@ def test_every_flipped_byte_is_found(sound):
     rng = random.Random(0)
     for path in files:
         data = path.read_bytes()
-        for at in sorted({0, 7, 8, len(data) - 1, *rng.sample(range(len(data)), 30 if ALL else 6)}):
+        for at in sorted({0, 7, 8, len(data) - 1, *rng.sample(range(len(data)), 30 if ALL else 2)}):
             broken = bytearray(data)
             broken[at] ^= 1 << rng.randrange(8)
             path.write_bytes(broken)

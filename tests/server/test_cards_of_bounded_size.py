@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ckptzoo.server.kept import Kept
 from ckptzoo.server.pages import cards
 from ckptzoo.server.pages.cards import MAX_BYTES, MAX_CARD_HTML, MAX_COMMENT_HTML, card_html, comment_html
-from tests.support.effort import FEW_EXAMPLES, examples
+from tests.support.effort import examples
 
 MAX_COMMENT = 65_536
 LONG = st.sampled_from([3, 200, 5000, 30_000, 60_000])
@@ -75,7 +75,7 @@ def document(parts: list[tuple[str, int, int]]) -> str:
 PARTS = st.tuples(st.sampled_from(sorted(CONSTRUCTS)), LONG, st.sampled_from([1, 40, 900, 4000, 9000]))
 
 
-@settings(max_examples=examples(400, 2 * FEW_EXAMPLES), deadline=None)
+@settings(max_examples=examples(400, 8), deadline=None)
 @given(st.lists(PARTS, min_size=1, max_size=3), st.booleans())
 def test_any_document_is_bounded(parts: list[tuple[str, int, int]], is_card: bool) -> None:
     text = document(parts)[: MAX_BYTES if is_card else MAX_COMMENT]
@@ -106,6 +106,7 @@ for long, many, limit in ((60_000, 900, tests.MAX_COMMENT), (1000, 4000, tests.M
 """
 
 
+@pytest.mark.exhaustive
 def test_memory_of_what_grows() -> None:
     """Each construct in the size of a comment and of a card, within the limits and beyond; what nh3 takes counts too."""
     root = str(Path(__file__).parents[2])

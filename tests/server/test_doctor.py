@@ -83,6 +83,7 @@ def large(root: Path) -> Path:
         (lambda root: (root / "hub.sqlite").unlink(), "folder", "expected hub.sqlite, got none"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_what_is_wrong_is_a_problem(folder: Path, harm: Callable[[Path], object], name: str, detail: str) -> None:
     assert PROBLEM not in {check.outcome for check in examine(folder)}
     harm(folder)

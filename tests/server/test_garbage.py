@@ -156,6 +156,7 @@ def test_it_waits_for_a_backup(zoo: Hosted, tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("seed", range(examples(4, 1)))
+@pytest.mark.exhaustive
 def test_beside_everything_that_clients_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Nothing is kept for longer than nothing, so that garbage is taken as early as it can be."""
     monkeypatch.setattr(garbage, "_WRITE_SECONDS", 0.001)

@@ -53,6 +53,7 @@ NEEDS: dict[str, Any] = {
     "signing_in.link": NEVER, "signing_in.use_link": NEVER, "signing_in.sign_out": ANYBODY,
     "signing_in.oidc_start": NEVER, "signing_in.oidc_callback": NEVER, "settings.own_tokens": VALID,
     "settings.make_token": ACCOUNT, "settings.revoke_token": OWN_TOKEN, "settings.audit_log": ACCOUNT,
+    "settings.disconnect_identity": ACCOUNT,
     "zoos.zoo": READ, "zoos.explorer": NEVER, "zoos.explorer_frame": NEVER, "zoos.files": READ, "zoos.file": READ,
     "zoos.raw": READ, "zoos.history": READ, "zoos.change": READ, "pulls.listing": READ, "pulls.details": READ,
     "pulls.changes": READ, "pulls.comment": CONTRIBUTE, "pulls.status": OWN_OR_WRITE, "pulls.merge": WRITE,

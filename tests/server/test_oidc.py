@@ -1,16 +1,17 @@
 """Signing in with an OpenID Connect provider that runs beside the server."""
 
+import re
 import threading
 import urllib.parse
 from collections.abc import Iterator
 from datetime import timedelta
+from html import unescape
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
-from oidc_provider_mock import run_server_in_thread
 
 from ckptzoo.errors import SpecError
 from ckptzoo.server.errors import Refusal
@@ -18,6 +19,7 @@ from ckptzoo.server.oidc import Provider, provider_in
 from ckptzoo.server.store import accounts, sessions
 from ckptzoo.server.store.audit import OPERATOR
 from ckptzoo.server.store.tokens import make_token, revoke
+from tests.support.chromium import chromium
 from tests.support.hosted import Hosted, hosted
 from tests.support.pages import Browser, Page
 
@@ -29,6 +31,8 @@ CLIENT = ("ckptzoo", "a secret")
 @pytest.fixture
 def issuer() -> Iterator[str]:
     """The address of a provider."""
+    from oidc_provider_mock import run_server_in_thread  # which brings a web framework along
+
     with run_server_in_thread() as running:
         yield f"http://localhost:{running.server_port}"
 
@@ -50,8 +54,9 @@ def server(tmp_path: Path, issuer: str) -> Iterator[Hosted]:
 def at_the_provider(browser: Browser, name: str) -> str:
     """Start, and sign in at the provider; returns the path that it sends the browser back to."""
     started = browser.post("/-/oidc/start", next="/-/tokens")
-    assert started.status == 303, started.text
-    address = started.headers["location"]
+    assert started.status == 200, started.text
+    (address,) = re.findall(r'http-equiv="refresh" content="0; url=([^"]*)"', started.text)
+    address = unescape(address)
     query = urllib.parse.parse_qs(urllib.parse.urlsplit(address).query)
     assert query["code_challenge_method"] == ["S256"] and query["response_type"] == ["code"]
     answer = requests.post(address, data={"sub": f"{name}@example.org"}, allow_redirects=False, timeout=10)
@@ -72,6 +77,28 @@ def test_the_first_time_and_the_second(server: Hosted) -> None:
         assert browser.get("/-/tokens").title == "Tokens of ada"
     with server.service.database.reading() as connection:
         assert [item.name for item in accounts.listed(connection, accounts.USER)].count("ada") == 1
+
+
+@pytest.mark.browser
+def test_a_real_browser_signs_in_and_connects_an_identity(server: Hosted) -> None:
+    """What browsers refuse is not known to a client that follows every redirect."""
+    with chromium() as running:
+        page = running.new_context().new_page()
+        page.goto(f"{server.url}/-/sign-in")
+        page.get_by_role("button", name="Sign in with Example").click()
+        page.locator("input[name=sub]").first.fill("ada@example.org")
+        page.locator("button[type=submit], button").first.click()
+        page.wait_for_url(f"{server.url}/**")
+        page.goto(f"{server.url}/-/tokens")
+        assert page.get_by_role("heading", name="Tokens of ada").is_visible()
+        page.get_by_role("button", name="Disconnect ada@example.org").click()
+        assert page.get_by_text("None is connected.").is_visible()
+        page.get_by_role("button", name="Connect an identity of Example").click()
+        page.locator("input[name=sub]").first.fill("ada@example.org")
+        page.locator("button[type=submit], button").first.click()
+        page.wait_for_url(f"{server.url}/-/tokens")
+        assert page.get_by_role("button", name="Disconnect ada@example.org").is_visible()
+    assert identities(server) == {"ada": "ada"}
 
 
 def test_a_replayed_callback_is_refused(server: Hosted) -> None:
@@ -144,6 +171,7 @@ def identities(server: Hosted) -> dict[str, str]:
 
 @pytest.mark.parametrize("role", ["read", "contribute", "write"])
 @pytest.mark.parametrize("scope", ["", "ada/pub"])
+@pytest.mark.sampled(2)
 def test_a_token_connects_no_identity(server: Hosted, role: str, scope: str) -> None:
     """As was tried: with a leaked token of a day, somebody else's identity was the account's for good."""
     with server.service.database.writing() as connection:
@@ -166,6 +194,7 @@ def test_a_token_connects_no_identity(server: Hosted, role: str, scope: str) -> 
 
 @pytest.mark.parametrize("start", ["none", "token", "link", "other"])
 @pytest.mark.parametrize("finish", ["none", "token", "link", "other", "revoked", "signed out"])
+@pytest.mark.sampled(5)
 def test_an_attempt_ends_in_the_session_in_which_it_began(server: Hosted, start: str, finish: str) -> None:
     with server.service.database.writing() as connection:
         accounts.add(connection, "Ada", accounts.USER, actor=OPERATOR)
@@ -299,3 +328,36 @@ def test_files_that_describe_no_provider(tmp_path: Path, text: str, expected: st
         provider_in(path)
     path.write_text(SOUND)
     assert provider_in(path).name == "id.example.org"
+
+
+def test_identities_are_seen_and_disconnected_by_who_signed_in_to_the_account(server: Hosted) -> None:
+    """Of several the others stay; sessions that may have begun with it end, and a token sees and changes none."""
+    issuer = server.service.oidc.issuer  # pyright: ignore
+    first, other = Browser(server), Browser(server)
+    for browser in (first, other):
+        browser.post(link_of(server, "ada"))
+    with server.service.database.writing() as connection:
+        for name in ("eve", "bob"):
+            accounts.add(connection, name, accounts.USER, actor=OPERATOR)
+        for name in ("ada@home", "ada@<b>work", "eve@home"):
+            sessions.set_identity(connection, issuer, name, "eve" if name.startswith("eve") else "ada")
+        server.tokens["own"] = make_token(connection, "ada", "write")
+    limited = Browser(server)
+    assert limited.sign_in("own").status == 303 and "ada@home" not in limited.get("/-/tokens").text
+    gone = {"issuer": issuer, "subject": "ada@home"}
+    assert limited.post("/-/identities/disconnect", **gone).status == 403
+    page = first.get("/-/tokens").text
+    assert "ada@home" in page and "ada@&lt;b&gt;work" in page and "eve@home" not in page
+    for wrong in ({"subject": "eve@home"}, {"issuer": "https://elsewhere"}, {"subject": ""}):
+        assert first.post("/-/identities/disconnect", **gone | wrong).status == 303
+    assert other.get("/-/tokens").status == 200
+    for _ in range(2):
+        assert first.post("/-/identities/disconnect", **gone).status == 303
+    with server.service.database.reading() as connection:
+        assert sessions.identities_of(connection, "ada") == [(issuer, "ada@<b>work")]
+        assert sessions.user_of_identity(connection, issuer, "eve@home") == "eve"
+    assert other.get("/-/tokens").status == 303 and limited.get("/-/tokens").status == 200
+    assert first.get("/-/tokens").status == 200 and "disconnect identity" in first.get("/-/audit").text
+    # whoever is called so at the provider is nobody here any more
+    with server.service.database.writing() as connection:
+        sessions.set_identity(connection, issuer, "ada@home", "bob")

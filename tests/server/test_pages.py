@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ckptzoo.hub.contributions.report import Check, checks_markdown
 from ckptzoo.schema.review_mark import ReviewMark
 from ckptzoo.server.app import PAGES
 from ckptzoo.server.pages import zoos
@@ -357,6 +358,20 @@ def test_what_was_checked_is_merged_and_nothing_else(proposed: Hosted, ada: Brow
     assert "set the status to merged" in page.text and "the merge" in page.text
     assert proposed.api().file_exists(OPEN, "d.txt", repo_type="dataset")
     assert ada.post(f"{PULL}/merge", head=head, target=main).status == 400
+
+
+def test_checks_that_were_not_done_are_not_called_passed(proposed: Hosted, bob: Browser) -> None:
+    mark, passed = ReviewMark(*heads(proposed), True), Check("ids", "passed", "new")
+    for checks, words, absent in (
+        ((passed,), "All checks passed", "not done:"),
+        ((passed, Check("near copies", "not done", "few")), "No check failed; not done: near copies;", "No accuracy"),
+        ((Check("accuracy", "not done", "<b>why</b>"), passed), "not done: accuracy;", "All checks passed"),
+    ):
+        text = f"Reviewed.\n\n{checks_markdown(checks)}\n\n{mark.line()}"
+        proposed.api("write").comment_discussion(OPEN, 2, text, repo_type="dataset")
+        page = bob.get(PULL).text
+        assert words in page and absent not in page
+    assert "No accuracy was measured" in page
 
 
 def test_answers_and_status(proposed: Hosted, bob: Browser) -> None:

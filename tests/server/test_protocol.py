@@ -268,6 +268,7 @@ SURROGATES = (
 
 
 @pytest.mark.parametrize("value", SURROGATES, ids=range(len(SURROGATES)))
+@pytest.mark.sampled(2)
 def test_what_no_answer_could_hold_is_refused(zoo: Hosted, value: bytes) -> None:
     header = {"key": "header", "value": {"summary": "x"}}
     line = {"key": "file", "value": {"path": "a.txt", "content": "a"}}

@@ -57,6 +57,7 @@ configs:
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 def test_datasets(zoo: Hosted, tmp_path: Path) -> None:
     operations = [CommitOperationAdd("README.md", CARD.encode())]

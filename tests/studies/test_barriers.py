@@ -189,7 +189,7 @@ def test_a_single_pair_has_no_deviation(tmp_path: Path) -> None:
         (
             {"points": 2, "pairs": 0},
             ZooError,
-            "pairs: expected 1 or more, got 0(.|\n)*points: expected 3 or more, got 2",
+            "points: expected an integer, 3 or more, got int 2",
         ),
         ({"simplex": 1}, ZooError, "simplex: expected 2 or more, got 1"),
         ({"simplex": 9}, ZooError, "members: expected 9 or more that are finite and did not diverge, got 3 of 3"),

@@ -131,5 +131,5 @@ def test_two_samples_are_refused(planted: tuple[ckptzoo.Zoo, Labelled, dict[str,
     zoo, labelled, _ = planted
     with pytest.raises(ZooError, match="members: expected 3 or more that are finite and did not diverge, got 2 of 2"):
         compact(zoo.take(np.arange(2)), labelled)
-    with pytest.raises(ZooError, match="compact: draws: expected 1 or more, got 0"):
+    with pytest.raises(ZooError, match="compact: draws: expected an integer, 1 or more, got int 0"):
         compact(zoo, labelled, draws=0)

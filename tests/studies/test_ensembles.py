@@ -342,6 +342,7 @@ def test_json_and_tables_agree(made: Make) -> None:
     assert "…" not in text
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_equal_results_give_equal_bytes(made: Make, tmp_path: Path) -> None:
     zoo, _ = made(logits_of(40), lambda at: {"diverged": at % 7 == 1})

@@ -110,6 +110,7 @@ def test_checkpoints_that_are_not_finite_are_left_out(perceptrons: Make, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("count", "files"), [(1, 2), (2, 3), (7, 3), (8, 4)])
+@pytest.mark.sampled(2)
 def test_few_members_are_said_to_be_too_few(perceptrons: Make, tmp_path: Path, count: int, files: int) -> None:
     found = marginals(perceptrons(count)[0], "first-weight")
     assert found.within.pairs == (0 if count < equal_marginals.LEAST else 2 + 1 + 2)
@@ -121,6 +122,7 @@ def test_few_members_are_said_to_be_too_few(perceptrons: Make, tmp_path: Path, c
     assert [path.name for path in made] == [names[at] for at in kept]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_networks_of_many_tensors_are_thinned_out_in_print_and_pictures(tmp_path: Path) -> None:
     name, rng = "resnet14-pad-4", np.random.default_rng(0)

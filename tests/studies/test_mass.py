@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_rgb
-from matplotlib.image import imread
 from rich.console import Console
 
 import ckptzoo
@@ -22,6 +20,7 @@ from ckptzoo.studies.mass import FEW, Masses, mass, peak
 from ckptzoo.studies.shared import plots
 from ckptzoo.symmetry import min_mass
 from tests.support import effort
+from tests.support.pictures import share
 
 Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]
 
@@ -204,11 +203,6 @@ def test_the_peak_may_be_at_zero() -> None:
     values = np.random.default_rng(3).exponential(1, 4000)
     found = peak(values)
     assert found is not None and found < 0.05
-
-
-def share(path: Path, colour: str) -> float:
-    """The share of a picture's pixels that have this colour."""
-    return float((np.abs(imread(path)[..., :3] - to_rgb(colour)) < 0.02).all(axis=-1).mean())
 
 
 @pytest.mark.slow

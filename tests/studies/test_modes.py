@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_rgb
-from matplotlib.image import imread
 from rich.console import Console
 
 import ckptzoo
@@ -25,6 +23,7 @@ from ckptzoo.studies.modes import ALL, Modes, modes
 from ckptzoo.studies.shared import plots
 from ckptzoo.symmetry import GroupElement, apply
 from tests.support import effort
+from tests.support.pictures import share
 
 Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]
 
@@ -222,11 +221,6 @@ def test_what_is_missing_is_said(perceptrons: Make, monkeypatch: pytest.MonkeyPa
 def test_a_zoo_without_a_table_is_refused(make_zoo: Callable[..., tuple[Path, dict[str, np.ndarray]]]) -> None:
     with pytest.raises(SymmetryError, match="symmetry table: expected one, got none"):
         modes(ckptzoo.open(make_zoo()[0]))
-
-
-def share(path: Path, colour: str) -> float:
-    """The share of a picture's pixels that have this colour."""
-    return float((np.abs(imread(path)[..., :3] - to_rgb(colour)) < 0.02).all(axis=-1).mean())
 
 
 @pytest.mark.slow

@@ -95,7 +95,7 @@ def test_distances_alone_need_no_inputs(tmp_path: Path) -> None:
     ("name", "options", "error", "words"),
     [
         (NAME, {"gauge": "none"}, UnknownNameError, "gauge"),
-        (NAME, {"nearest": 0}, ZooError, "pairs: nearest: expected 1 or more, got 0"),
+        (NAME, {"nearest": 0}, ZooError, "pairs: nearest: expected an integer, 1 or more, got int 0"),
         ("mlp-4-5-5-2", {}, SymmetryError, "meet in no tensor"),
     ],
 )

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_rgb
-from matplotlib.image import imread
 from rich.console import Console
 
 import ckptzoo
@@ -27,6 +25,7 @@ from ckptzoo.studies.permutations import Permutations, permutations
 from ckptzoo.studies.plots import permutations as permutation_pictures
 from ckptzoo.studies.shared import plots
 from tests.support import effort
+from tests.support.pictures import share
 
 Make = Callable[..., ckptzoo.Zoo]
 
@@ -317,11 +316,6 @@ def test_without_matplotlib_the_extra_is_named(
     with pytest.raises(MissingExtraError, match=r"ckptzoo\[plot\]"):
         found.plot(tmp_path / "none")
     assert not (tmp_path / "none").exists()
-
-
-def share(path: Path, colour: str) -> float:
-    """The share of a picture's pixels that have this colour."""
-    return float((np.abs(imread(path)[..., :3] - to_rgb(colour)) < 0.02).all(axis=-1).mean())
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pytest
-from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
 import ckptzoo
@@ -16,13 +15,9 @@ from ckptzoo.errors import MissingExtraError
 from ckptzoo.studies.overview import overview
 from ckptzoo.studies.plots import overview as pictures
 from ckptzoo.studies.shared import plots
+from tests.support.pictures import share
 
 Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]
-
-
-def share(path: Path, colour: str) -> float:
-    """The share of a picture's pixels that have this colour."""
-    return float((np.abs(imread(path)[..., :3] - to_rgb(colour)) < 0.02).all(axis=-1).mean())
 
 
 @pytest.mark.slow

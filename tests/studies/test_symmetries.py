@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 from rich.console import Console
 
@@ -22,6 +21,7 @@ from ckptzoo.studies import gauge_distance as module
 from ckptzoo.studies.shared import plots
 from ckptzoo.studies.symmetries import GaugeCounts, Symmetries, symmetries
 from ckptzoo.symmetry import GroupElement, apply, transpositions
+from tests.support.pictures import share
 
 Make = Callable[..., ckptzoo.Zoo]
 
@@ -224,11 +224,6 @@ def test_without_matplotlib_the_extra_is_named(
     with pytest.raises(MissingExtraError, match=r"ckptzoo\[plot\]"):
         found.plot(tmp_path / "none")
     assert not (tmp_path / "none").exists()
-
-
-def share(path: Path, colour: str) -> float:
-    """The share of a picture's pixels that have this colour."""
-    return float((np.abs(imread(path)[..., :3] - to_rgb(colour)) < 0.02).all(axis=-1).mean())
 
 
 @pytest.mark.slow

@@ -126,7 +126,7 @@ def test_what_is_left_out_and_what_is_refused(tmp_path: Path) -> None:
     assert transpositions(zoo.where("member != 'r1' and step == 0"), points=2).steps == (0,)
     with pytest.raises(ZooError, match="expected a planted member and its reference, both finite, got no planted"):
         transpositions(zoo.where("member == 'r0'"))
-    with pytest.raises(ZooError, match="points: expected 2 or more, got 1"):
+    with pytest.raises(ZooError, match="points: expected an integer, 2 or more, got int 1"):
         transpositions(zoo, points=1)
     other = planted_zoo(tmp_path / "other", "mlp-4-12-3", permutations={"fc1": [0] * 12})
     with pytest.raises(SymmetryError, match="expected each of 0 to 11 once"):

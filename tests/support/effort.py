@@ -1,11 +1,12 @@
 """How thorough a run of the tests is.
 
 By default properties are tried on up to 20 examples, costly ones on 12 or fewer, long series (kinds of faults, kills,
-flipped bytes, real networks) are sampled, and tests marked ``exhaustive`` are skipped. With ``CKPTZOO_TESTS=all`` every
-count is taken in full (``make test-all``).
+flipped bytes, real networks) are sampled, tests marked ``exhaustive`` are skipped, and of the cases of tests marked
+``sampled(n)`` every n-th runs. With ``CKPTZOO_TESTS=all`` every count is taken in full (``make test-all``).
 """
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -26,10 +27,15 @@ def examples(count: int, limit: int = MAX_EXAMPLES) -> int:
 
 def mark(items: list[pytest.Item]) -> None:
     """Mark what is slow by its folder, and skip what only a full run does."""
+    cases = Counter[str]()
     for item in items:
         if item.path.relative_to(TESTS).parts[0] in SLOW_FOLDERS:
             item.add_marker(pytest.mark.slow)
-        if not ALL and item.get_closest_marker("exhaustive"):
+        sampled = item.get_closest_marker("sampled")
+        test, _, _ = item.nodeid.partition("[")
+        cases[test] += 1
+        is_left_out = sampled is not None and (cases[test] - 1) % sampled.args[0] != 0
+        if not ALL and (is_left_out or item.get_closest_marker("exhaustive")):
             item.add_marker(pytest.mark.skip(reason="CKPTZOO_TESTS=all runs it"))
 
 

@@ -1,8 +1,12 @@
-"""Small pictures, and zoos whose cards name them."""
+"""Small pictures, what colours pictures have, and zoos whose cards name pictures."""
 
 import struct
 import zlib
 from pathlib import Path
+
+import numpy as np
+from matplotlib.colors import to_rgb
+from matplotlib.image import imread
 
 from ckptzoo.hub.card import card_of, write
 from ckptzoo.loader.zoo import open
@@ -29,3 +33,8 @@ def illustrated(zoo: Path, **shades: int) -> Card:
     card = Card(old.name, summary=old.summary, dataset=old.dataset, license="mit", pictures=named)
     write(zoo, card)
     return card
+
+
+def share(path: Path, colour: str) -> float:
+    """The share of a picture's pixels that have this colour."""
+    return float((np.abs(imread(path)[..., :3] - to_rgb(colour)) < 0.02).all(axis=-1).mean())

@@ -98,4 +98,6 @@ class Tamper:
         assert not found.passed and found.merged is None
         status = self.server.api().get_discussion_details(ZOO, found.number, repo_type="dataset").status
         assert status == "open" and len(ckptzoo.open(ZOO, endpoint=self.server.url)) == 5
+        # later ones are compared with those that are open
+        self.server.api().change_discussion_status(ZOO, found.number, "closed", repo_type="dataset")
         return found

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.support.ports import free_port
 
@@ -40,40 +40,48 @@ class Block(NamedTuple):
         return doctest.OutputChecker().check_output(self.shown, self.printed, doctest.ELLIPSIS)
 
 
-def run(page: Path, folder: Path) -> list[Block]:
-    """Run a page in an empty folder, which gets the zoos of a clone: one Python process, and one shell.
+def run(pages: list[Path], home: Path) -> list[list[Block]]:
+    """Run pages, each in a folder of its own with the zoos of a clone: one Python process, and a shell for each.
 
     Raises
     ------
     RuntimeError
         A block failed; the message has what it printed.
     """
-    shutil.copytree(ROOT / "cards", folder / "cards")
+    folders = [home / page.stem for page in pages]
+    for folder in folders:
+        shutil.copytree(ROOT / "cards", folder / "cards")
     port = str(free_port())
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "CKPTZOO_"))}
     environment = {
         **kept,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
-        "HOME": str(folder),
-        "HF_HOME": str(folder / "hf"),
+        "HOME": str(home),
+        "HF_HOME": str(home / "hf"),
         "COLUMNS": "100",
         "OMP_NUM_THREADS": "1",  # workers of a test run share the cores
     }
-    blocks = _BLOCK.findall(page.read_text())
-    programs = [(kind, program.replace(_PORT, port)) for kind, program, _ in blocks]
+    blocks = [_BLOCK.findall(page.read_text()) for page in pages]
+    programs = [[(kind, program.replace(_PORT, port)) for kind, program, _ in page] for page in blocks]
     done = subprocess.run(
         # warnings of the package itself, about zoos, are UserWarnings
         [sys.executable, "-W", "error", "-W", "default::UserWarning", __file__, "--run"],
-        input=json.dumps(programs), cwd=folder, env=environment, capture_output=True, text=True, check=False,
+        input=json.dumps([*zip(map(str, folders), programs, strict=True)]),
+        cwd=home, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode != 0:
-        raise RuntimeError(f"{page}\n{done.stdout}\n{done.stderr}")
-    printed = [
-        re.sub(r" +$", "", text.replace(port, _PORT).replace(f"{folder}/", ""), flags=re.MULTILINE)
-        for text in json.loads(done.stdout)
+        raise RuntimeError(f"{done.stdout}\n{done.stderr}")
+
+    def as_shown(text: str, folder: Path) -> str:
+        return re.sub(
+            r" +$", "", text.replace(port, _PORT).replace(f"{folder}/", "").replace(f"{home}/", ""), flags=re.MULTILINE
+        )
+
+    return [
+        [Block(*block, as_shown(text, folder)) for block, text in zip(page, printed, strict=True)]
+        for page, printed, folder in zip(blocks, json.loads(done.stdout), folders, strict=True)
     ]
-    return [Block(*block, text) for block, text in zip(blocks, printed, strict=True)]
 
 
 def rewritten(page: str, blocks: list[Block]) -> str:
@@ -90,9 +98,10 @@ def rewritten(page: str, blocks: list[Block]) -> str:
     return _BLOCK.sub(with_output, page)
 
 
-def _outputs(programs: list[list[str]]) -> Iterator[str]:
-    """What each program prints; names of Python, and variables and jobs of the shell, stay from one to the next."""
-    names = {"__name__": "__main__"}
+def _outputs(page: Path, programs: list[list[str]]) -> Iterator[str]:
+    """Yield what each program prints; names of Python, and variables and jobs of the shell, stay within a page."""
+    os.chdir(page)
+    names: dict[str, Any] = {"__name__": "__main__"}
     with (
         tempfile.TemporaryDirectory() as folder,
         subprocess.Popen(["bash"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as shell,
@@ -103,23 +112,23 @@ def _outputs(programs: list[list[str]]) -> Iterator[str]:
         for number, (kind, program) in enumerate(programs):
             if kind == "python":
                 with contextlib.redirect_stdout(io.StringIO()) as printed:
-                    exec(compile(program, f"block {number}", "exec"), names)
+                    exec(compile(program, f"{page.name}, block {number}", "exec"), names)
                 yield printed.getvalue()
                 continue
             script.write_text(program)
             shell.stdin.write(f"source {script} > {output} < /dev/null; echo done\n")
             if shell.stdout.readline() != "done\n":
-                sys.exit(f"{program}\n{output.read_text()}")
+                sys.exit(f"{page.name}\n{program}\n{output.read_text()}")
             yield output.read_text()
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--run"]:
         sys.path.insert(0, "")  # as in an interactive session, modules are found in the folder
-        json.dump(list(_outputs(json.load(sys.stdin))), sys.stdout)
+        json.dump([list(_outputs(Path(folder), programs)) for folder, programs in json.load(sys.stdin)], sys.stdout)
         sys.exit()
-    for page in PAGES:
-        with tempfile.TemporaryDirectory() as folder:
-            blocks = run(page, Path(folder))
+    with tempfile.TemporaryDirectory() as folder:
+        found = run(PAGES, Path(folder))
+    for page, blocks in zip(PAGES, found, strict=True):
         page.write_text(rewritten(page.read_text(), blocks))
         print(f"{page.relative_to(ROOT)}: {sum(not block.is_right for block in blocks)} outputs written")

@@ -7,8 +7,9 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from ckptzoo import archs
-from ckptzoo.hub.contributions.evaluation import Evaluation, Evaluator
+from ckptzoo.hub.contributions.evaluation import Evaluator
 from ckptzoo.image_sets import ImageSet
+from ckptzoo.image_sets.evaluation import Evaluation
 from tests.support.hub_zoos import ARCH, weights_of
 
 CARD = """

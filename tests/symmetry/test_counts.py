@@ -75,7 +75,7 @@ def test_perceptrons_in_closed_form(widths: list[int], odd: bool) -> None:
         (("a", Wreath("o", 2, 2), 4), ("b", Wreath("p", 2, 2), 4)),
         (("a", Wreath("o", 3, 1), 3), ("b", Wreath("o", 3, 1), 3)),
         (("a", Wreath("o", 2, 2), 4), ("b", Wreath("o", 2, 2, "fixed"), 4)),
-        (("a", Wreath("o", 3, 2, "fixed"), 6), ("b", Like("a"), 6)),
+        pytest.param((("a", Wreath("o", 3, 2, "fixed"), 6), ("b", Like("a"), 6)), marks=pytest.mark.exhaustive),
         (("a", Fixed(), 4), ("b", Sym(), 3), ("c", Like("a"), 4)),
     ],
 )

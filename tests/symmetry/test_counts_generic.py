@@ -66,6 +66,7 @@ def test_dense_networks(hidden: tuple[int, ...]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("g", "k_in", "k"), [(2, 2, 2), (2, 1, 3), (3, 1, 1), (3, 1, 2), (2, 3, 1)])
+@pytest.mark.sampled(2)
 def test_grouped_convolutions(g: int, k_in: int, k: int) -> None:
     """1x1 kernels on one pixel: a stem, a convolution in g groups, a head.
 

@@ -45,6 +45,7 @@ def _legal(table: Symmetry, perms: dict[str, np.ndarray]) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_optunet_has_28800_permutations_and_12_scales() -> None:
     rows = np.array(list(permutations(range(10))), np.int8)
     blocks = rows // 5

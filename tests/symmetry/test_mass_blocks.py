@@ -89,6 +89,7 @@ def test_heads_alone_have_twice_the_nuclear_norm() -> None:
 
 
 @pytest.mark.parametrize("name", COUPLED)
+@pytest.mark.sampled(2)
 def test_blocks_and_scales_in_one_tensor_are_as_an_optimizer_finds_them(name: str) -> None:
     table, shapes = COUPLED[name]
     weights = weights_of(shapes, 2, 1)
@@ -101,6 +102,7 @@ def test_blocks_and_scales_in_one_tensor_are_as_an_optimizer_finds_them(name: st
 
 
 @pytest.mark.parametrize("name", COUPLED)
+@pytest.mark.sampled(2)
 def test_the_bound_holds_wherever_turns_end(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     table, shapes = COUPLED[name]
     weights = weights_of(shapes, 4, 2)
@@ -116,6 +118,7 @@ def test_the_bound_holds_wherever_turns_end(name: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("make", [decoder, packed, low_rank])
+@pytest.mark.sampled(3)
 def test_disguises_have_the_same_least_mass_and_weights(make: Callable[[], tuple[Symmetry, Shapes]]) -> None:
     table, shapes = make()
     weights = weights_of(shapes, 2, 3)
@@ -210,6 +213,7 @@ def test_packed_scales_are_parts_of_their_own() -> None:
     assert (found.gap < 1e-12).all() and not found.matrices
 
 
+@pytest.mark.exhaustive
 def test_scales_of_keys_behind_gains_take_turns() -> None:
     """The permutations and scales of a packed attention: the mass of keys has the inverses of two scales."""
     table, shapes = packed(d=4, heads=2, k=2, hidden=3)

@@ -124,6 +124,7 @@ def test_numbers_that_no_permutation_has(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", range(6))
+@pytest.mark.sampled(4)
 def test_elements_are_uniform_over_all_groups_together(count: int) -> None:
     table, draws = archs.symmetry("mlp-2-3-4-1"), 8_000
     found = random_element(table, count, draws, np.random.default_rng(count))

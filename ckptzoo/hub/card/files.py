@@ -1,4 +1,4 @@
-"""Read a zoo's card.toml, and write README.md and card.toml into its folder."""
+"""Read the card.toml of a zoo or a collection, and write README.md and card.toml into its folder."""
 
 import difflib
 import warnings
@@ -7,9 +7,11 @@ from pathlib import Path
 
 from ckptzoo.errors import Problem, SpecError
 from ckptzoo.format.durable import write_file
-from ckptzoo.format.files import Files
+from ckptzoo.format.files import Files, Folder
+from ckptzoo.hub.card.collection import card_or_default, collection_readme
 from ckptzoo.hub.card.page import readme
 from ckptzoo.hub.card.pictures import check_pictures
+from ckptzoo.loader.collection import holds_zoos, open_collection
 from ckptzoo.loader.zoo import Zoo, open
 from ckptzoo.schema import layout
 from ckptzoo.schema.card import CARD_TOML, MAX_CARD_BYTES, Card
@@ -65,37 +67,39 @@ def card_in(files: Files) -> Card:
 
 
 def write(folder: str | Path, card: Card | None = None, *, check: bool = False) -> Written:
-    """Generate a zoo's README.md, and keep the card that it is made from beside it.
+    """Generate the README.md of a zoo or a collection, and keep the card that it is made from beside it.
 
     Parameters
     ----------
     folder
-        the zoo's.
+        the zoo's, or the collection's, which needs no card.
     card
-        by default the zoo's card.toml. One that is passed in replaces that.
+        by default the folder's card.toml. One that is passed in replaces that.
     check
         only report what would change.
 
     Raises
     ------
     SpecError
-        There is no card, or it is another zoo's, or the zoo lacks a picture that it names.
+        A zoo has no card, or it is another zoo's, or the folder lacks a picture that it names.
 
     Notes
     -----
     Each file appears whole or not at all; the same zoo and card give the same bytes.
     """
     root = Path(folder).absolute()
+    files, path = Folder(root), root / layout.README
     with warnings.catch_warnings():
         # The page itself says how many checkpoints are retracted.
         warnings.filterwarnings("ignore", message=".*retracted", category=UserWarning)
-        zoo = open(root)
-    used = card_of(zoo) if card is None else card
-    if used.name != zoo.name:
-        step = "Name the zoo in the card, or take the card of this zoo."
-        raise SpecError(Problem("card", "name", repr(zoo.name), repr(used.name), step))
-    check_pictures(zoo.contents.files, used)
-    text, path = readme(zoo, used), root / layout.README
+        if holds_zoos(root):
+            used = card or card_or_default(files, root.name)
+            collection = open_collection(root)
+            zoos = {entry.folder: collection.zoos[entry.folder] for entry in collection.entries}
+            text = collection_readme(zoos, used)
+        else:
+            used, text = _page_of_zoo(open(root), card)
+    check_pictures(files, used)
     before = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     changes = difflib.unified_diff(
         before.splitlines(), text.splitlines(), "README.md", "README.md, generated", n=1, lineterm=""
@@ -109,3 +113,12 @@ def write(folder: str | Path, card: Card | None = None, *, check: bool = False) 
             if not target.is_file() or target.read_bytes() != data:
                 write_file(target, data)
     return written
+
+
+def _page_of_zoo(zoo: Zoo, card: Card | None) -> tuple[Card, str]:
+    """The card that is used, and README.md as it should be."""
+    used = card_of(zoo) if card is None else card
+    if used.name != zoo.name:
+        step = "Name the zoo in the card, or take the card of this zoo."
+        raise SpecError(Problem("card", "name", repr(zoo.name), repr(used.name), step))
+    return used, readme(zoo, used)

@@ -18,10 +18,11 @@ from ckptzoo.hub.card.explorer import explorer_section
 from ckptzoo.hub.card.markdown import code, fenced, folded, listed, table
 from ckptzoo.hub.card.pictures import pictures_section
 from ckptzoo.loader.zoo import Zoo
+from ckptzoo.remote.address import HubAddress
 from ckptzoo.schema import layout
 from ckptzoo.schema.card import Card
 from ckptzoo.schema.metadata import COLUMNS, parse_extra
-from ckptzoo.schema.readme import MARK, METADATA, config_of, front_matter, plain
+from ckptzoo.schema.readme import MARK, METADATA, config_of, front_matter, plain, quoted
 from ckptzoo.text import counted
 
 MAX_RECIPES, MAX_SETTINGS = 12, 30
@@ -41,7 +42,7 @@ _SHOWN_ELSEWHERE = ("architecture", "dataset")
 """Entries of ``extra`` that the page shows elsewhere."""
 
 
-def readme(zoo: Zoo, card: Card) -> str:
+def readme(zoo: Zoo, card: Card, folder: str = "") -> str:
     """The README.md of a zoo.
 
     Parameters
@@ -50,6 +51,8 @@ def readme(zoo: Zoo, card: Card) -> str:
         a whole zoo, as ``ckptzoo.open`` gives it.
     card
         what a person wrote about it.
+    folder
+        of the zoo in the repository that the card names, where that is a collection's.
 
     Returns
     -------
@@ -78,7 +81,7 @@ def readme(zoo: Zoo, card: Card) -> str:
         plain(card.summary),
         contents.origin(zoo),
         contents.overview(zoo, card),
-        _loading(zoo, card),
+        _loading(zoo, card, folder),
     ]
     for title, text in _sections(zoo, card, rows):
         blocks += [f"## {title}", text] if text else []
@@ -87,14 +90,14 @@ def readme(zoo: Zoo, card: Card) -> str:
 
 def _sections(zoo: Zoo, card: Card, rows: pa.Table) -> list[tuple[str, str]]:
     """Title and text of each section; one without a text is left out."""
-    trained = "\n\n".join(filter(None, (_markdown(card.training), training(rows))))
+    trained = "\n\n".join(filter(None, (markdown(card.training), training(rows))))
     return [
         ("Pictures", pictures_section(card)),
         ("Explorer", explorer_section(zoo.contents.files)),
         ("How good they are", contents.accuracy(zoo)),
         ("How they were trained", trained),
         ("Draws", contents.draws(rows)),
-        ("Notes", _markdown(card.notes)),
+        ("Notes", markdown(card.notes)),
         ("Variants", contents.variants(zoo) if zoo.gauges else ""),
         ("Predictions", contents.predictions(zoo) if zoo.predicted else ""),
         ("Tensors", contents.tensors(zoo.arch)),
@@ -105,9 +108,10 @@ def _sections(zoo: Zoo, card: Card, rows: pa.Table) -> list[tuple[str, str]]:
     ]
 
 
-def _loading(zoo: Zoo, card: Card) -> str:
+def _loading(zoo: Zoo, card: Card, folder: str) -> str:
     """A program that reads weights, and one that reads the metadata."""
-    address = card.repository or f"path/to/{_folder_name(card.name)}"
+    repository = card.repository or f"path/to/{folder_name(card.name)}"
+    address = str(HubAddress(repository, folder=folder)) if folder else repository
     complete = [name for name in zoo.gauges if len(zoo.contents.derived(name).rows) >= len(zoo)]
     first = zoo.arch.tensors[0]
     gauge = "canonical" if "canonical" in complete else next(iter(complete), None)
@@ -116,21 +120,23 @@ def _loading(zoo: Zoo, card: Card) -> str:
     lines = [
         "import ckptzoo",
         "",
-        f'zoo = ckptzoo.open("{address}")',
+        f"zoo = ckptzoo.open({quoted(address)})",
         f"weights = zoo[{key}]  # lazy, {shape}: indexing reads",
     ]
     without_raw = len(zoo) > 0 and zoo.ids[0] in contents.ids_without_raw_weights(zoo)
     if zoo.arch.forward is not None and len(zoo) and (gauge or not without_raw):
         variant = f', variant="{gauge}"' if without_raw else ""
         lines.append(f"model = zoo.checkpoint(zoo.ids[0]{variant}).model()  # a torch module")
+    # a repository has the configurations of its own README.md alone
+    rows = f'"{METADATA}"' if not folder else f"data_files={quoted(f'{folder}/{layout.PARTS}/*/{layout.METADATA}')}"
     metadata_lines = [
         "from datasets import load_dataset",
         "",
-        f'rows = load_dataset("{address}", "{METADATA}", split="train")  # a row for each checkpoint',
+        f'rows = load_dataset("{repository}", {rows}, split="train")  # a row for each checkpoint',
     ]
-    others = ", ".join(f'`"{config_of(name)}"`' for name in zoo.gauges)
+    others = ", ".join(f'`"{config_of(name)}"`' for name in zoo.gauges) if not folder else ""
     notes = [f'In place of `"{METADATA}"`: {others}, for what was measured of a variant.'] if others else []
-    if len(zoo.retracted):
+    if len(zoo.retracted) and not folder:
         notes.append(
             f'`"{METADATA}"` has the rows of retracted checkpoints too; `"{layout.RETRACTED}"` says which and why.'
         )
@@ -138,13 +144,13 @@ def _loading(zoo: Zoo, card: Card) -> str:
     return "\n\n".join(filter(None, (*programs, " ".join(notes))))
 
 
-def _folder_name(name: str) -> str:
+def folder_name(name: str) -> str:
     """The zoo's name as far as it can be in a path and in quotation marks."""
     letters = (letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in name)
     return "".join(letters)[:_MAX_FOLDER_NAME]
 
 
-def _markdown(text: str) -> str:
+def markdown(text: str) -> str:
     """What a person wrote in Markdown, with plain line ends."""
     return text.replace("\r\n", "\n").replace("\r", "\n").strip()
 

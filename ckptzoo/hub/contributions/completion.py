@@ -16,7 +16,7 @@ from ckptzoo.format.maintenance import add_measured
 from ckptzoo.format.reader import read_contents
 from ckptzoo.hub.client import Client
 from ckptzoo.hub.contributions.evaluation import COLUMNS, Figures
-from ckptzoo.hub.contributions.inputs import inputs_of
+from ckptzoo.hub.contributions.inputs import inputs_to_store
 from ckptzoo.hub.contributions.run_checks import StageProgress
 from ckptzoo.hub.contributions.target_zoo import open_target
 from ckptzoo.hub.push import push
@@ -138,7 +138,7 @@ def _predict(
 ) -> None:
     """Evaluate the parts in a folder on a set of inputs, scaled as the zoo's rows say."""
     added = read_contents(Folder(folder)).ids.to_pylist()
-    seen = inputs_of(zoo.where(("id", "in", added)), inputs, data=data)
+    seen = inputs_to_store(zoo.where(("id", "in", added)), inputs, data=data)
     predict(
         folder,
         seen.inputs,

@@ -17,19 +17,16 @@ from numpy.typing import NDArray
 
 import ckptzoo
 from ckptzoo.arguments import checked
-from ckptzoo.errors import HubError, Problem, SpecError
+from ckptzoo.errors import HubError, Problem, SpecError, ZooError
 from ckptzoo.format.part import Part
 from ckptzoo.hub.client import Client, Listing
 from ckptzoo.hub.client.retry import HubRetryPolicy
 from ckptzoo.hub.contributions import new_zoo, result
 from ckptzoo.hub.contributions.duplicates import units
 from ckptzoo.hub.contributions.evaluation import (
-    EVALUATION_KEY,
-    Evaluation,
     EvaluatorPool,
     Factory,
     Figures,
-    evaluation_of,
     evaluation_of_recipe,
     output_differences,
 )
@@ -41,6 +38,7 @@ from ckptzoo.hub.contributions.run_checks import StageProgress, run_checks
 from ckptzoo.hub.contributions.submission import Row, Submission
 from ckptzoo.hub.contributions.target_zoo import TargetZoo, open_target, write_documents
 from ckptzoo.hub.push import push
+from ckptzoo.image_sets.evaluation import EVALUATION_KEY, Evaluation, evaluation_of
 from ckptzoo.remote.address import repository
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
@@ -231,6 +229,9 @@ def contribute(
     client, repo = Client(endpoint, token, retry_policy=retry_policy), repository(to)
     listing = client.find(repo)
     if listing is None or layout.ZOO not in listing.files:
+        if listing is not None and layout.COLLECTION in listing.files:
+            step = "Contribute to a repository of one zoo; a collection grows when its owner pushes it again."
+            raise ZooError(Problem(repo, "repository", "one zoo", "a collection", step))
         if submission.zoo is None:
             raise new_zoo.missing_zoo_error(repo)
         return _publish_new_zoo(repo, ingestor, paths, module, data, new, dry_run, client, token, progress)

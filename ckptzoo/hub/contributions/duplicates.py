@@ -1,10 +1,8 @@
 """Whether a contributed checkpoint is there already: the same bits, or the same network permuted or rescaled."""
 
 import hashlib
-from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,14 +11,9 @@ from ckptzoo.format.header import numpy_dtype
 from ckptzoo.hub.contributions.report import Check, check_result
 from ckptzoo.hub.contributions.target_zoo import CANONICAL, TargetZoo, Weights
 from ckptzoo.loader.zoo import Zoo
-from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GAUGES, canonicalize, fingerprint
-from ckptzoo.symmetry.comparison import compare, invariant_width, rounding_tolerance
-from ckptzoo.symmetry.fingerprint import PRECISION
-from ckptzoo.symmetry.invariants import invariants
-from ckptzoo.symmetry.matrices.comparison import matrix_distances, matrix_tolerance
-from ckptzoo.symmetry.matrices.invariants import matrix_invariants, sketch_bound
-from ckptzoo.symmetry.matrices.tables import mixes
+from ckptzoo.symmetry.identity.fingerprint import PRECISION
+from ckptzoo.symmetry.identity.index import Index
 from ckptzoo.text import counted
 
 _COUNTER = "num_batches_tracked"
@@ -31,7 +24,7 @@ _KIND = f"{CANONICAL}-{GAUGES[CANONICAL].version}:{PRECISION:g}:"
 
 @dataclass(frozen=True)
 class Copies:
-    """What a search for duplicates found.
+    """Duplicates that a search found.
 
     Parameters
     ----------
@@ -77,104 +70,21 @@ class Copies:
 
 @dataclass(frozen=True)
 class _Described:
-    """A checkpoint: the digest of its bits and, where it has a canonical form, its fingerprint and its sketch."""
+    """A checkpoint: its zoo and name, the digest of its bits, and its fingerprint and sketch where it has a form."""
 
+    zoo: TargetZoo
     name: str
     exact: str
     fingerprint: str | None
     sketch: NDArray[np.float64] | None
 
 
-class _Known:
-    """Checkpoints by digest, fingerprint and sketch, and their canonical weights where those have to decide.
-
-    Parameters
-    ----------
-    target
-        the zoo that holds them.
-    table
-        of its symmetries.
-    """
-
-    def __init__(self, target: TargetZoo, table: Symmetry | None) -> None:
-        self._target, self._table = target, table
-        self.exact: dict[str, str] = {}
-        self._unread: dict[str, list[str]] = {}
-        self._sketches: list[tuple[float, str, NDArray[np.float64]]] = []
-        self._tolerance, self._width = 0.0, 0.0
-        if table is not None:
-            arch = target.zoo.arch
-            dtypes = [numpy_dtype(tensor.dtype) for tensor in arch.tensors]
-            if mixes(table):
-                self._tolerance, self._width = matrix_tolerance(dtypes), sketch_bound(dtypes)
-            else:
-                self._tolerance = rounding_tolerance(dtypes, table)
-                self._width = invariant_width(self._tolerance, len(arch.tensors))
-
-    def add(self, checkpoint: _Described) -> None:
-        """Remember a checkpoint whose weights were read."""
-        self.exact.setdefault(checkpoint.exact, checkpoint.name)
-        if checkpoint.sketch is not None:
-            self._add_sketch(checkpoint.name, checkpoint.sketch)
-
-    def add_fingerprint(self, name: str, stored: str) -> None:
-        """Remember a checkpoint of which nothing but a fingerprint is known."""
-        self._unread.setdefault(stored, []).append(name)
-
-    def read_candidates(self, checkpoint: _Described) -> None:
-        """Read the weights of those of which nothing but this checkpoint's fingerprint is known."""
-        for other in _describe(self._target.batches(self._unread.pop(checkpoint.fingerprint or "", [])), self._table):
-            self.add(other)
-
-    def permuted(self, checkpoint: _Described, submitted: TargetZoo) -> str | None:
-        """The first checkpoint that is the same network, by the canonical weights of those that may be."""
-        if checkpoint.sketch is None or self._table is None:
-            return None
-        near = self._near(checkpoint.sketch)
-        if not near:
-            return None
-        ((_, weights),) = submitted.batches([checkpoint.name])
-        first = _comparable(canonicalize(weights, self._table, gauge=CANONICAL).weights)
-        for ids, stacked in self._target.batches(near):
-            others = _comparable(canonicalize(stacked, self._table, gauge=CANONICAL).weights)
-            if mixes(self._table):
-                agree = matrix_distances(first, others, self._table, self._tolerance)[0] <= self._tolerance
-            else:
-                agree, _ = compare(first, others, self._table, self._tolerance)
-            if agree.any():
-                # argmax of truth values is the first that is true
-                return ids[int(agree.argmax())]
-        return None
-
-    def _add_sketch(self, name: str, sketch: NDArray[np.float64]) -> None:
-        # ordered by number and name: Python cannot order tuples by arrays of several elements
-        insort(self._sketches, (float(sketch[0]), name, sketch), key=lambda item: item[:2])
-
-    def _near(self, sketch: NDArray[np.float64]) -> list[str]:
-        """Names of the checkpoints whose sketches are within the width, in any order of theirs."""
-        low, high = float(sketch[0]) - self._width, float(sketch[0]) + self._width
-        start = bisect_left(self._sketches, low, key=lambda item: item[0])
-        stop = bisect_right(self._sketches, high, key=lambda item: item[0])
-        near = (name for _, name, other in self._sketches[start:stop] if np.abs(other - sketch).max() <= self._width)
-        return sorted(near, key=self._rows.__getitem__)
-
-    @cached_property
-    def _rows(self) -> dict[str, int]:
-        return {name: row for row, name in enumerate(self._target.zoo.ids)}
-
-
-def _comparable(weights: Weights) -> Weights:
-    """Without counters of batches, which do not make another network."""
-    return {name: array for name, array in weights.items() if not name.endswith(_COUNTER)}
-
-
 def copies(submitted: Zoo, target: TargetZoo | None) -> Copies:
     """Contributed checkpoints that are copies of one another, or of those of a zoo.
 
     Copies bit for bit are found by the sha256 of all tensors. Where the table of symmetries is known, sketches that
-    depend on no order of channels say which may be one network, and ``||a_t - b_t|| <= tolerance * ||a_t||`` for the
-    floating tensors t of the two canonical forms decides, with the same tolerance as in ``ckptzoo.derive.dedupe``;
-    counters of batches do not matter.
+    depend on no order of channels say which may be one network, and the canonical weights of these decide, as in
+    ``ckptzoo.derive.dedupe``; counters of batches do not matter.
 
     Notes
     -----
@@ -184,57 +94,91 @@ def copies(submitted: Zoo, target: TargetZoo | None) -> Copies:
     """
     own = TargetZoo(submitted)
     table = own.symmetry if target is None else target.symmetry
-    theirs, left = (None, 0) if target is None else _of_zoo(target, table)
+    arch = (target or own).zoo.arch
+    index = None if table is None else Index(table, [numpy_dtype(tensor.dtype) for tensor in arch.tensors])
+    mine = _describe(own, own.zoo.ids, index)
+    theirs, left = ([], 0) if target is None else _of_zoo(target, mine, index)
     outdated = target is not None and not all(stored.startswith(_KIND) for stored in target.fingerprints.values())
-    mine, copied, resolved = _Known(own, table), dict[str, str](), True
-    for checkpoint in _describe(own.batches(), table):
-        resolved &= checkpoint.sketch is not None or table is None
-        if theirs is not None:
-            theirs.read_candidates(checkpoint)
-        if (other := mine.exact.get(checkpoint.exact)) is not None:
-            copied[checkpoint.name] = f"{other} of the same contribution, bit for bit"
-        elif theirs is not None and (other := theirs.exact.get(checkpoint.exact)) is not None:
-            copied[checkpoint.name] = f"{other} of the zoo, bit for bit"
-        elif (other := mine.permuted(checkpoint, own)) is not None:
-            copied[checkpoint.name] = f"{other} of the same contribution, permuted or rescaled"
-        elif theirs is not None and (other := theirs.permuted(checkpoint, own)) is not None:
-            copied[checkpoint.name] = f"{other} of the zoo, permuted or rescaled"
-        mine.add(checkpoint)
-    return Copies(copied, left, outdated, resolved, table is not None)
+    # a checkpoint may be a copy of those before it in this list
+    known = theirs + mine
+    permuted = None if index is None else _Permuted(known, index)
+    exact: dict[tuple[bool, str], str] = {}
+    copied: dict[str, str] = {}
+    words = {True: "of the same contribution", False: "of the zoo"}
+    for place, checkpoint in enumerate(known):
+        key = (checkpoint.zoo is own, checkpoint.exact)
+        if checkpoint.zoo is own:
+            of = next((own_zoo for own_zoo in (True, False) if (own_zoo, checkpoint.exact) in exact), None)
+            if of is not None:
+                copied[checkpoint.name] = f"{exact[of, checkpoint.exact]} {words[of]}, bit for bit"
+            elif permuted is not None and (found := permuted.first_before(place)) is not None:
+                copied[checkpoint.name] = f"{found.name} {words[found.zoo is own]}, permuted or rescaled"
+        exact.setdefault(key, checkpoint.name)
+    resolved = index is None or all(checkpoint.sketch is not None for checkpoint in mine)
+    return Copies(copied, left, outdated, resolved, index is not None)
 
 
-def _of_zoo(target: TargetZoo, table: Symmetry | None) -> tuple[_Known, int]:
-    """What is known of a zoo's checkpoints, and of how many of them nothing is known."""
-    known = _Known(target, table)
-    stored = {} if table is None else {k: v for k, v in target.fingerprints.items() if v.startswith(_KIND)}
-    missing: list[str] = []
-    for name in target.zoo.ids:
-        if name in stored:
-            known.add_fingerprint(name, stored[name])
-        else:
-            missing.append(name)
-    if missing and not target.small:
-        return known, len(missing)
-    for checkpoint in _describe(target.batches(missing), table):
-        known.add(checkpoint)
-    return known, 0
+def _of_zoo(target: TargetZoo, mine: list[_Described], index: Index | None) -> tuple[list[_Described], int]:
+    """Descriptions of a zoo's checkpoints that can be copies, and of how many nothing is known."""
+    stored = {} if index is None else {k: v for k, v in target.fingerprints.items() if v.startswith(_KIND)}
+    shared = {checkpoint.fingerprint for checkpoint in mine}
+    missing = [name for name in target.zoo.ids if name not in stored]
+    left = len(missing) if missing and not target.small else 0
+    unread = set(missing) if not left else set[str]()
+    wanted = [name for name in target.zoo.ids if name in unread or stored.get(name) in shared]
+    return _describe(target, wanted, index), left
 
 
-def _describe(batches: Iterable[tuple[list[str], Weights]], table: Symmetry | None) -> Iterator[_Described]:
+def _describe(zoo: TargetZoo, names: Sequence[str], index: Index | None) -> list[_Described]:
     """Digests, fingerprints and sketches; none of the latter where there is no table or no canonical form."""
-    for ids, weights in batches:
+    found: list[_Described] = []
+    for ids, weights in zoo.batches(list(names)):
         exact = digests(weights)
-        if table is None:
-            yield from (_Described(name, digest, None, None) for name, digest in zip(ids, exact, strict=True))
+        if index is None:
+            found += [_Described(zoo, name, digest, None, None) for name, digest in zip(ids, exact, strict=True)]
             continue
-        canonical = canonicalize(weights, table, gauge=CANONICAL)
+        canonical = canonicalize(weights, index.symmetry, gauge=CANONICAL)
+        usable, described = index.describe(canonical)
+        sketches = dict(zip(np.flatnonzero(usable).tolist(), described.sketches, strict=True))
         prints = fingerprint(canonical)
-        known = canonical.report.gauged if mixes(table) else np.array([stored is not None for stored in prints], bool)
-        usable = {name: np.asarray(array)[known] for name, array in _comparable(canonical.weights).items()}
-        found = matrix_invariants(usable, table).unordered if mixes(table) else invariants(usable, table)
-        sketches = dict(zip(np.flatnonzero(known).tolist(), found.sketches, strict=True))
-        for row, name in enumerate(ids):
-            yield _Described(name, exact[row], prints[row], sketches.get(row))
+        found += [_Described(zoo, name, exact[row], prints[row], sketches.get(row)) for row, name in enumerate(ids)]
+    return found
+
+
+class _Permuted:
+    """Checkpoints in a list, by their sketches, and their canonical weights where those have to decide."""
+
+    def __init__(self, known: list[_Described], index: Index) -> None:
+        self._known, self._index = known, index
+        self._places = np.array([place for place, item in enumerate(known) if item.sketch is not None], np.int64)
+        sketches = [item.sketch for item in known if item.sketch is not None]
+        self._neighbours = index.neighbours(np.array(sketches).reshape(-1, index.features))
+
+    def first_before(self, place: int) -> _Described | None:
+        """The first before one in the list that is the same network, of the same zoo before others."""
+        checkpoint = self._known[place]
+        if checkpoint.sketch is None:
+            return None
+        near = self._places[self._neighbours.near(int(np.searchsorted(self._places, place)))]
+        before = [self._known[other] for other in near[near < place].tolist()]
+        if not before:
+            return None
+        ((_, weights),) = checkpoint.zoo.batches([checkpoint.name])
+        first = self._canonical(weights)
+        for own in (True, False):
+            others = [other for other in before if (other.zoo is checkpoint.zoo) == own]
+            seen = 0
+            for ids, weights in others[0].zoo.batches([other.name for other in others]) if others else ():
+                if (agree := self._index.agree(first, self._canonical(weights))).any():
+                    # argmax of truth values is the first that is true
+                    return others[seen + int(agree.argmax())]
+                seen += len(ids)
+        return None
+
+    def _canonical(self, weights: Weights) -> Weights:
+        """Canonical weights without counters of batches, which do not make another network."""
+        made = canonicalize(weights, self._index.symmetry, gauge=CANONICAL).weights
+        return {name: array for name, array in made.items() if not name.endswith(_COUNTER)}
 
 
 def units(weights: Weights) -> list[str]:

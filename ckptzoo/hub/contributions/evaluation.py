@@ -1,47 +1,39 @@
-"""How networks are evaluated, their figures on a test set, and the check of the accuracies that rows state.
+"""How networks are evaluated, and their figures on a test set.
 
 ``Evaluation`` names a test set and the scaling of its pixels; an ``Evaluator`` measures checkpoints of one architecture
 with it, one after another, with torch; an ``EvaluatorPool`` keeps those that a contribution needs.
 """
 
 import importlib.util
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo import archs, image_sets
 from ckptzoo.errors import Problem, SpecError, SymmetryError, ZooError, require
-from ckptzoo.hub.contributions.file_names import claimed_accuracy
 from ckptzoo.hub.contributions.matching import COUNTER, State
-from ckptzoo.hub.contributions.report import Check, check_result
 from ckptzoo.hub.contributions.target_zoo import Weights, batches
 from ckptzoo.image_sets import ImageSet
+from ckptzoo.image_sets.evaluation import Evaluation, evaluation_of
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure import predictions
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import trace
-from ckptzoo.text import Progress, counted
+from ckptzoo.text import Progress
 
 if TYPE_CHECKING:
     from torch import nn
 
-EVALUATION_KEY = "evaluation"
-"""Under which a row's ``extra`` says how its figures were measured."""
 COLUMNS = ("test_loss", "test_accuracy", "test_nll", "test_brier", "test_ece")
 """What is measured of a classifier."""
-STATED_TOLERANCE = 1e-3
-"""Largest difference between a measured accuracy that a row states and one measured here, as machines round."""
-CLAIMED_TOLERANCE = 5e-3
-"""Largest difference between a claimed accuracy and one measured here, as people round."""
-_MAX_CHANNELS = 16
 _BATCH_BYTES = 8 * 2**20
 """Inputs that go through a network at a time, in bytes."""
 _STEP = "Name a file of your own with --module FILE.py:NAME; NAME() makes the network."
@@ -49,46 +41,6 @@ _STEP = "Name a file of your own with --module FILE.py:NAME; NAME() makes the ne
 Factory = Callable[[], "nn.Module"]
 Figures = dict[str, float]
 """Measured columns of one checkpoint."""
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """A test set and the scaling of its pixels: inputs are ``(pixel / 255 - mean) / std``.
-
-    Parameters
-    ----------
-    dataset
-        the data set whose test images are used, such as ``mnist``.
-    mean, std
-        one number for all channels or one a channel.
-    """
-
-    dataset: str
-    mean: tuple[float, ...] = (0.0,)
-    std: tuple[float, ...] = (1.0,)
-
-    def to_json(self) -> dict[str, Any]:
-        """As a row's ``extra`` has it."""
-        return {"dataset": self.dataset, "mean": list(self.mean), "std": list(self.std)}
-
-    def __str__(self) -> str:
-        return f"{self.dataset}, mean {_format_numbers(self.mean)}, std {_format_numbers(self.std)}"
-
-
-def evaluation_of(extra: Mapping[str, Any], dataset: str | None) -> Evaluation | None:
-    """A row's evaluation, as ``contribute`` wrote it or from the numbers of a builder's recipe.
-
-    Rows are untrusted: None where they say nothing, or nothing that makes sense.
-    """
-    values = extra.get(EVALUATION_KEY, extra)
-    if not isinstance(values, Mapping):
-        return None
-    values = cast(Mapping[str, Any], values)
-    name = values.get("dataset", dataset)
-    mean, std = finite_numbers(values.get("mean")), finite_numbers(values.get("std"))
-    if not isinstance(name, str) or not mean or not std or min(std) <= 0 or len({1, len(mean), len(std)}) > 2:
-        return None
-    return Evaluation(name, mean, std)
 
 
 def evaluations(zoo: Zoo) -> list[Evaluation | None]:
@@ -103,22 +55,6 @@ def evaluation_of_recipe(zoo: Zoo, recipe: str) -> Evaluation | None:
     stated = {(row["dataset"], row["extra"]) for row in rows if row["recipe"] == recipe}
     evaluations_found = {evaluation_of(parse_extra(extra) or {}, dataset) for dataset, extra in stated} - {None}
     return evaluations_found.pop() if len(evaluations_found) == 1 else None
-
-
-def finite_numbers(value: object) -> tuple[float, ...] | None:
-    """Finite numbers, one or several; None where it is anything else."""
-    listed = list(cast(Sequence[object], value)) if isinstance(value, list | tuple) else [value]
-    if not 1 <= len(listed) <= _MAX_CHANNELS:
-        return None
-    # True is an instance of int
-    if not all(isinstance(item, int | float) and not isinstance(item, bool) for item in listed):
-        return None
-    floats = tuple(float(cast(float, item)) for item in listed)
-    return floats if all(math.isfinite(item) for item in floats) else None
-
-
-def _format_numbers(values: tuple[float, ...]) -> str:
-    return json.dumps(values if len(values) > 1 else sum(values))
 
 
 class Evaluator:
@@ -364,17 +300,30 @@ def _load_factory(text: str) -> Factory:
     spec = importlib.util.spec_from_file_location(f"ckptzoo_user_{Path(path).stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    # the user's own file, which may raise anything
-    except Exception as error:
-        got = f"{type(error).__name__}: {error}"
-        raise ZooError(Problem(path, "module", "a file that can be executed", got, "Correct it.")) from error
+    _called(path, "module", "a file that can be executed", partial(spec.loader.exec_module, module))
     factory: Any = getattr(module, name, None)
     if not callable(factory):
         got = type(factory).__name__ if hasattr(module, name) else "nothing of that name"
         raise ZooError(Problem(path, name, "a class or function", got, _STEP))
-    return cast(Factory, factory)
+
+    def made() -> "nn.Module":
+        network = _called(path, f"{name}()", "a torch module", factory)
+        if not hasattr(network, "state_dict"):
+            raise ZooError(Problem(path, f"{name}()", "a torch module", type(network).__name__, "Return a network."))
+        return network
+
+    return made
+
+
+def _called(location: str, what: str, expected: str, function: Callable[[], Any]) -> Any:
+    """The result of the user's own code, which may raise anything, and end the process."""
+    try:
+        return function()
+    except ZooError:
+        raise
+    except (Exception, SystemExit) as error:
+        got = f"{type(error).__name__}: {error}"
+        raise ZooError(Problem(location, what, expected, got, "Correct it.")) from error
 
 
 @dataclass
@@ -472,39 +421,3 @@ def measure_zoo(
             if progress is not None:
                 progress(done, len(zoo))
     return figures_by_id
-
-
-def check_accuracy(zoo: Zoo, measured: Mapping[str, Figures], evaluators: EvaluatorPool) -> Check:
-    """Stated and claimed accuracies agree with those that were measured.
-
-    A stated one (``test_accuracy``) may differ by 0.001, which is 10 of 10,000 images; a claimed one by 0.005. Figures
-    that the file of a checkpoint held are claims.
-    """
-    wrong: list[str] = []
-    for row in zoo.metadata.select(["id", "test_accuracy", "claimed_test_accuracy", "extra"]).to_pylist():
-        row["claimed_test_accuracy"] = claimed_accuracy(row)
-        if (figures := measured.get(row["id"])) is None:
-            continue
-        measured_accuracy = figures["test_accuracy"]
-        for column, tolerance in (("test_accuracy", STATED_TOLERANCE), ("claimed_test_accuracy", CLAIMED_TOLERANCE)):
-            stated = row[column]
-            if (
-                stated is not None
-                # not <=, because every comparison with NaN is false, and NaN alone differs from itself
-                and not abs(stated - measured_accuracy) <= tolerance
-                and not (stated != stated and measured_accuracy != measured_accuracy)
-            ):
-                wrong.append(f"{row['id']}: {column} {stated:.4f}, measured {measured_accuracy:.4f}")
-    if not measured and not wrong:
-        return Check("accuracy", "not done", "; ".join(evaluators.reasons) or "nothing to measure")
-    values = np.array([figures["test_accuracy"] for figures in measured.values()])
-    finite = values[~np.isnan(values)]
-    ends = (finite.min(), finite.max()) if len(finite) else ()
-    spread = " to ".join(dict.fromkeys(f"{value:.2%}" for value in ends)) or "no number"
-    unmeasured = len(zoo) - len(measured)
-    remaining = f"; {counted(unmeasured, 'other')} not measured: {'; '.join(evaluators.reasons)}" if unmeasured else ""
-    return check_result(
-        "accuracy",
-        wrong,
-        f"measured of {counted(len(measured), 'checkpoint')}, {spread}, on {evaluators.summary}{remaining}",
-    )

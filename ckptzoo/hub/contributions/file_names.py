@@ -1,15 +1,14 @@
 """``FilePattern``: columns of checkpoints in the names of their files, such as ``{member}-checkpoint-{epoch}.pt``."""
 
-import math
 import os
 import re
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from ckptzoo.hub.untrusted.runs import identifier, run_of, step_of
+from ckptzoo.hub.untrusted.facts import claims, columns_of, names_cross_entropy
 from ckptzoo.schema.metadata import COLUMNS, parse_extra
 
 FIELDS = {"id": "string", "member": "string"} | {
@@ -20,14 +19,6 @@ FIELDS = {"id": "string", "member": "string"} | {
 """The columns that a name may hold, with their types."""
 _FORMS = {"string": "[A-Za-z0-9._-]+?", "int64": "[0-9]{1,18}", "float64": "[0-9]{1,18}(?:\\.[0-9]{1,18})?"}
 _VALUES = {"string": str, "int64": int, "float64": float}
-_EPOCHS = ("epoch", "epochs", "current_epoch", "epochs_trained")
-"""Scalars beside a state dict that say how many epochs it was trained, as common training programs call them."""
-_CLAIMS = {
-    "claimed_test_accuracy": ("test_accuracy", "test_acc", "accuracy_test", "acc_test", "test_acc1", "test_top1"),
-    "claimed_test_loss": ("test_loss", "loss_test"),
-}
-"""The figures beside a state dict that are claims, with other signs than letters and digits as ``_``; also within
-others, as ``metrics.test_acc``. The best of a training may be that of other weights."""
 
 
 @dataclass(frozen=True)
@@ -77,32 +68,6 @@ class FilePattern:
         return None if found is None else {key: _VALUES[FIELDS[key]](text) for key, text in found.groupdict().items()}
 
 
-def own_columns(path: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Read member, epoch, step and claimed figures from a file's path and the scalars beside its tensors.
-
-    Parameters
-    ----------
-    path
-        of the file, or its name.
-    facts
-        the scalars, which go before what the path says.
-    """
-    run = run_of(path)
-    columns: dict[str, Any] = dict(claims(facts))
-    if run.is_part and run.member:
-        columns["member"] = identifier(run.member.replace("/", "-"))
-    # True is an instance of int
-    epochs = [facts[name] for name in _EPOCHS if type(facts.get(name)) is int and 0 <= facts[name] < 2**53]
-    if epochs or run.epoch is not None:
-        columns["epoch"] = float(epochs[0] if epochs else run.epoch or 0)
-    step = step_of(facts)
-    if step is None:
-        step = run.step
-    if step is not None:
-        columns["step"] = step
-    return columns
-
-
 def distinct_names(paths: Sequence[Path]) -> dict[Path, str]:
     """Name each file: its own name, and the folders by which it differs where several have the same one.
 
@@ -121,27 +86,6 @@ def distinct_names(paths: Sequence[Path]) -> dict[Path, str]:
     return {path: names[path] for path in paths}
 
 
-def claims(facts: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of a test set among what a file holds beside its tensors, as columns; accuracies as fractions.
-
-    >>> claims({"test_acc": 0.5, "metrics.test_loss": 1.5, "best_test_acc": 0.9}), claims({"test/acc": "63.2"})
-    ({'claimed_test_accuracy': 0.5, 'claimed_test_loss': 1.5}, {'claimed_test_accuracy': 0.632})
-    """
-    found: dict[str, float] = {}
-    named = {re.sub(r"[^a-z0-9]+", "_", str(name).lower()).strip("_"): value for name, value in facts.items()}
-    for column, names in _CLAIMS.items():
-        for name in names:
-            within = (value for key, value in named.items() if key.endswith(f"_{name}") and "best" not in key)
-            number = next((n for value in (named.get(name), *within) if (n := _figure(value)) is not None), None)
-            if number is None or (column.endswith("accuracy") and number > 100):
-                continue
-            # fractions are at most 1; what is above is percent
-            is_percent = column.endswith("accuracy") and number > 1
-            found[column] = round(number / 100, 12) if is_percent else number
-            break
-    return found
-
-
 def claimed_accuracy(row: Mapping[str, Any]) -> float | None:
     """The test accuracy that a contributor claims of a row: in its column, or among what its file held.
 
@@ -156,13 +100,24 @@ def claimed_accuracy(row: Mapping[str, Any]) -> float | None:
     return claims(facts).get("claimed_test_accuracy") if isinstance(facts, Mapping) else None
 
 
-def _figure(value: Any) -> float | None:
-    """A finite number from 0, also as a text: files of safetensors hold texts alone."""
-    if isinstance(value, str) and len(value) <= 40:
-        try:
-            value = float(value.strip())
-        except ValueError:
-            return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value) if value >= 0 else None
+class ClaimedLoss(NamedTuple):
+    """A test loss that a contributor claims, and whether it is known to be the mean cross entropy in nats."""
+
+    value: float
+    is_cross_entropy: bool
+
+
+def claimed_loss(row: Mapping[str, Any]) -> ClaimedLoss | None:
+    """The test loss that a contributor claims of a row, in its column or among what its file held; None without one.
+
+    Parameters
+    ----------
+    row
+        with ``claimed_test_loss`` and ``extra``.
+    """
+    facts = (parse_extra(row["extra"]) or {}).get("facts")
+    of_file = columns_of(facts).get("claimed_test_loss") if isinstance(facts, Mapping) else None
+    said = row["claimed_test_loss"]
+    if said is not None and (of_file is None or said != of_file[1]):  # a person's, whose convention the card says
+        return ClaimedLoss(said, is_cross_entropy=True)
+    return None if of_file is None else ClaimedLoss(of_file[1], names_cross_entropy(of_file[0]))

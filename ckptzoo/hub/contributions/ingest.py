@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 import ckptzoo
 from ckptzoo.errors import Problem, SpecError
-from ckptzoo.hub.contributions.file_names import distinct_names, own_columns
+from ckptzoo.hub.contributions.file_names import distinct_names
 from ckptzoo.hub.contributions.matching import NamesError, State, fit
 from ckptzoo.hub.contributions.submission import CheckpointDescription, Row, Submission
 from ckptzoo.hub.contributions.target_zoo import batches
 from ckptzoo.hub.untrusted import StateDict, read_all
-from ckptzoo.hub.untrusted.runs import identifier, without_suffixes
+from ckptzoo.hub.untrusted.facts import own_columns
+from ckptzoo.hub.untrusted.runs import id_of, identifier
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.metadata import MAX_ID, parse_extra
@@ -86,7 +87,7 @@ class Ingestor:
             try:
                 yield self.fit_state(path, state, arch)
             except SpecError as error:
-                self._note(error, with_aliases(state))
+                self._note(error, state.tensors)
         for item in self.submission.checkpoints:
             if item.file not in self._used_descriptions:
                 step = "Correct its name, or bring the file."
@@ -111,7 +112,7 @@ class Ingestor:
 
     def fit_state(self, path: Path, state: StateDict, arch: Architecture) -> IngestedBatch:
         """One state dict of a file, or K of them stacked, under the names of an architecture."""
-        fitted = fit(with_aliases(state), arch, self.names, cast=self.submission.cast, location=state.source)
+        fitted = fit(state.tensors, arch, self.names, cast=self.submission.cast, location=state.source)
         count = len(next(iter(fitted.weights.values())))
         sources = tuple(f"{state.source}#{number}" for number in range(count)) if fitted.stacked else (state.source,)
         origin: Row = {"file": state.source, "file_sha256": self._digest(path)}
@@ -188,11 +189,6 @@ def _description_of(submission: Submission, source: str) -> CheckpointDescriptio
     return next((item for item in submission.checkpoints if item.file == source), None)
 
 
-def with_aliases(state: StateDict) -> dict[str, NDArray[Any]]:
-    """Every tensor of a state dict, tied ones under each of their names."""
-    return {**state.tensors, **{name: state.tensors[first] for name, first in state.aliases.items()}}
-
-
 def id_from_source(source: str) -> str:
     """An id from the name of a source.
 
@@ -200,8 +196,7 @@ def id_from_source(source: str) -> str:
     'run-1-net-3-ema'
     """
     name, _, key = source.partition("#")
-    stem = without_suffixes(name).replace("/", "-")
-    return identifier(f"{stem}-{key}" if key else stem)[:MAX_ID]
+    return (id_of(name) + (f"-{identifier(key)}" if key else ""))[:MAX_ID]
 
 
 def file_digest(path: Path) -> str:

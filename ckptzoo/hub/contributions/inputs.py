@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 from ckptzoo import image_sets
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import MissingExtraError, Problem, ZooError
-from ckptzoo.hub.contributions.evaluation import Evaluation, evaluation_of
+from ckptzoo.format.predictions import targets_of
 from ckptzoo.image_sets import ImageSet
-from ckptzoo.image_sets.lookup import not_a_set, set_of
+from ckptzoo.image_sets.evaluation import Evaluation, evaluation_of
+from ckptzoo.image_sets.lookup import have_same_classes, not_a_set, set_of
 from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema.layout import predictions_name
 from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.text import counted
 
@@ -27,7 +29,7 @@ class ZooInputs:
     inputs
         (N, *input_shape) float32, scaled as the first row of the zoo that says how.
     targets
-        (N,) labels; None for another data set than that of the networks, corrupted or not.
+        (N,) labels; None where the classes of the set are not those of the networks.
     others
         for each other scaling that rows name, their ids, and the same images scaled so.
     """
@@ -107,9 +109,23 @@ def inputs_of(zoo: Zoo, name: str, *, data: str | Path | None = None) -> ZooInpu
             step += f" ckptzoo knows digits, {', '.join(image_sets.KNOWN)}."
         raise ZooError(Problem(zoo.name, what, "its files on this machine", got, step))
     others = tuple((ids, _scaled(zoo, what, test_set, evaluation)) for evaluation, ids in ids_of_others.items())
-    # corrupted images have the labels of the others
-    is_own_dataset = first.dataset == dataset.removesuffix("-c")
-    return ZooInputs(_scaled(zoo, what, test_set, first), test_set.labels if is_own_dataset else None, others)
+    labels = test_set.labels if have_same_classes(first.dataset, dataset) else None
+    return ZooInputs(_scaled(zoo, what, test_set, first), labels, others)
+
+
+def inputs_to_store(zoo: Zoo, name: str, *, data: str | Path | None = None) -> ZooInputs:
+    """As ``inputs_of``, for outputs that are stored: without labels where those that are there have none.
+
+    Parameters
+    ----------
+    zoo, name, data
+        as for ``inputs_of``.
+    """
+    seen = inputs_of(zoo, name, data=data)
+    # all parts of a set of predictions have the same labels
+    tree = predictions_name(name)
+    without = tree in zoo.contents.derived_parts and targets_of(zoo.contents.derived(tree).parts[0].facts) is None
+    return replace(seen, targets=None) if without else seen
 
 
 def _scaled(zoo: Zoo, what: str, test_set: ImageSet, evaluation: Evaluation) -> NDArray[np.float32]:

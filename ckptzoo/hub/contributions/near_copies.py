@@ -37,27 +37,8 @@ def check_near_copies(
 
     How near is said by the distances between independent members of the zoo (``ckptzoo.derive.near_copies``). A small
     zoo is evaluated from its weights; of a large one the outputs that it stores say which checkpoints may be near, and
-    their weights decide, on the same inputs.
-
-    Parameters
-    ----------
-    zoo
-        what is contributed.
-    target
-        the zoo that it is contributed to.
-    without
-        contributed checkpoints that are known to be copies.
-    network
-        as a torch module; by default that of ``ckptzoo.archs``.
-    data
-        folder of test sets.
-    accepted
-        whether somebody has looked at the pairs and takes them for different networks.
-
-    Returns
-    -------
-    Check
-        A check that names the pairs; not done where nothing can be compared.
+    their weights decide, on the same inputs. Checkpoints in ``without`` are known to be copies; ``accepted`` says that
+    somebody has looked at the pairs and takes them for different networks.
     """
     kept = zoo.take(np.array([row for row, name in enumerate(zoo.ids) if name not in without], np.int64))
     try:

@@ -7,7 +7,7 @@ import ckptzoo
 from ckptzoo import archs
 from ckptzoo.errors import Problem, SpecError, ZooError
 from ckptzoo.hub.contributions.evaluation import Factory, network_factory, trace_symmetry
-from ckptzoo.hub.contributions.ingest import Ingestor, with_aliases
+from ckptzoo.hub.contributions.ingest import Ingestor
 from ckptzoo.hub.contributions.matching import rename, without_wrappers
 from ckptzoo.hub.contributions.submission import NewZoo, Submission
 from ckptzoo.schema import layout
@@ -71,7 +71,7 @@ def _architecture(new_zoo: NewZoo, ingestor: Ingestor, paths: list[Path]) -> tup
         raise SpecError(
             ingestor.problems or [Problem("contribution", "files", "checkpoints", "none", "Name some files.")]
         )
-    arrays = with_aliases(state)
+    arrays = state.tensors
     names, _ = rename(tuple(arrays), ingestor.names)
     new_names = {old: without_wrappers(new) for old, new in names.items()}
     if len(set(new_names.values())) < len(new_names):

@@ -10,9 +10,9 @@ from rich.table import Table
 
 from ckptzoo.console import say
 from ckptzoo.hub.card import markdown
-from ckptzoo.hub.contributions.file_names import claimed_accuracy
+from ckptzoo.hub.contributions.file_names import claimed_accuracy, claimed_loss
 from ckptzoo.loader.zoo import Zoo
-from ckptzoo.text import printable, shortened
+from ckptzoo.text import counted, printable, shortened
 
 MAX_DETAIL = 2_000
 """Characters of a detail in lines and in Markdown; four ids with reasons fit."""
@@ -21,8 +21,13 @@ MAX_TEXT = 60_000
 MAX_ROWS = 50
 """Checkpoints that a table lists."""
 _HEADER = ("checkpoint", "claimed", "stated", "measured", "finite", "copy of")
+_LOSSES = ("claimed loss", "measured loss")
+"""Columns behind ``measured`` where a loss is claimed."""
+_TEXTS = ("checkpoint", "finite", "copy of")
 _CHECK_HEADER = ("check", "outcome", "detail")
 
+ACCURACY = "accuracy"
+"""The name of the check of accuracies."""
 Outcome = Literal["passed", "failed", "not done"]
 
 
@@ -100,6 +105,8 @@ class CheckpointSummary:
         whether its row says that every element is.
     copy
         what it is a copy of, in words.
+    claimed_loss, measured_loss
+        the test loss that is claimed, and the mean cross entropy in nats that was measured here.
     """
 
     id: str
@@ -108,6 +115,8 @@ class CheckpointSummary:
     measured: float | None
     finite: bool | None
     copy: str | None
+    claimed_loss: float | None = None
+    measured_loss: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as JSON-ready values."""
@@ -116,21 +125,24 @@ class CheckpointSummary:
             "claimed_test_accuracy": _finite_or_none(self.claimed),
             "test_accuracy": _finite_or_none(self.stated),
             "measured_test_accuracy": _finite_or_none(self.measured),
+            "claimed_test_loss": _finite_or_none(self.claimed_loss),
+            "measured_test_loss": _finite_or_none(self.measured_loss),
             "finite": self.finite,
             "copy_of": self.copy,
         }
 
-    def cells(self) -> tuple[str, ...]:
-        """Its figures for a table, after the id."""
+    def cells(self, *, losses: bool) -> tuple[str, ...]:
+        """Its figures for a table, after the id; with losses where any is claimed."""
         finite = {True: "yes", False: "no", None: "-"}[self.finite]
-        return _percent(self.claimed), _percent(self.stated), _percent(self.measured), finite
+        accuracies = _percent(self.claimed), _percent(self.stated), _percent(self.measured)
+        return (*accuracies, *(map(_loss, (self.claimed_loss, self.measured_loss)) if losses else ()), finite)
 
 
 def summarize(
     zoo: Zoo, measured: Mapping[str, Mapping[str, float]], copies: Mapping[str, str]
 ) -> tuple[CheckpointSummary, ...]:
     """A summary of each checkpoint of a zoo, with its measured accuracy and what it is a copy of."""
-    columns = ["id", "claimed_test_accuracy", "test_accuracy", "finite", "extra"]
+    columns = ["id", "claimed_test_accuracy", "claimed_test_loss", "test_accuracy", "finite", "extra"]
     return tuple(
         CheckpointSummary(
             row["id"],
@@ -139,6 +151,8 @@ def summarize(
             measured.get(row["id"], {}).get("test_accuracy"),
             row["finite"],
             copies.get(row["id"]),
+            None if (loss := claimed_loss(row)) is None else loss.value,
+            measured.get(row["id"], {}).get("test_nll"),
         )
         for row in zoo.metadata.select(columns).to_pylist()
     )
@@ -147,10 +161,11 @@ def summarize(
 def summaries_table(summaries: Sequence[CheckpointSummary]) -> Table:
     """The first of them as a table for a terminal."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for name in _HEADER:
-        table.add_column(name, justify="right" if name in ("claimed", "stated", "measured") else "left", no_wrap=True)
+    header, losses = _header(summaries)
+    for name in header:
+        table.add_column(name, justify="left" if name in _TEXTS else "right", no_wrap=True)
     for entry in summaries[:MAX_ROWS]:
-        table.add_row(printable(entry.id), *entry.cells(), printable(entry.copy or "-"))
+        table.add_row(printable(entry.id), *entry.cells(losses=losses), printable(entry.copy or "-"))
     if len(summaries) > MAX_ROWS:
         table.add_row(f"and {len(summaries) - MAX_ROWS:,} more")
     return table
@@ -158,12 +173,36 @@ def summaries_table(summaries: Sequence[CheckpointSummary]) -> Table:
 
 def summaries_markdown(summaries: Sequence[CheckpointSummary]) -> str:
     """The first of them as a table in Markdown."""
+    header, losses = _header(summaries)
     rows = [
-        (markdown.code(entry.id), *entry.cells(), markdown.code(entry.copy) if entry.copy else "-")
+        (markdown.code(entry.id), *entry.cells(losses=losses), markdown.code(entry.copy) if entry.copy else "-")
         for entry in summaries[:MAX_ROWS]
     ]
-    table = markdown.table(_HEADER, rows, right=(1, 2, 3))
+    table = markdown.table(header, rows, right=[at for at, name in enumerate(header) if name not in _TEXTS])
     return table + (f"\n\nand {len(summaries) - MAX_ROWS:,} more" if len(summaries) > MAX_ROWS else "")
+
+
+def _header(summaries: Sequence[CheckpointSummary]) -> tuple[tuple[str, ...], bool]:
+    """The columns of a table, and whether those of losses are among them."""
+    losses = any(entry.claimed_loss is not None for entry in summaries)
+    return (*_HEADER[:4], *(_LOSSES if losses else ()), *_HEADER[4:]), losses
+
+
+def unmeasured(checks: Sequence[Check], summaries: Sequence[CheckpointSummary]) -> str:
+    """A sentence where figures are claimed and none was measured; else empty."""
+    undone = any(check.name == ACCURACY and check.outcome == "not done" for check in checks)
+    said = any(value is not None for entry in summaries for value in (entry.claimed, entry.stated, entry.claimed_loss))
+    return f"Figures are claimed, not measured: the check {ACCURACY} says what is missing." if undone and said else ""
+
+
+def undone_checks(checks: Sequence[Check]) -> str:
+    """``; 2 checks not done: accuracy, near copies``; empty where all were done."""
+    names = [check.name for check in checks if check.outcome == "not done"]
+    return f"; {counted(len(names), 'check')} not done: {', '.join(names)}" if names else ""
+
+
+def _loss(value: float | None) -> str:
+    return "-" if value is None or math.isnan(value) else f"{value:.4f}"
 
 
 def _percent(value: float | None) -> str:

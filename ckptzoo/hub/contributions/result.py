@@ -16,6 +16,7 @@ from ckptzoo.hub.contributions.report import (
     failures,
     print_report,
     summaries_markdown,
+    unmeasured,
 )
 from ckptzoo.hub.contributions.submission import Submission
 from ckptzoo.text import counted, excerpt, shortened, size
@@ -104,7 +105,8 @@ class Contribution(PrintedResult):
         out = console or Console()
         print_report(out, self.entries, self.checks)
         remarks = [f"note: {text}" for text in self.notes] + [f"left out: {text}" for text in self.left_out]
-        say(out, *remarks, f"{self.repository}: {self._last_line()}")
+        untested = unmeasured(self.checks, self.entries)
+        say(out, *remarks, *([untested] if untested else []), f"{self.repository}: {self._last_line()}")
 
     def _last_line(self) -> str:
         added = f"{counted(len(self.entries), 'checkpoint')} ({size(self.nbytes)})"

@@ -36,6 +36,8 @@ from ckptzoo.hub.contributions.report import (
     failures,
     print_report,
     summaries_markdown,
+    undone_checks,
+    unmeasured,
 )
 from ckptzoo.hub.contributions.row_checks import check_author
 from ckptzoo.hub.contributions.run_checks import (
@@ -135,12 +137,10 @@ class Review(PrintedResult):
 
     @property
     def verdict(self) -> str:
-        """How many checks failed and were not done, in a sentence."""
+        """How many checks failed and which were not done, in a sentence; another where claims were not measured."""
         failed = failures(self.checks)
-        undone = sum(check.outcome == "not done" for check in self.checks)
-        undone_note = f"; {counted(undone, 'check')} not done" if undone else ""
         outcome = f"{counted(len(failed), 'check')} of {len(self.checks)} failed" if failed else "nothing failed"
-        return f"{outcome}{undone_note}."
+        return f"{outcome}{undone_checks(self.checks)}. {unmeasured(self.checks, self.entries)}".rstrip()
 
     def comment(self) -> str:
         """``markdown`` with a last line for programs, which is not shown: what was reviewed, and whether it passed."""

@@ -14,11 +14,11 @@ from ckptzoo.hub.contributions.duplicates import copies
 from ckptzoo.hub.contributions.evaluation import (
     EvaluatorPool,
     Figures,
-    check_accuracy,
     evaluation_of_recipe,
     evaluations,
     measure_zoo,
 )
+from ckptzoo.hub.contributions.figure_checks import check_accuracy, check_loss
 from ckptzoo.hub.contributions.report import Check, CheckpointSummary, check_result, summarize
 from ckptzoo.hub.contributions.target_zoo import TargetZoo
 from ckptzoo.loader.zoo import Zoo
@@ -100,7 +100,9 @@ def run_checks(
         measured = measured_figures(
             zoo, target, evaluators, None if progress is None else partial(progress, "measuring")
         )
-    checks = (byte_check, *row_results, duplicates.check(), check_accuracy(zoo, measured, evaluators))
+    loss = check_loss(zoo, measured)
+    figures = (check_accuracy(zoo, measured, evaluators), *((loss,) if loss is not None else ()))
+    checks = (byte_check, *row_results, duplicates.check(), *figures)
     return CheckReport(checks, summarize(zoo, measured, duplicates.found), zoo, measured)
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ckptzoo.errors import Problem, SpecError
-from ckptzoo.hub.contributions.evaluation import Evaluation, finite_numbers
 from ckptzoo.hub.contributions.file_names import FilePattern
 from ckptzoo.hub.contributions.row_checks import is_licence
+from ckptzoo.image_sets.evaluation import Evaluation, finite_numbers
 from ckptzoo.schema.metadata import COLUMNS
 
 MEASURED = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "test_nll", "test_brier", "test_ece")

@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ckptzoo.arguments import checked
 from ckptzoo.derive.averages import Averaged
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.format.checks import variant_dtype
-from ckptzoo.format.durable import Staging, naming, restore
+from ckptzoo.format.durable import Staging, check_replaceable, naming, restore
 from ckptzoo.hub.exports.page import config, metadata, readme
 from ckptzoo.hub.exports.weights import INDEX, index_of, names_of, shards_of, write_safetensors
 from ckptzoo.loader.checkpoint import Checkpoint, import_torch
@@ -27,6 +28,7 @@ _OTHER_FILES = (*FILES, ".pth", ".th", ".bin", ".ckpt", ".npz")
 """How names of checkpoint files end, which are no folders."""
 
 
+@checked
 def export(
     network: Checkpoint | Averaged,
     to: str | os.PathLike[str],
@@ -123,6 +125,7 @@ def export(
     return tuple(target / name for name in names)
 
 
+@checked
 def check_target(to: str | os.PathLike[str], *, zoo: Zoo, force: bool = False) -> None:
     """Refuse what ``export`` would refuse to write to, before anything is computed.
 
@@ -137,7 +140,9 @@ def check_target(to: str | os.PathLike[str], *, zoo: Zoo, force: bool = False) -
     if not real.parent.is_dir():
         step = "Make it first."
         raise ZooError(Problem(str(target), "folder around it", "an existing folder to write to", "none", step))
-    if not is_file:
+    if is_file:
+        check_replaceable(real)
+    else:
         restore(real)
         _check_folder(target, real, zoo, force=force)
 

@@ -7,8 +7,6 @@ from ckptzoo.schema import layout
 from ckptzoo.text import excerpt
 
 AUTO = "auto"
-_RECOGNISED_BY, _RECOGNISED_BYTES = 1_000, 256 * 2**20
-"""Paths of a source that ``auto`` looks at, and bytes of their files: packed ones are unpacked for it."""
 
 
 def chosen_adapter(source: OpenedSource, name: str) -> Adapter:
@@ -24,7 +22,7 @@ def chosen_adapter(source: OpenedSource, name: str) -> Adapter:
             step = "Name one of these."
             raise ZooError(Problem("--as", "format", ", ".join([AUTO, *ADAPTERS]), repr(name), step))
         return ADAPTERS[name]
-    paths = source.first_paths(_RECOGNISED_BY, _RECOGNISED_BYTES)
+    paths = source.first_paths()
     if zoo := next((path for path in paths if path.rpartition("/")[2] == layout.ZOO), None):
         step = "Open it as it is, or copy it with ckptzoo pull; ckptzoo export writes its checkpoints to files."
         raise ZooError(Problem(source.address, "source", "checkpoints of others", f"a zoo: {excerpt(zoo, 80)!r}", step))

@@ -2,29 +2,16 @@
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from ckptzoo.errors import Problem, ZooError
-from ckptzoo.hub.imports.tables import number
+from ckptzoo.hub.imports.exported import exported_row, is_exported
+from ckptzoo.hub.untrusted.facts import columns_of
 
 Row = dict[str, Any]
 
-_COLUMNS = {
-    "claimed_test_accuracy": ("test_accuracy", "test_acc", "test/acc", "test/accuracy", "test.accuracy", "test.acc"),
-    "claimed_test_loss": ("test_loss", "test/loss", "test.loss"),
-    "seed": ("seed", "random_seed", "manual_seed", "rng_seed", "model.seed"),
-    "wall_seconds": ("time_total_s", "time_total"),
-    "dataset": ("dataset", "dataset.name"),
-    "epoch": ("epoch", "epochs_trained", "current_epoch"),
-}
-"""Columns, and what programs call them, the likeliest first. Training figures are means during an epoch, with dropout,
-so that they stay in ``extra``."""
-_SETTINGS = (
-    "config", "cfg", "conf", "args", "hparams", "hyper_parameters", "hyperparameters", "options", "settings", "params",
-    "training_args", "train_config", "init_args",
-)  # fmt: skip
-"""What programs keep settings under; those of one run are at most one seed and one data set."""
 _PRIVATE = re.compile(
     r"(^|[._/])(host(name)?|node_?(ip|name|id)?|ip(_address)?|pid|user(name)?|log_?dir|trial_?dir|local_?dir|"
     r"(data|model|checkpoint|save|out(put)?|root|work(ing)?)_?(path|dir|root|folder)|cwd|cuda_visible_devices)$",
@@ -34,15 +21,13 @@ _PRIVATE = re.compile(
 _ABSOLUTE = re.compile(r"\s*(/|~|\\\\|[A-Za-z]:[\\/]|file:)")
 _MAX_DEPTH = 8
 _MAX_TEXT = 10_000
-_MAX_NUMBER = 40
-"""Characters of a number."""
 
 
 def row_of(facts: Mapping[str, Any], *, location: str, percent: bool = False) -> Row:
     """Columns for the facts that have one, and ``extra`` with all others, nested by the dots in their names.
 
     Names are split at ``::`` and dots. Host names, addresses, process numbers and absolute paths are left out, and so
-    are values that JSON has none of.
+    are values that JSON has none of. What ``export`` wrote becomes the row that it was (``exported``).
 
     Parameters
     ----------
@@ -61,15 +46,15 @@ def row_of(facts: Mapping[str, Any], *, location: str, percent: bool = False) ->
     >>> row_of({"optim::lr": 0.1, "test_acc": 0.5, "hostname": "n1"}, location="a")
     {'claimed_test_accuracy': 0.5, 'extra': {'optim': {'lr': 0.1}}}
     """
+    if not facts:  # as of most files
+        return {"extra": {}}
+    if is_exported(facts):
+        return exported_row(facts)
     flat = {name: value for name, value in _flattened(facts) if not _is_private(name, value)}
     row: Row = {}
-    for column, names in _COLUMNS.items():
-        if column in ("seed", "dataset"):
-            # of several settings the first, which are those nearest to the checkpoint
-            names = (*names, *(name for name in flat if _is_setting(name, names)))
-        found = next((name for name in names if _fits(column, _number(column, flat.get(name)))), None)
-        if found is not None:
-            row[column] = _converted(column, _number(column, flat.pop(found)))
+    for column, (name, value) in columns_of(flat).items():
+        row[column] = value
+        del flat[name]
     accuracy = row.get("claimed_test_accuracy")
     if accuracy is not None and percent:
         accuracy = row["claimed_test_accuracy"] = accuracy / 100
@@ -111,6 +96,11 @@ def merged(*extras: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
+def together(row: Row, other: Row) -> Row:
+    """Two rows of one checkpoint; columns of the second win."""
+    return {**row, **other, "extra": merged(row.get("extra", {}), other.get("extra", {}))}
+
+
 def _flattened(facts: Mapping[str, Any], prefix: str = "", depth: int = 0) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for key, value in facts.items():
@@ -133,26 +123,9 @@ def _is_storable(value: Any) -> bool:
 
 
 def _is_private(name: str, value: Any) -> bool:
-    return bool(_PRIVATE.search(name)) or (isinstance(value, str) and bool(_ABSOLUTE.match(value)))
+    return _is_private_name(name) or (isinstance(value, str) and bool(_ABSOLUTE.match(value)))
 
 
-def _is_setting(name: str, names: Collection[str]) -> bool:
-    settings, _, inside = name.partition(".")
-    return settings in _SETTINGS and inside in names
-
-
-def _number(column: str, value: Any) -> Any:
-    """The number that a text is: all facts of a safetensors file are texts."""
-    return number(value) if isinstance(value, str) and column != "dataset" and len(value) < _MAX_NUMBER else value
-
-
-def _fits(column: str, value: Any) -> bool:
-    if column == "dataset":
-        return isinstance(value, str)
-    if column == "seed":
-        return type(value) is int
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _converted(column: str, value: Any) -> Any:
-    return value if column in ("seed", "dataset") else float(value)
+@lru_cache(maxsize=4096)
+def _is_private_name(name: str) -> bool:
+    return _PRIVATE.search(name) is not None

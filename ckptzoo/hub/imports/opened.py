@@ -2,16 +2,18 @@
 
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import accumulate
 from typing import IO, Any
 
 from ckptzoo.errors import IntegrityError, Problem, ZooError
+from ckptzoo.hub.imports.one_network import Related, may_be_related, related
 from ckptzoo.hub.imports.packed import ERRORS, PACKED, SUFFIXES, unpacked
-from ckptzoo.hub.imports.sources import Blob, Source, SourceFile, ZipSource, archive_kind, stem, tar_files
+from ckptzoo.hub.imports.sources import Blob, FolderSource, Source, SourceFile, ZipSource, archive_kind, stem, tar_files
 from ckptzoo.hub.untrusted import Limits
 from ckptzoo.hub.untrusted.formats import HEAD_BYTES, Form
 from ckptzoo.hub.untrusted.forms import FORMS, form_of
@@ -24,16 +26,20 @@ _MAX_ZIP = 2**30
 _EXPANSION, _ALWAYS_ALLOWED, _MAX_FILES = 1000, 2**30, 2**20
 """What all archives of a source may unpack to, in times the source's size and in any case; files in all of them."""
 _PIECE = 2**20
+_FIRST_FILES, _FIRST_BYTES = 1000, 256 * 2**20
+"""Files of an archive that is read in order by whose names it is told what is in it, and their bytes."""
 _JUNK = re.compile(
     r"(^|/)(__MACOSX|\.ipynb_checkpoints|\.git|\.svn|\.hg|__pycache__|@eaDir|\.Trash[^/]*|\.cache/huggingface)/"
     r"|(^|/)(\._|\.#|\.nfs|\.~lock|#[^/]*#$)|(^|/)(\.DS_Store|Thumbs\.db|desktop\.ini)$|~$|(^|/)\.[^/]*\.sw[a-p]$"
 )
 """What systems, notebooks, editors and version control leave beside files."""
-_MARKS = ("__", "/.", "~", "#", "@", "humbs", "desktop")
+_MARKS = re.compile(r"__|/\.|[~#@]|humbs|desktop")
 """One of these is in every such path that does not begin with a dot."""
 JUNK = "left by a system, a notebook or an editor"
 _CACHES = ("models--", "datasets--", "spaces--")
 _NAMED_ARCHIVES = (".zip", ".tar", ".tgz", ".txz", ".tbz2", ".keras", *SUFFIXES)
+_NO_ARCHIVES = (".pth.tar", ".pt.tar")
+"""Suffixes of files of torch, as the ImageNet example names them; archives are opened when met."""
 _TEXTS = (
     ".json", ".jsonl", ".csv", ".tsv", ".txt", ".md", ".rst", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".py", ".ipynb",
     ".html", ".css", ".js", ".sh", ".log", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".pdf", ".mp4", ".gitattributes",
@@ -54,11 +60,14 @@ class OpenedFile(SourceFile):
         the form by which it is packed; empty where it is as it was saved.
     reopen
         opens it once more at any time of the pass; None where its bytes come once.
+    others
+        files that are passed over for it, and may hold the same network in another format.
     """
 
     form: Form = FORMS["unknown"]
     packed_by: str = ""
     reopen: Callable[[], IO[bytes]] | None = field(default=None, repr=False)
+    others: tuple["OpenedFile", ...] = ()
 
     def read(self, limit: int) -> bytes:
         """All bytes, unpacked; raises ``ZooError`` where there are more than ``limit``, or others than were packed."""
@@ -105,11 +114,14 @@ class OpenedSource(Source):
         paths of files that no adapter sees, and why.
     broken
         archives among the files that cannot be read to their end, and why.
+    reasons
+        why files are passed over that hold the network of another one, known before a pass meets them.
     """
 
     def __init__(self, source: Source, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
         super().__init__(source.address, source.name, source.nbytes)
-        self.name, self.in_order = source.name, source.in_order
+        self.name, self.in_order, self.is_local = source.name, source.in_order, source.is_local
+        self.repository = source.repository
         self._source, self._include, self._exclude = source, tuple(include), tuple(exclude)
         # of a folder of a hub's cache that is the source itself
         self._within = f"{source.name}/" if source.name.startswith(_CACHES) else ""
@@ -118,34 +130,106 @@ class OpenedSource(Source):
         self.passed_over = dict[str, str]()
         self.broken = list[tuple[str, ZooError]]()
         self._nested_bytes = self._nested_files = 0
+        self._related: Related | None = None
+        self._first_files: list[SourceFile] | None = None
+        self.reasons, self._parts = dict[str, str](), dict[str, str]()
 
     def files(self) -> Iterator[OpenedFile]:
         """A pass over all files that are not passed over."""
         self._nested_bytes = self._nested_files = 0
         self.broken.clear()
         self.passed_over.update(dict.fromkeys(self._source.dangling, "a link that leads to no file"))
+        compared = self._relate().compared
         for file in self._source.files():
             self.position = self._source.position
-            yield from self._files(file, file.path, 0)
+            if file.path in compared:
+                yield from self._with_others(file, compared[file.path])
+            else:
+                yield from self._files(file, file.path, 0)
         self.position = self._source.position
 
-    def may_hold(self, suffix: str) -> bool:
-        """Tells by names alone whether there are files with a suffix; what archives hold is not known."""
-        return any(file.path.lower().endswith((suffix, *_NAMED_ARCHIVES)) for file in self._source.files())
+    def _relate(self) -> Related:
+        """Which of the files hold one network; those in archives among them are told when these are opened."""
+        if self._related is None:
+            sizes = {path: size for path, size in self._sizes().items() if self._is_wanted(path)}
+            self._related = self._note_related(sizes, can_compare=isinstance(self._source, FolderSource))
+        return self._related
 
-    def first_paths(self, count: int, nbytes: int) -> list[str]:
+    def _sizes(self) -> Mapping[str, int]:
+        """The files by name; of an archive that is read in order only where its first names say that it matters."""
+        if isinstance(self._source, FolderSource):
+            return self._source.sizes
+        if not self._source.in_order:
+            return {file.path: file.size for file in self._source.files()}
+        if not any(may_be_related(file.path) for file in self._first()):
+            return {}
+        return {file.path: file.size for file in self._beginning(None, None)}
+
+    def _beginning(self, count: int | None, nbytes: int | None) -> Iterator[SourceFile]:
+        """The first files of the source, as far as it can be read: the pass that reads them meets errors again."""
+        size = 0
+        with suppress(ZooError):
+            for at, file in enumerate(self._source.files(), start=1):
+                yield file
+                size += file.size
+                if (count is not None and at >= count) or (nbytes is not None and size > nbytes):
+                    return
+
+    def _note_related(self, sizes: dict[str, int], *, can_compare: bool) -> Related:
+        found = related(sizes, can_compare=can_compare)
+        self.reasons |= found.reasons
+        self._parts |= found.parts
+        return found
+
+    def _with_others(self, file: SourceFile, paths: Sequence[str]) -> Iterator[OpenedFile]:
+        """A file with those that are passed over for it, opened too."""
+        for item in self._files(file, file.path, 0):
+            assert isinstance(self._source, FolderSource)  # others are not compared
+            opened = map(self._source.file, paths)
+            files = (one for other in opened for one in self._files(other, other.path, 0, is_compared=True))
+            # what was opened to look at it is closed by now
+            yield replace(item, others=tuple(replace(one, open=one.reopen) for one in files if one.reopen is not None))
+
+    def _is_wanted(self, path: str, *, is_chosen: bool = False) -> bool:
+        is_chosen = is_chosen or not self._include or _fits(path, self._include)
+        return is_chosen and not _is_junk(path) and not _fits(path, self._exclude)
+
+    def may_hold(self, suffix: str) -> bool:
+        """Tells by names alone whether there are files with a suffix; what archives among them hold is not known.
+
+        Of an archive that is read in order these are the names of its first files.
+        """
+        if self._source.in_order:
+            return any(file.path.lower().endswith(suffix) for file in self._first())
+        return any(
+            name.endswith(suffix) or (name.endswith(_NAMED_ARCHIVES) and not name.endswith(_NO_ARCHIVES))
+            for name in map(str.lower, self._sizes())
+        )
+
+    def _first(self) -> list[SourceFile]:
+        if self._first_files is None:
+            self._first_files = list(self._beginning(_FIRST_FILES, _FIRST_BYTES))
+        return self._first_files
+
+    def first_paths(self) -> list[str]:
         """The first paths, those of files in archives included that are called archives, without a look into others."""
         paths, size = list[str](), 0
+        files: list[SourceFile] = []
         for file in self._source.files():
-            is_archive = self._source.is_local and file.path.lower().endswith(_NAMED_ARCHIVES)
+            name = file.path.lower()
+            is_archive = name.endswith(_NAMED_ARCHIVES) and not name.endswith(_NO_ARCHIVES) and self._source.is_local
             paths += [item.path for item in self._files(file, file.path, 0)] if is_archive else [file.path]
+            files.append(file)
             size += file.size
-            if len(paths) >= count or size > nbytes:
+            if len(paths) >= _FIRST_FILES or size > _FIRST_BYTES:
                 break
         self.broken.clear()
+        self._first_files = files
         return [path for path in paths if not _is_junk(path)]
 
-    def _files(self, file: SourceFile, path: str, depth: int, *, is_chosen: bool = False) -> Iterator[OpenedFile]:
+    def _files(
+        self, file: SourceFile, path: str, depth: int, *, is_chosen: bool = False, is_compared: bool = False
+    ) -> Iterator[OpenedFile]:
         """A file, or those in it where it is an archive; all of them where ``--include`` chooses the archive."""
         lower = path.lower()
         is_chosen = is_chosen or not self._include or _fits(path, self._include)
@@ -155,6 +239,8 @@ class OpenedSource(Source):
             self.passed_over[path] = "left out by --exclude"
         elif not is_chosen and not lower.endswith(_NAMED_ARCHIVES):
             self.passed_over[path] = "left out by --include"
+        elif path in self.reasons and not is_compared:
+            self.passed_over[path] = self.reasons[path]
         elif not self._source.is_local and lower.endswith(_TEXTS):
             form = FORMS["json" if lower.endswith(".json") else "table" if lower.endswith((".csv", ".tsv")) else "text"]
             yield self._opened(path, file.size, file.open, form, reopen=file.open)
@@ -172,7 +258,10 @@ class OpenedSource(Source):
                 return
             with stream:
                 form = form_of(head, self._within + path)
-                if form.is_container or lower.endswith(_NAMED_ARCHIVES):
+                if form.is_read and path in self._parts:
+                    form = FORMS[self._parts[path]]
+                is_plain = form.read is not None and is_chosen  # most files, checkpoint.pth.tar among them
+                if not is_plain and (form.is_container or lower.endswith(_NAMED_ARCHIVES)):
                     yield from self._of_container(file, path, stream, head, form, depth, is_chosen)
                 else:
                     reopen = file.open if self._source.is_reopened and not depth else None
@@ -228,15 +317,20 @@ class OpenedSource(Source):
             self.forms[path] = FORMS[kind]
             self.opened.add(path)
             prefix = f"{path.rpartition('/')[0]}/{stem(path.rpartition('/')[2])}".lstrip("/")
-            found = self._zip_files(file, path, stream) if kind == "zip" else None
-            for item in found or tar_files(content, lambda: counted.count, f"{self.address}: {path}"):
+            archive = self._zip(file, path, stream) if kind == "zip" else None
+            found = tar_files(content, lambda: counted.count, f"{self.address}: {path}")
+            for item in found if archive is None else archive.files():
+                if archive is not None and not archive.position:
+                    inside = {f"{prefix}/{name}": size for name, size in archive.sizes.items()}
+                    wanted = {name: size for name, size in inside.items() if self._is_wanted(name, is_chosen=is_chosen)}
+                    self._note_related(wanted, can_compare=False)
                 self._count(item, path)
                 yield from self._files(item, f"{prefix}/{item.path}", depth + 1, is_chosen=is_chosen)
         except ZooError as error:
             self.broken.append((path, error))
 
-    def _zip_files(self, file: SourceFile, path: str, stream: io.BufferedReader) -> Iterator[SourceFile]:
-        """The files of a zip archive, whose directory is at its end: in memory where the archive is in another."""
+    def _zip(self, file: SourceFile, path: str, stream: io.BufferedReader) -> ZipSource:
+        """A zip archive, whose directory is at its end: in memory where the archive is in another."""
         location = f"{self.address}: {path}"
         if stream.seekable():
             blob = Blob(location, path, file.size, lambda: stream)
@@ -246,7 +340,7 @@ class OpenedSource(Source):
                 raise IntegrityError(Problem(location, "size", expected, f"{file.size} bytes", step))
             data = stream.read(file.size)
             blob = Blob(location, path, len(data), lambda: io.BytesIO(data))
-        return ZipSource(blob).files()
+        return ZipSource(blob)
 
     def _count(self, file: SourceFile, path: str) -> None:
         """Bound what all archives hold together, whatever each of them says about itself."""
@@ -284,7 +378,7 @@ class _Counted(io.RawIOBase):
 
 def _is_junk(path: str) -> bool:
     """Tells what systems, notebooks, editors and version control leave; most paths have none of its marks."""
-    return (path[0] == "." or any(mark in path for mark in _MARKS)) and _JUNK.search(path) is not None
+    return (path[0] == "." or _MARKS.search(path) is not None) and _JUNK.search(path) is not None
 
 
 def _buffered(stream: IO[bytes]) -> io.BufferedReader:

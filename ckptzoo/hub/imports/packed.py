@@ -1,4 +1,4 @@
-"""Streams of what is packed in files by gzip, bzip2, xz or zlib, within bounded memory."""
+"""Streams of what is packed in files by gzip, bzip2, xz, lzma or zlib, within bounded memory."""
 
 import bz2
 import gzip
@@ -10,9 +10,9 @@ from typing import IO, Any
 _XZ_MEMORY = 80 * 2**20
 """What unpacking may take: ``xz -9`` needs 65 MiB, a hostile stream asks for up to 4 GiB."""
 _READ_BYTES = 2**16
-PACKED = ("gzip", "bzip2", "xz", "zlib")
+PACKED = ("gzip", "bzip2", "xz", "lzma", "zlib")
 """Names of the forms."""
-SUFFIXES = (".gz", ".bz2", ".xz", ".z")
+SUFFIXES = (".gz", ".bz2", ".xz", ".lzma", ".z")
 """What their tools add to a file's name."""
 ERRORS = (EOFError, OSError, lzma.LZMAError, zlib.error)
 """What reading a damaged one raises."""
@@ -24,7 +24,7 @@ def unpacked(packed: IO[bytes], form: str) -> IO[bytes]:
         return gzip.GzipFile(fileobj=packed)  # pyright: ignore[reportReturnType]
     if form == "bzip2":
         return bz2.BZ2File(packed)
-    return io.BufferedReader(XzFile(packed) if form == "xz" else _ZlibFile(packed), _READ_BYTES)
+    return io.BufferedReader(XzFile(packed) if form in ("xz", "lzma") else _ZlibFile(packed), _READ_BYTES)
 
 
 def first_bytes(packed: IO[bytes], form: str, count: int) -> bytes:
@@ -60,7 +60,7 @@ class _ZlibFile(io.RawIOBase):
 
 
 class XzFile(io.RawIOBase):
-    """What is packed in a file of xz streams, one behind another; unlike ``lzma.open``, within bounded memory.
+    """What is packed in a file of xz or lzma streams, one behind another; unlike ``lzma.open``, in bounded memory.
 
     Parameters
     ----------

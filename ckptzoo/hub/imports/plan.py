@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ckptzoo.arguments import checked
 from ckptzoo.console import PrintedResult, columns
 from ckptzoo.console import say as say_lines
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.hub.imports.adapters import Options
 from ckptzoo.hub.imports.adapters.adapter import Broken, FoundArrays, PassedOver, check_options, checkpoint_id
 from ckptzoo.hub.imports.choice import AUTO, chosen_adapter
+from ckptzoo.hub.imports.exported import OWN_ID, OWN_MEMBER
 from ckptzoo.hub.imports.opened import OpenedSource
 from ckptzoo.hub.imports.remote_sources import open_source
 from ckptzoo.hub.imports.report import passed_over_files, passed_over_lines
@@ -106,6 +108,7 @@ class ImportPlan(PrintedResult):
         say_lines(out, *(f"cannot be read: {item['problem']}" for item in self.problems[:_MAX_LISTED]))
 
 
+@checked
 def plan_import(
     source: str | Path,
     *,
@@ -160,9 +163,9 @@ def plan_import(
                     for member, step in zip(found.members, found.steps, strict=True)
                 ]
             else:
-                name = found.id or checkpoint_id(found.member, found.step)
+                name = found.row.get(OWN_ID) or found.id or checkpoint_id(found.member, found.step)
                 form = found.form or (opened.forms[found.path].words if found.path in opened.forms else chosen.name)
-                files.append(PlannedFile(found.path, form, name, found.member, found.step))
+                files.append(PlannedFile(found.path, form, name, found.row.get(OWN_MEMBER, found.member), found.step))
                 named.update(found.parts)
     except ZooError as error:  # an archive that ends in its middle, a row without a file
         problems.append({"file": opened.address, "problem": str(error)})

@@ -77,13 +77,17 @@ def _of_hub(place: HubAddress, endpoint: str | None, token: str | None) -> Sourc
     store = HubStore.opened(repository, retry_policy=RetryPolicy(), endpoint=endpoint, token=token)
     address = hub_address(place, store.endpoint)
     if place.folder in store.entries:
-        return open_blob(_blob(store, place.folder, address))
+        source = open_blob(_blob(store, place.folder, address))
+        source.repository = hub_address(repository, store.endpoint)
+        return source
     inside = f"{place.folder}/" if place.folder else ""
     names = [name for name in store.entries if name.startswith(inside)]
     if not names:
         step = "Check the path; the repository's page lists its files."
         raise ZooError(Problem(address, "source", "a folder or a file of the repository", "nothing", step))
-    return RepositorySource(store, address, inside, names)
+    source = RepositorySource(store, address, inside, names)
+    source.repository = hub_address(repository, store.endpoint)
+    return source
 
 
 def _blob(store: Store, name: str, address: str) -> Blob:

@@ -121,7 +121,7 @@ def passed_over_files(
     by_form = {
         path: by_name if form.is_read or form.is_container else form.reason
         for path, form in source.forms.items()
-        if path not in source.opened and path not in found
+        if path not in source.opened and path not in found and path not in source.passed_over
     }
     return tuple(
         {"file": path, "reason": text} for path, text in (source.passed_over | by_form | dict(reasons)).items()

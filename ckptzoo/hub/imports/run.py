@@ -1,6 +1,7 @@
 """``import_zoo``: published checkpoints become a zoo, member by member, without unpacking anything."""
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -8,7 +9,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 import ckptzoo
 from ckptzoo.arguments import checked
-from ckptzoo.errors import IntegrityError, Problem, SpecError, ZooError
+from ckptzoo.errors import Problem, SpecError, ZooError
 from ckptzoo.format import durable
 from ckptzoo.hub.contributions.evaluation import Factory, network_factory, trace_symmetry
 from ckptzoo.hub.imports.adapters import Adapter, Found, Options
@@ -31,19 +31,20 @@ from ckptzoo.hub.imports.adapters.adapter import (
     identifier,
 )
 from ckptzoo.hub.imports.choice import AUTO, chosen_adapter
+from ckptzoo.hub.imports.exported import OWN_ARCHITECTURE, OWN_ID, OWN_MEMBER
 from ckptzoo.hub.imports.facts import Row, merged
+from ckptzoo.hub.imports.one_network import are_surely_one
 from ckptzoo.hub.imports.opened import JUNK, OpenedSource
+from ckptzoo.hub.imports.reading import Contents, Reader, States, differences
 from ckptzoo.hub.imports.remote_sources import open_source
 from ckptzoo.hub.imports.report import ImportResult, passed_over_files
 from ckptzoo.hub.imports.same_architecture import Saved
+from ckptzoo.hub.imports.same_source import file_unit, label_of, unit_with
 from ckptzoo.hub.imports.target import Arriving, Declaration, Target, check_folder, unit_of
 from ckptzoo.hub.untrusted import Limits, StateDict
 from ckptzoo.hub.untrusted.errors import NoNetworkError
-from ckptzoo.hub.untrusted.formats import HEAD_BYTES, Form
-from ckptzoo.hub.untrusted.forms import read_form
+from ckptzoo.hub.untrusted.formats import Form
 from ckptzoo.hub.untrusted.process import ReadingProcess
-from ckptzoo.hub.untrusted.protocol import Job
-from ckptzoo.hub.untrusted.safetensors import read_state_dict
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.documents import canonical
 from ckptzoo.schema.symmetry import Symmetry
@@ -156,7 +157,12 @@ def import_zoo(
     target = Target(folder, declaration, by_order=chosen.by_order)
     defaults: Row = {"license": license} | ({"dataset": dataset} if dataset is not None else {})
     if scaling is not None:
-        defaults["extra"] = {"mean": list(scaling[0]), "std": list(scaling[1])}
+        _check_scaling(scaling)
+    known: dict[str, Any] = {} if scaling is None else {"mean": list(scaling[0]), "std": list(scaling[1])}
+    if opened.repository:
+        known["repository"] = opened.repository
+    if known:
+        defaults["extra"] = known
     importer = _Importer(opened, chosen, target, defaults, split_by, skip_bad=skip_bad)
     importer.run(options, progress)
     importer.note_unclear_runs()
@@ -166,12 +172,20 @@ def import_zoo(
     result = ImportResult(
         str(to), opened.address, chosen.name, target.zoos, importer.added, importer.present, tuple(importer.skipped),
         importer.passed_over, {first: tuple(others) for first, others in importer.repeated.items()},
-        {**target.notes, **importer.notes}, dict(importer.forms),
+        {**target.notes, **importer.notes}, dict(importer.reader.forms),
         time.monotonic() - start, opened.nbytes,
     )  # fmt: skip
     if skip_bad:
         durable.write_file(report_path(folder), canonical(result.to_json()))
     return result
+
+
+def _check_scaling(scaling: tuple[Sequence[float], Sequence[float]]) -> None:
+    mean, std = scaling
+    fits = {len(mean), len(std)} <= {1, max(len(mean), len(std))} and len(mean) * len(std) > 0
+    if not fits or not all(map(math.isfinite, (*mean, *std))) or min(std) <= 0:
+        expected = "finite means, and positive standard deviations, one or one a channel"
+        raise ZooError(Problem("import", "scaling", expected, f"{list(mean)}, {list(std)}", "Correct them."))
 
 
 def report_path(folder: Path) -> Path:
@@ -220,7 +234,8 @@ def _with_tensors_of(arch: Architecture, factory: Factory) -> "nn.Module":
 
 @dataclass
 class _Batch:
-    found: list[tuple[Found, Sequence[bytes]]] = field(default_factory=list)
+    found: list[list[Contents]] = field(default_factory=list)
+    """Files, each with those behind it that may hold its network in other formats."""
     nbytes: int = 0
     ends_member: bool = False
 
@@ -240,12 +255,14 @@ class _Importer:
     ) -> None:
         self.source, self.adapter, self.target, self.defaults = source, adapter, target, defaults
         self.split_by, self.skip_bad = split_by, skip_bad
+        self.label = source.name
         self.added = self.present = 0
         self.skipped: list[dict[str, str]] = []
         self.notes: dict[str, int] = {}
-        self.forms: dict[str, int] = {}
         self._passed_over: dict[str, str] = {}
         self._found: set[str] = set()
+        self._taken: set[str] = set()
+        self._own_ids: set[str] = set()
         self._times: dict[str, dict[str, tuple[Any, Any]]] = {}
         self.repeated: dict[str, list[str]] = {}
         self._first_ids: dict[bytes, str] = {}
@@ -255,12 +272,14 @@ class _Importer:
     def run(self, options: Options, progress: Progress | None) -> None:
         """Import everything; what was read before an error is published."""
         with ExitStack() as stack:
-            self.process = stack.enter_context(ReadingProcess(Limits()))
+            self.reader = Reader(stack.enter_context(ReadingProcess(Limits())), self.source.address)
             self.readers = stack.enter_context(ThreadPoolExecutor(1))
             self.writers = stack.enter_context(ThreadPoolExecutor(1))
-            self._read_ahead: tuple[_Batch, Future[list[list[StateDict] | ZooError]]] | None = None
+            self._read_ahead: tuple[_Batch, Future[list[States | ZooError]]] | None = None
             self._writing: Future[None] | None = None
             try:
+                self.label = label_of(self.source, self.adapter, options, self.target, self.reader)
+                self.reader.forms.clear()
                 self._collect(options, progress)
                 self._finish()
                 self._check_found()
@@ -301,7 +320,7 @@ class _Importer:
             self._finish()
             self._add_arrays(found)
             return
-        unit = self._unit(found)
+        unit = file_unit(found, self.label)
         if unit in self._seen:
             got = found.id or checkpoint_id(found.member, found.step)
             self._refuse(found.path, "id" if found.id else "member and step", "each once", got)
@@ -312,23 +331,30 @@ class _Importer:
             return
         batch = self._batch
         if batch.found and (len(batch.found) >= BATCH_FILES or batch.nbytes + found.size > BATCH_BYTES):
-            batch.ends_member = found.member != batch.found[-1][0].member or bool(found.id)
+            batch.ends_member = found.member != batch.found[-1][0][0].member or bool(found.id)
             self._submit()
         try:
             contents = found.read()
         except ZooError as error:
             self._skip(found.path, error)
             return
-        self._batch.found.append((found, contents))
+        files = [(found, contents)]
+        for other in found.others:
+            try:
+                files.append((other, other.read()))
+            except ZooError as error:
+                self._passed_over[other.path] = str(error)
+        self._batch.found.append(files)
         # what is packed is larger than its file
-        self._batch.nbytes += max(found.size, sum(map(len, contents)))
+        self._batch.nbytes += sum(max(item.size, sum(map(len, data))) for item, data in files)
 
     def _submit(self) -> None:
         """Begin to read the batch, and to add the one that was read meanwhile."""
         batch, self._batch = self._batch, _Batch()
         self._advance()
         if batch.found:
-            self._read_ahead = batch, self.readers.submit(self._read, batch)
+            files = batch.found[0] if len(batch.found) == 1 else [item for files in batch.found for item in files]
+            self._read_ahead = batch, self.readers.submit(self.reader.read, files)
 
     def _advance(self) -> None:
         if self._writing is not None:
@@ -349,9 +375,15 @@ class _Importer:
             self._submit()
             self._finish()
 
-    def _add_files(self, batch: _Batch, read: list[list[StateDict] | ZooError]) -> None:
+    def _add_files(self, batch: _Batch, read: list[States | ZooError]) -> None:
         checkpoints: list[tuple[Found, Arriving]] = []
-        for (found, _), states in zip(batch.found, read, strict=True):
+        answers = iter(read)
+        for files in batch.found:
+            found, states, others = files[0][0], next(answers), list[tuple[str, str]]()
+            if len(files) > 1:
+                found, states, others = self._one_of(
+                    [(found, states), *((file, next(answers)) for file, _ in files[1:])]
+                )
             try:
                 if isinstance(states, ZooError):
                     raise states
@@ -369,42 +401,47 @@ class _Importer:
                     self._add(checkpoints)
                     checkpoints = []
                 self._skip(found.path, error)
+            for path, name in others:
+                if not self.skip_bad and checkpoints:
+                    self._add(checkpoints)
+                    checkpoints = []
+                self._refuse(path, "id", "each once", name)
         if checkpoints:
             self._add(checkpoints)
         if batch.ends_member:
             self.target.end_member()
 
-    def _read(self, batch: _Batch) -> list[list[StateDict] | ZooError]:
-        """The state dicts of every checkpoint file, or its error; those of shards put together."""
-        made: list[list[list[StateDict] | ZooError]] = [[] for _ in batch.found]
-        jobs: list[tuple[list[list[StateDict] | ZooError], str, Job, bytes]] = []
-        for (found, contents), parts in zip(batch.found, made, strict=True):
-            location, name = f"{self.source.address}: {found.path}", found.path.rpartition("/")[2]
-            for data in contents:
-                try:
-                    form = read_form(data[:HEAD_BYTES], name, location=location)
-                    self.forms[form.words] = self.forms.get(form.words, 0) + 1
-                    if form.name == "safetensors":
-                        parts.append([read_state_dict(BytesIO(data), location, name, Limits(), with_moments=True)])
-                    else:
-                        jobs.append((parts, name, Job(location, form.name, len(data), strict=False), data))
-                except ZooError as error:
-                    parts.append(error)
-        if jobs:
-            answers, arrays = self.process.read([job for _, _, job, _ in jobs], [data for *_, data in jobs])
-            for (parts, name, *_), answer in zip(jobs, answers, strict=True):
-                parts.append(
-                    answer if isinstance(answer, IntegrityError) else [item.state_dict(name, arrays) for item in answer]
-                )
-        return [_whole(parts, found.path) for (found, _), parts in zip(batch.found, made, strict=True)]
+    def _one_of(
+        self, files: Sequence[tuple[Found, States | ZooError]]
+    ) -> tuple[Found, States | ZooError, list[tuple[str, str]]]:
+        """The first of several files of one network that holds it; what is known about the others is noted.
 
-    def _unit(self, found: Found) -> str:
-        """The unit of a file's rows: that of the same file in another archive of the same name is the same."""
-        return (
-            unit_of(self.source.name, found.id, None)
-            if found.id
-            else unit_of(self.source.name, found.member, found.step)
-        )
+        Returns
+        -------
+        tuple
+            The file, what it holds, and the paths and ids of others that hold other networks.
+        """
+        (found, states), others = files[0], list[tuple[str, str]]()
+        for item, answer in files[1:]:
+            is_none = isinstance(states, NoNetworkError)
+            if isinstance(states, ZooError) and (is_none or self.skip_bad) and not isinstance(answer, ZooError):
+                if is_none:
+                    self._passed_over[found.path] = "; ".join(problem.got for problem in states.problems)
+                else:
+                    self._skip(found.path, states)
+                self._taken.add(item.path)
+                found, states = item, answer
+            elif isinstance(answer, ZooError):
+                self._passed_over[item.path] = "; ".join(problem.got for problem in answer.problems)
+            elif not isinstance(states, ZooError):
+                differing, count = differences(states, answer)
+                if (differing or not count) and not are_surely_one(found.path, item.path):
+                    self._taken.add(item.path)
+                    others.append((item.path, item.id))
+                elif count:
+                    known = f"other numbers in {differing} of {count} tensors" if differing else "the same numbers"
+                    self._passed_over[item.path] = f"{self.source.reasons[item.path]}; it has {known}"
+        return found, states, others
 
     def _note_left_out(self, states: Sequence[StateDict]) -> None:
         """Count what was left out of a file's networks, by what it is."""
@@ -440,7 +477,8 @@ class _Importer:
     @property
     def passed_over(self) -> tuple[dict[str, str], ...]:
         """Files that hold no network, and those that were not opened."""
-        return passed_over_files(self.source, self.adapter.name, self._found, self._passed_over)
+        files = passed_over_files(self.source, self.adapter.name, self._found, self._passed_over)
+        return tuple(item for item in files if item["file"] not in self._taken) if self._taken else files
 
     def _check_found(self) -> None:
         """Refuse a source in which no file held a network.
@@ -463,7 +501,6 @@ class _Importer:
         raise ZooError(Problem(self.source.address, "networks", "at least one", got or "no files", step))
 
     def _checkpoint(self, found: Found, picked: Picked) -> Arriving:
-        suffix = f"/{identifier(picked.suffix)}" if picked.suffix else ""
         row: Row = {**self.defaults, **found.row, **picked.row}
         row["extra"] = merged(
             self.defaults.get("extra", {}),
@@ -471,15 +508,25 @@ class _Importer:
             picked.row.get("extra", {}),
             {"file": found.path},
         )
+        own = {key: row.pop(key, None) for key in (OWN_ID, OWN_MEMBER, OWN_ARCHITECTURE)}
         row["id"] = checkpoint_id(found.id or found.member, None if found.id else found.step, picked.suffix)
+        if own[OWN_ID] is not None and not picked.suffix and self._is_free(own[OWN_ID]):
+            row |= {"id": own[OWN_ID], "member": own[OWN_MEMBER]}
         row.setdefault("member", checkpoint_id(found.id or found.member, None, picked.suffix))
         if found.step is not None:
             row.setdefault("step", found.step)
-        row["unit"] = self._unit(found) + suffix
-        row["source"] = self.source.name
+        row["unit"] = unit_with(file_unit(found, self.label), picked)
+        row["source"] = self.label
         self.target.name_apart(row)
         saved = Saved(picked.tensors, picked.ties, picked.buffers)
-        return Arriving(saved, row, picked.gaussian, self._label(row, found.path))
+        return Arriving(saved, row, picked.gaussian, self._label(row, found.path), own[OWN_ARCHITECTURE])
+
+    def _is_free(self, id: str) -> bool:
+        """Whether no other checkpoint of this source has an id, which is taken then."""
+        if id in self._own_ids or self.target.ids.get(id) == self.label:
+            return False
+        self._own_ids.add(id)
+        return True
 
     def _label(self, row: Row, location: str) -> str:
         """The zoo's name where ``split_by`` gives one to each value."""
@@ -516,7 +563,7 @@ class _Importer:
         rows: list[Row] = []
         kept: list[int] = []
         for number, (member, step, columns) in enumerate(zip(found.members, found.steps, found.rows, strict=True)):
-            unit = unit_of(self.source.name, member, step)
+            unit = unit_of(self.label, member, step)
             if unit in self.target.units:
                 self.present += 1
                 continue
@@ -527,7 +574,7 @@ class _Importer:
             extra = merged(
                 self.defaults.get("extra", {}), columns.get("extra", {}), {"file": found.path.partition("[")[0]}
             )
-            row: Row = {**self.defaults, **columns, "extra": extra, "unit": unit, "source": self.source.name}
+            row: Row = {**self.defaults, **columns, "extra": extra, "unit": unit, "source": self.label}
             row |= {"id": checkpoint_id(member, step), "member": member}
             if step is not None:
                 row.setdefault("step", step)
@@ -560,27 +607,12 @@ def _order(form: Form | None) -> int:
     return 1 if form is None or form.is_read else 2 if form.is_text else 0 if form.next_step else 1
 
 
-def _whole(parts: Sequence[list[StateDict] | ZooError], path: str) -> list[StateDict] | ZooError:
-    """The state dicts of a file, or the one that shards hold together."""
-    if len(parts) == 1:
-        return parts[0]
-    states: list[StateDict] = []
-    for part in parts:
-        if isinstance(part, ZooError):
-            return part
-        states += part
-    tensors = {name: array for state in states for name, array in state.tensors.items()}
-    if len(states) != len(parts) or len(tensors) != sum(len(state.tensors) for state in states):
-        step = "Fetch the shards again, from one release."
-        return ZooError(Problem(path, "shards", "one network, each tensor once", "others", step))
-    aliases = {name: first for state in states for name, first in state.aliases.items()}
-    left_out = tuple(text for state in states for text in state.left_out)
-    return [StateDict(path.rpartition("/")[2], tensors, aliases, states[0].facts, left_out)]
-
-
 def _digest(arrays: Iterable[NDArray[Any]]) -> bytes:
     """Of a checkpoint's numbers, whatever their names."""
     digest = sha256()
     for array in arrays:
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))  # pyright: ignore[reportArgumentType]
+        if array.flags.c_contiguous and array.dtype.kind in "fiu":
+            digest.update(array)  # pyright: ignore[reportArgumentType]
+        else:  # bfloat16 has no buffer
+            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))  # pyright: ignore[reportArgumentType]
     return digest.digest()[:16]

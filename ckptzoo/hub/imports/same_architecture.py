@@ -26,6 +26,8 @@ Tensors = Mapping[str, NDArray[Any]]
 
 _HEADS = re.compile(r"(^|[._])(lm_)?(head|decoder|output|out|logits|classifier|generator|projection)([._]|$)")
 """Words of the layers whose weights are usually tied to an embedding."""
+COUNTER_DTYPE = "int64"
+"""torch's dtype of BatchNorm's counters."""
 _MAX_PAIRS = 10_000
 """Pairs of tensors of one shape that are compared for equality."""
 
@@ -135,6 +137,8 @@ def _fit(
 
 def is_like(array: NDArray[Any], tensor: Tensor) -> bool:
     """Whether an array is one of a tensor of a zoo, in this precision or a lower one."""
+    if tensor.name.endswith(COUNTER) and _family(tensor.dtype) == "int":
+        return _loose(array.shape) == _loose(tensor.shape)  # averaging weights makes counters floats
     dtype = _dtype_name(array.dtype)
     return _loose(array.shape) == _loose(tensor.shape) and widest([dtype, tensor.dtype]) == tensor.dtype
 
@@ -159,7 +163,7 @@ def in_architecture(tensors: Tensors, made: Fit, arch: Architecture) -> tuple[di
         array = tensors[own]
         if array.dtype != dtype:
             stored[tensor.name] = _dtype_name(array.dtype)
-            array = array.astype(dtype)
+            array = (np.nan_to_num(np.rint(array)) if dtype.kind in "iu" else array).astype(dtype)
         arrays[tensor.name] = array if array.shape == tensor.shape else array.reshape(tensor.shape)
     facts: dict[str, Any] = {}
     if stored:
@@ -190,12 +194,39 @@ def architecture_of(several: Sequence[Saved], name: str, input_shape: Shape | No
     names = [name for name in examples if name not in second]
     tensors: list[Tensor] = []
     for own in names:
-        dtype = widest([_dtype_name(saved.tensors[own].dtype) for saved in several if own in saved.tensors])
+        have = [saved for saved in several if own in saved.tensors]
+        dtypes = [_dtype_name(saved.tensors[own].dtype) for saved in have]
+        dtype = widest(dtypes) or (COUNTER_DTYPE if own.endswith(COUNTER) else None)
         assert dtype is not None
-        is_buffer = any(own in saved.buffers for saved in several)
+        is_buffer = any(own in saved.buffers for saved in several) or all(is_causal(one.tensors[own]) for one in have)
         kind = "buffer" if is_buffer else kind_of(own, dtype, examples)
         tensors.append(Tensor(own, examples[own].shape, dtype, kind, tuple(aliases.get(own, ()))))
     return Architecture(name, tuple(tensors), None, input_shape)
+
+
+def is_causal(array: NDArray[Any]) -> bool:
+    """Tells a table of which positions each one attends to, which is no parameter whatever its dtype and its name.
+
+    Its matrix is square, has at least two rows, and holds one value up to the diagonal and another one above it, of
+    which one is 0 or minus infinity.
+
+    Examples
+    --------
+    >>> is_causal(np.tril(np.ones((1, 1, 4, 4)))), is_causal(np.eye(4))
+    (True, False)
+    """
+    if (
+        array.ndim < 2
+        or array.shape[-1] != array.shape[-2]
+        or array.shape[-1] < 2
+        or array.size != array.shape[-1] ** 2
+    ):
+        return False
+    table = array.reshape(array.shape[-2:])
+    below, above = table[0, 0], table[0, 1]
+    if below == above or not any(value == 0 or value == -np.inf for value in (below, above)):
+        return False
+    return bool(np.array_equal(table, np.where(np.tri(len(table), dtype=bool), below, above)))
 
 
 def _every_tensor(several: Sequence[Saved]) -> dict[str, NDArray[Any]]:

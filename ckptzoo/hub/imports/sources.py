@@ -132,9 +132,12 @@ class Source(ABC):
         whether all of it has to be read to know its files.
     dangling
         paths of links that lead to no file.
+    repository
+        the address of the hub's repository that it is, or is in; empty where there is none.
     """
 
     is_local = True
+    repository = ""
     is_reopened = False
     in_order = False
     dangling: Sequence[str] = ()
@@ -222,7 +225,13 @@ def natural(path: str) -> tuple[list[Any], str]:
 
 
 class FolderSource(Source):
-    """A folder and those inside it; links to files are followed, links to folders are not."""
+    """A folder and those inside it; links to files are followed, links to folders are not.
+
+    Attributes
+    ----------
+    sizes
+        bytes of its files by their paths.
+    """
 
     is_reopened = True
 
@@ -231,7 +240,7 @@ class FolderSource(Source):
         found = dict(self._walk(path, ""))
         super().__init__(str(path), path.resolve().name, sum(found.values()))
         self.dangling = tuple(sorted(self._dangling))
-        self._path, self._sizes = path, {name: found[name] for name in sorted(found, key=natural)}
+        self._path, self.sizes = path, {name: found[name] for name in sorted(found, key=natural)}
 
     def _walk(self, folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
         """The files below a folder, with their sizes."""
@@ -255,9 +264,13 @@ class FolderSource(Source):
     def files(self) -> Iterator[SourceFile]:
         """A pass over all files."""
         self.position = 0
-        for path, size in self._sizes.items():
-            yield SourceFile(path, size, _opener(self._path / path))
+        for path, size in self.sizes.items():
+            yield self.file(path)
             self.position += size
+
+    def file(self, path: str) -> SourceFile:
+        """One of its files."""
+        return SourceFile(path, self.sizes[path], _opener(self._path / path))
 
 
 def _opener(path: Path) -> Callable[[], IO[bytes]]:
@@ -281,13 +294,20 @@ class FileSource(Source):
 
 
 class ZipSource(Source):
-    """A zip archive."""
+    """A zip archive.
+
+    Attributes
+    ----------
+    sizes
+        bytes of its files by their paths, once a pass has begun.
+    """
 
     is_reopened = True
 
     def __init__(self, blob: Blob) -> None:
         super().__init__(blob.address, blob.name, blob.size)
         self._blob = blob
+        self.sizes = dict[str, int]()
 
     def files(self) -> Iterator[SourceFile]:
         """A pass over all files."""
@@ -304,7 +324,9 @@ class ZipSource(Source):
             if total > max(_ALWAYS_ALLOWED, _EXPANSION * self.nbytes):
                 _refuse_expansion(self.address, archive.infolist()[0].filename, total, self.nbytes)
             paths = Paths(self.address)
-            for info in sorted(archive.infolist(), key=lambda item: natural(item.filename)):
+            infos = sorted(archive.infolist(), key=lambda item: natural(item.filename))
+            self.sizes = {info.filename.removeprefix("./"): info.file_size for info in infos if not info.is_dir()}
+            for info in infos:
                 if not info.is_dir():
                     path = self._checked(info, paths)
                     yield SourceFile(path, info.file_size, self._opener(archive, info))

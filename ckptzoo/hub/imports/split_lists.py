@@ -13,7 +13,7 @@ import numpy as np
 from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, SpecError, UnknownNameError, ZooError
 from ckptzoo.format.splits import write_split
-from ckptzoo.hub.imports.tables import text_of
+from ckptzoo.hub.imports.tables import bytes_of, text_of
 from ckptzoo.loader.filters import Filters
 from ckptzoo.loader.selection import Selection
 from ckptzoo.loader.zoo import open as open_zoo
@@ -78,13 +78,14 @@ def import_split(
         column, parts = None, {part: _part_file(Path(file)) for part, file in lists.items()}
     else:
         file = Path(lists)
-        data = file.read_bytes()
+        data = bytes_of(file)
         column, parts = _json_parts(file) if _is_json(data) else _table(file)
     _refuse_repeated(parts)
     by, found = _resolved(Path(path), column, parts)
     return write_split(path, name, found, by=by, allow_shared_members=allow_shared_members)
 
 
+@checked
 def import_order(
     path: str | Path,
     name: str,
@@ -175,7 +176,7 @@ def _numbers(file: Path, count: int, *, header: bool) -> list[int]:
 
 
 def _text(file: Path) -> Any:
-    return text_of(file.read_bytes(), str(file))
+    return text_of(bytes_of(file), str(file))
 
 
 def _is_json(data: bytes) -> bool:
@@ -184,7 +185,7 @@ def _is_json(data: bytes) -> bool:
 
 def _json(file: Path) -> Any:
     try:
-        return json.loads(file.read_bytes())
+        return json.loads(bytes_of(file))
     except (ValueError, RecursionError) as error:
         raise ZooError(Problem(str(file), "list", "JSON", f"{error}"[:160], "Fetch it again.")) from None
 
@@ -199,7 +200,7 @@ def _entries(file: Path, what: str, value: Any) -> list[_Entry]:
 
 def _part_file(file: Path) -> list[_Entry]:
     """The names in the file of one part."""
-    if _is_json(file.read_bytes()):
+    if _is_json(bytes_of(file)):
         return _entries(file, "the list", _json(file))
     lines = enumerate(map(str.strip, _text(file)), start=1)
     return [_Entry(text, f"{file}, line {line}") for line, text in lines if text]

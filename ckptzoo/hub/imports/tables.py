@@ -7,6 +7,7 @@ import re
 import zlib
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import Any
 
 from ckptzoo.errors import Problem, ZooError
@@ -15,6 +16,21 @@ _MAX_UNPACKED = 2**30
 _SHAPE = re.compile(r"[\[(]?\s*((?:\d{1,9}\s*,?\s*)*)[\])]?")
 _NAMES = ("varname", "name")
 _STEP = "Correct the table: columns varname, start_idx, end_idx, shape."
+
+
+def bytes_of(path: Path) -> bytes:
+    """The bytes of a file that a person names.
+
+    Raises
+    ------
+    ZooError
+        It cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        got = error.strerror or type(error).__name__
+        raise ZooError(Problem(str(path), "file", "one that can be read", got, "Correct the path.")) from error
 
 
 def read_table(data: bytes, location: str) -> list[dict[str, Any]]:

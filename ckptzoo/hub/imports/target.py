@@ -3,7 +3,9 @@
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,7 +22,7 @@ from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import read_documents
 from ckptzoo.format.writer import Writer
 from ckptzoo.hub.contributions.matching import match_names, rename
-from ckptzoo.hub.imports.adapters.adapter import identifier
+from ckptzoo.hub.imports.adapters.adapter import Picked, identifier
 from ckptzoo.hub.imports.effective_weights import effective
 from ckptzoo.hub.imports.facts import Row, merged
 from ckptzoo.hub.imports.same_architecture import (
@@ -42,7 +44,7 @@ from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import ITEMSIZE, TENSOR_NAME, Architecture
 from ckptzoo.schema.card import Card
 from ckptzoo.schema.documents import canonical
-from ckptzoo.schema.metadata import MAX_ID
+from ckptzoo.schema.metadata import MAX_ID, parse_extra
 from ckptzoo.schema.symmetry import Symmetry
 
 PART_BYTES, PART_SECONDS = 2 * 2**30, 15 * 60
@@ -98,12 +100,15 @@ class Arriving:
         whether they are means and standard deviations.
     label
         of its zoo; empty where one zoo holds all of an architecture.
+    arch
+        its architecture, as its file says; None where it says none.
     """
 
     saved: Saved
     row: Row
     gaussian: bool = False
     label: str = ""
+    arch: Architecture | None = None
 
 
 @dataclass
@@ -143,15 +148,21 @@ class Target:
         self._places: dict[_Key, list[tuple[_Zoo, Fit]]] = {}
         self._finish_move()
         self.units: set[str] = set()
+        self.sources: set[str] = set()
         self._sources: dict[str, set[str]] = {}
+        self.ids: dict[str, str] = {}
+        self._rows: dict[str, tuple[_Zoo, str]] = {}
         for path in self._paths():
             _, arch, _ = read_documents(Folder(path))
             self._zoos.append(_Zoo(path, arch, "" if path == folder else path.name))
             rows = ckptzoo.open(path).metadata
             columns = [rows[name].to_pylist() for name in ("unit", "id", "member", "source")]
             for unit, id, member, source in zip(*columns, strict=True):
+                self.sources.add(source or "")
+                self.ids[id] = source or ""
                 if unit is not None:
                     self.units.add(unit_of_file({"unit": unit}))
+                    self._rows[unit] = self._zoos[-1], id
                 for name in (id, member):
                     self._sources.setdefault(name, set()).add(source or "")
         self._older = tuple(self._zoos)
@@ -225,6 +236,34 @@ class Target:
         if failed is not None:
             raise failed[1]
         return added
+
+    def repositories(self, source: str) -> set[str]:
+        """The repositories of hubs from which a source of the zoo is."""
+        found: set[str] = set()
+        for zoo in self._older:
+            rows = ckptzoo.open(zoo.path).metadata
+            for name, extra in zip(rows["source"].to_pylist(), rows["extra"].to_pylist(), strict=True):
+                if name == source and extra is not None and "repository" in extra:
+                    found.add((parse_extra(extra) or {}).get("repository", ""))
+        return found - {""}
+
+    def holds(self, picked: Picked, unit: str) -> bool | None:
+        """Whether the zoo's checkpoint of a unit has these numbers; None where it has no such checkpoint."""
+        if unit not in self._rows:
+            return None
+        zoo, id = self._rows[unit]
+        notes, place = dict(self.notes), None
+        item = Arriving(Saved(picked.tensors, picked.ties, picked.buffers), {"id": id}, picked.gaussian, zoo.label)
+        saved = item.saved
+        with suppress(ZooError):
+            saved = self._effective(item)
+            place = self._find(item, saved, signature_of(saved.tensors), [zoo])
+        self.notes = notes
+        if place is None:
+            return False
+        tensors, _ = in_architecture(saved.tensors, place[1], zoo.arch)
+        stored = ckptzoo.open(zoo.path).checkpoint(id)
+        return all(np.ascontiguousarray(array).tobytes() == stored[name].tobytes() for name, array in tensors.items())
 
     def name_apart(self, row: Row) -> None:
         """Give a row names of its own where another source has brought its id or its member into the zoo.
@@ -384,6 +423,11 @@ class Target:
             arch = _in_precision(arch, several)
             if self._find(item, saved, signature, [_Zoo(self.folder, arch, item.label)]) is None:
                 self._refuse_misfit(saved, arch, location)
+        elif item.arch is not None and self._fits(item, saved, signature, item.arch):
+            arch = _in_precision(item.arch, several)
+            symmetry = archs.symmetry(arch.forward) if archs.known(arch.forward) else None
+            if symmetry is None and declaration.symmetry_of is not None:
+                symmetry = declaration.symmetry_of(arch)
         else:
             name = re.sub(r"[^A-Za-z0-9._-]+", "-", declaration.name)
             arch = architecture_of(several, f"gaussian-{name}" if item.gaussian else name, declaration.input_shape)
@@ -398,6 +442,13 @@ class Target:
         )
         ckptzoo.create(path, arch=arch, card=card, symmetry=symmetry)
         self._zoos.append(_Zoo(path, arch, label))
+
+    def _fits(self, item: Arriving, saved: Saved, signature: Signature, arch: Architecture) -> bool:
+        """Whether a checkpoint is of the architecture that its file names."""
+        try:
+            return self._find(item, saved, signature, [_Zoo(self.folder, arch, item.label)]) is not None
+        except ZooError:
+            return False
 
     def _refuse_misfit(self, saved: Saved, arch: Architecture, location: str) -> NoReturn:
         """Refuse a state dict that does not fit the network that a person named."""
@@ -517,6 +568,7 @@ def unit_of_file(row: Row) -> str:
     return row["unit"].partition("/")[0]
 
 
+@lru_cache(maxsize=4096)
 def unit_of(source: str, member: str, step: int | None) -> str:
     """The unit of a file's rows: that of the same file in another archive of the same name is the same."""
     text = "\0".join((source, member, "" if step is None else str(step)))

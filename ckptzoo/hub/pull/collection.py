@@ -1,12 +1,18 @@
 """A pull of a collection: every zoo of it, then the table of all rows."""
 
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from ckptzoo.arguments import checked
+from ckptzoo.errors import SpecError
+from ckptzoo.hub.card import write
 from ckptzoo.hub.pull.api import Pulled, pull
+from ckptzoo.hub.pull.page import read_card_files, write_if_changed
+from ckptzoo.hub.pull.selection import PullSelection
 from ckptzoo.loader.collection import open_collection, write_collection
+from ckptzoo.schema import layout
 from ckptzoo.text import Progress
 
 
@@ -22,7 +28,7 @@ def pull_collection(
     token: str | None = None,
     progress: Progress | None = None,
 ) -> tuple[Pulled, ...]:
-    """Fetch the zoos of a collection, each as ``pull`` does, and write the collection of what came.
+    """Fetch the zoos of a collection, each as ``pull`` does, its card, and write the collection of what came.
 
     Parameters
     ----------
@@ -62,4 +68,19 @@ def pull_collection(
         pulled.append(pull(place, root / name, endpoint=endpoint, token=token, **how))
     if pulled:
         write_collection(root)
+        is_whole = PullSelection.of(variants, None, where, predictions).is_everything
+        _write_page(read_card_files(found.files), root, is_whole=is_whole)
     return tuple(pulled)
+
+
+def _write_page(card_files: dict[str, bytes], root: Path, *, is_whole: bool) -> None:
+    """Write card and pictures, and the page: where everything came as it is, else made of what came."""
+    for name, data in card_files.items():
+        if name != layout.README or is_whole:
+            (root / name).parent.mkdir(exist_ok=True)
+            write_if_changed(root / name, data)
+    if layout.README in card_files and not is_whole:
+        try:
+            write(root)
+        except SpecError as error:
+            warnings.warn(f"{error} The pull goes on without the page.", UserWarning, stacklevel=4)

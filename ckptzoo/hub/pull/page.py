@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ckptzoo.errors import SpecError
 from ckptzoo.format.durable import write_file
+from ckptzoo.format.files import Files
 from ckptzoo.hub.card import card_of, readme
 from ckptzoo.hub.card.explorer import read_explorer
 from ckptzoo.hub.card.markdown import code
@@ -25,13 +26,13 @@ _FRONT_MATTER = re.compile(r"---\n.*?\n---\n", re.DOTALL)
 """The YAML at the head of a README.md; hubs read it only where the file begins with it."""
 
 
-def read_existing(files: RemoteFiles, names: Sequence[str]) -> dict[str, bytes]:
+def read_existing(files: Files, names: Sequence[str]) -> dict[str, bytes]:
     """Those of some small files that the zoo has, by their names."""
     existing = [name for name in names if files.size(name) is not None]
     return dict(zip(existing, files.read_many(existing), strict=True))
 
 
-def read_card_files(files: RemoteFiles) -> dict[str, bytes]:
+def read_card_files(files: Files) -> dict[str, bytes]:
     """README.md, card.toml, the pictures that the card names, and the explorer; warns of what cannot be used."""
     card_files = read_existing(files, CARDS)
     explorer, problems = read_explorer(files)

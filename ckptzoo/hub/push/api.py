@@ -2,8 +2,9 @@
 
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from ckptzoo.format.verify import verify
 from ckptzoo.hub.client import Client
 from ckptzoo.hub.client.models import WITHOUT_WRITE, Listing
 from ckptzoo.hub.client.retry import HubRetryPolicy, NotThereError, RaceError
+from ckptzoo.hub.push.collection import plan_collection, read_collection
 from ckptzoo.hub.push.plan import CommitBatch, PushPlan, is_committed, plan_push
 from ckptzoo.hub.push.sources import LocalZoo, RepositoryFiles, links_outside, read_local
+from ckptzoo.loader.collection import holds_zoos
 from ckptzoo.remote.address import repository
 from ckptzoo.text import Progress, counted, size
 
@@ -221,9 +224,65 @@ def push(
     <zoo mnist-optunet: 16 checkpoints of optunet, 1 part>
     """
     client, repo = Client(endpoint, token, retry_policy=retry_policy), repository(address)
-    return _Push(_read_verified(Path(zoo).absolute()), client, repo, snapshot).carry_out(private, message, progress)
+    make_plan = partial(plan_push, _read_verified(Path(zoo).absolute()), snapshot=snapshot)
+    return _Push(client, repo, make_plan).carry_out(private, message, progress)
 
 
+@checked
+def push_collection(
+    folder: str | Path,
+    address: str,
+    *,
+    private: bool = False,
+    message: str | None = None,
+    snapshot: bool = True,
+    endpoint: str | None = None,
+    token: str | None = None,
+    retry_policy: HubRetryPolicy | None = None,
+    progress: Progress | None = None,
+) -> Pushed:
+    """Publish a collection: of each zoo what the repository lacks, then the table of all rows and the page.
+
+    Zoos of the repository that the folder lacks stay, and so do parts that others added; the table has them all. The
+    page is README.md, made of what the zoos hold and of the folder's card.toml, else of the repository's; without
+    either a README.md that somebody wrote stays.
+
+    Parameters
+    ----------
+    folder
+        of the collection, as ``ckptzoo.write_collection`` leaves it.
+    address, private, message, snapshot, endpoint, token, retry_policy, progress
+        as ``push`` takes them.
+
+    Raises
+    ------
+    IntegrityError
+        The folder is no collection, a zoo in it is damaged or has changed since the collection was written, or a link
+        leads out of the folder; nothing is uploaded.
+    SpecError
+        A card is not valid.
+    HubError
+        As ``push``; or the repository holds one zoo, or something else.
+
+    Notes
+    -----
+    Each zoo is published as ``push`` does it, in a folder of the repository. The document that names the zoos with
+    their revisions comes last, in one commit with the table: until then readers have the collection as it was, because
+    zoos only grow. Tested in ``tests/hub/push/test_push_collection.py``.
+
+    Examples
+    --------
+    >>> entries = ckptzoo.write_collection("zoos")
+    >>> pushed = ckptzoo.push_collection("zoos", "lab/all", private=True)
+    >>> len(ckptzoo.open_collection("lab/all"))
+    100
+    """
+    client, repo = Client(endpoint, token, retry_policy=retry_policy), repository(address)
+    make_plan = partial(plan_collection, read_collection(Path(folder).absolute()), snapshot=snapshot)
+    return _Push(client, repo, make_plan).carry_out(private, message, progress)
+
+
+@checked
 def plan(
     zoo: str | Path,
     address: str,
@@ -233,12 +292,12 @@ def plan(
     token: str | None = None,
     retry_policy: HubRetryPolicy | None = None,
 ) -> Planned:
-    """What ``push`` would do now; nothing is changed.
+    """What ``push``, or of a collection ``push_collection``, would do now; nothing is changed.
 
     Parameters
     ----------
     zoo
-        its folder.
+        its folder, or the collection's.
     address
         ``org/zoo`` or ``hf://datasets/org/zoo``.
     snapshot
@@ -256,7 +315,13 @@ def plan(
         As ``push``, but for what the hub refuses only when it is asked to change something.
     """
     client, repo = Client(endpoint, token, retry_policy=retry_policy), repository(address)
-    return _Push(_read_verified(Path(zoo).absolute()), client, repo, snapshot).report_plan()
+    root = Path(zoo).absolute()
+    make_plan: Callable[[RepositoryFiles, Listing | None], PushPlan]
+    if holds_zoos(root):
+        make_plan = partial(plan_collection, read_collection(root), snapshot=snapshot)
+    else:
+        make_plan = partial(plan_push, _read_verified(root), snapshot=snapshot)
+    return _Push(client, repo, make_plan).report_plan()
 
 
 def _read_verified(root: Path) -> LocalZoo:
@@ -274,10 +339,18 @@ def _read_verified(root: Path) -> LocalZoo:
 
 
 class _Push:
-    """One push of one zoo to one repository."""
+    """One push to one repository.
 
-    def __init__(self, local: LocalZoo, client: Client, repo: str, snapshot: bool) -> None:
-        self._local, self._client, self._repo, self._snapshot = local, client, repo, snapshot
+    Parameters
+    ----------
+    make_plan
+        compares what is pushed with a commit of the repository, or with none.
+    """
+
+    def __init__(
+        self, client: Client, repo: str, make_plan: Callable[[RepositoryFiles, Listing | None], PushPlan]
+    ) -> None:
+        self._client, self._repo, self._make_plan = client, repo, make_plan
         self._repository = RepositoryFiles(client, repo)
         self._commits: list[str] = []
         self._committed: list[CommitBatch] = []
@@ -338,7 +411,7 @@ class _Push:
 
     def _plan(self, listing: Listing | None) -> PushPlan:
         """What a commit of the repository lacks."""
-        return plan_push(self._local, self._repository, listing, snapshot=self._snapshot)
+        return self._make_plan(self._repository, listing)
 
     def _check_role(self, *, new: bool) -> None:
         """Refuse before anything is sent where the token may not commit."""

@@ -34,8 +34,8 @@ class Page:
     has_card: bool = True
 
 
-def page_of(files: Files, repo: str, card: Card) -> Page:
-    """The page of a zoo in a repository, ``org/zoo``.
+def page_of(files: Files, repo: str, card: Card, folder: str = "") -> Page:
+    """The page of a zoo in a repository, ``org/zoo``, or in a folder of one.
 
     Raises
     ------
@@ -51,10 +51,10 @@ def page_of(files: Files, repo: str, card: Card) -> Page:
         raise SpecError(Problem(f"{files.name}/{CARD_TOML}", "name", repr(zoo.name), repr(card.name), step))
     check_pictures(files, card)
     licence_stated = bool(card.license.strip()) or (len(zoo) > 0 and zoo.metadata["license"].null_count == 0)
-    return Page(readme(zoo, replace(card, repository=repo)).encode(), () if licence_stated else (NO_LICENCE,))
+    return Page(readme(zoo, replace(card, repository=repo), folder).encode(), () if licence_stated else (NO_LICENCE,))
 
 
-def page_or_note(files: Files, repo: str, *, local_card: bool) -> Page:
+def page_or_note(files: Files, repo: str, folder: str = "", *, local_card: bool) -> Page:
     """As ``page_of``, from the card among the files; a note where there is no page to make.
 
     Parameters
@@ -70,7 +70,7 @@ def page_or_note(files: Files, repo: str, *, local_card: bool) -> Page:
     try:
         if files.size(CARD_TOML) is None:
             return Page(None, (NO_CARD,), has_card=False)
-        return page_of(files, repo, card_in(files))
+        return page_of(files, repo, card_in(files), folder)
     except (SpecError, IntegrityError) as error:
         if local_card and isinstance(error, SpecError):
             raise

@@ -23,7 +23,7 @@ from ckptzoo.text import shortened
 
 MAX_FILES = 100
 """Files of one commit; a part that has more is a commit of its own, because half of it would not be a valid zoo."""
-_ALLOWED_BEFORE = frozenset({".gitattributes", ".gitignore", layout.README})
+ALLOWED_BEFORE = frozenset({".gitattributes", ".gitignore", layout.README})
 """What a repository may hold before it is a zoo: what hubs and people put into a new one."""
 _SHARED_FACTS = ("gauge", "version", "symmetry", *SHARED)
 """Facts in which all parts of a derived tree agree, those that it has."""
@@ -76,6 +76,16 @@ class CommitBatch:
             return f"Write {', '.join(self.files)}"[:_MAX_TITLE]
         return f"Add {first}" + (f" and {others} more" if others else "")
 
+    def within(self, folder: str) -> "CommitBatch":
+        """The same for a zoo that is in a folder of the repository."""
+        return CommitBatch(
+            {f"{folder}/{name}": content for name, content in self.files.items()},
+            {f"{folder}/{name}": size for name, size in self.sizes.items()},
+            {f"{folder}/{name}": digest for name, digest in self.sha256.items()},
+            tuple(f"{folder}/{name}" for name in self.parts),
+            tuple(f"{folder}/{name}" for name in self.delete),
+        )
+
     def merge(self, other: "CommitBatch") -> "CommitBatch":
         """Both in one."""
         return CommitBatch(
@@ -101,12 +111,15 @@ class PushPlan:
         how many parts are there.
     notes
         what a person should know.
+    files
+        what the repository then holds of the zoo; None of a plan of several zoos.
     """
 
     head: str | None
     batches: tuple[CommitBatch, ...]
     already: int
     notes: tuple[str, ...] = ()
+    files: OverlayFiles | None = None
 
 
 def plan_push(local: LocalZoo, repository: RepositoryFiles, listing: Listing | None, *, snapshot: bool) -> PushPlan:
@@ -120,23 +133,26 @@ def plan_push(local: LocalZoo, repository: RepositoryFiles, listing: Listing | N
     stored = {} if listing is None else listing.files
     if listing is not None:
         _check_same_zoo(local, repository, listing)
-    documents = _batch_of(_missing(local.documents, stored))
+    documents = batch_of(not_stored(local.documents, stored))
     complete, incomplete = list[LocalPart](), list[LocalPart]()
     for part in local.parts:
-        missing = _missing(part.files, stored)
-        _check_same_bytes(repository.name, missing, stored)
-        (incomplete if missing else complete).append(part)
+        lacking = not_stored(part.files, stored)
+        _check_same_bytes(repository.name, lacking, stored)
+        (incomplete if lacking else complete).append(part)
     stored_parts = _parts_in(stored)
     if listing is not None and not stored_parts <= {part.path for part in local.parts}:
         trees = merged_trees(repository, listing, [part for part in local.parts if part.path in stored_parts])
         incomplete = [part for part in incomplete if not _is_there_renumbered(trees, part)]
         _check_clashes(repository.name, trees, [part for part in incomplete if part.path not in stored_parts])
-    added = [_batch_of(_missing(part.files, stored), part.path) for part in incomplete]
-    last, notes = _card_batch(local, repository, listing or Listing("", {}), [*complete, *incomplete])
+    added = [batch_of(not_stored(part.files, stored), part.path) for part in incomplete]
+    there, parts = listing or Listing("", {}), [*complete, *incomplete]
+    files = merged_files(repository, there, parts, local.documents | local.card_files)
+    last, notes = _card_batch(local, repository, there, files)
     if snapshot:
-        last = last.merge(snapshot_batch(repository, listing or Listing("", {}), [*complete, *incomplete]))
-    batches = _pack([documents, *added, last])
-    return PushPlan(None if listing is None else listing.commit, batches, len(local.parts) - len(incomplete), notes)
+        last = last.merge(snapshot_batch(repository, there, parts))
+    batches = pack([documents, *added, last])
+    already = len(local.parts) - len(incomplete)
+    return PushPlan(None if listing is None else listing.commit, batches, already, notes, files)
 
 
 def is_committed(batch: CommitBatch, listing: Listing) -> bool:
@@ -220,25 +236,26 @@ def _parts_in(names: Iterable[str]) -> set[str]:
 
 
 def _card_batch(
-    local: LocalZoo, repository: RepositoryFiles, listing: Listing, parts: list[LocalPart]
+    local: LocalZoo, repository: RepositoryFiles, listing: Listing, files: OverlayFiles
 ) -> tuple[CommitBatch, tuple[str, ...]]:
     """Card, pictures, and the page of what the repository will hold; the folder's own page where there is no card."""
     stored, card_files = listing.files, dict(local.card_files)
-    files = merged_files(repository, listing, parts, local.documents | card_files)
-    page = page_or_note(files, repository.repo, local_card=CARD_TOML in card_files)
+    page = page_or_note(files, repository.repo, repository.folder, local_card=CARD_TOML in card_files)
     if page.has_card and (page.data is not None or layout.README in stored):
         card_files.pop(layout.README, None)
-    batch = _batch_of(_missing(card_files, stored))
+    batch = batch_of(not_stored(card_files, stored))
     if page.data is not None and not is_stored(page.data, stored.get(layout.README)):
         batch = batch.merge(CommitBatch.of({layout.README: page.data}))
     return batch, page.notes
 
 
-def _missing(files: dict[str, LocalFile], stored: dict[str, RepoFile]) -> dict[str, LocalFile]:
+def not_stored(files: Mapping[str, LocalFile], stored: Mapping[str, RepoFile]) -> dict[str, LocalFile]:
+    """The files that a commit does not hold with these bytes."""
     return {name: file for name, file in files.items() if not is_stored(file, stored.get(name))}
 
 
-def _batch_of(files: dict[str, LocalFile], part: str | None = None) -> CommitBatch:
+def batch_of(files: Mapping[str, LocalFile], part: str | None = None) -> CommitBatch:
+    """Files of this machine, all of a part or of none."""
     return CommitBatch(
         {name: file.path for name, file in files.items()},
         {name: file.size for name, file in files.items()},
@@ -247,7 +264,7 @@ def _batch_of(files: dict[str, LocalFile], part: str | None = None) -> CommitBat
     )
 
 
-def _pack(batches: list[CommitBatch]) -> tuple[CommitBatch, ...]:
+def pack(batches: Iterable[CommitBatch]) -> tuple[CommitBatch, ...]:
     """The same in their order, as many in one commit as fit."""
     packed: list[CommitBatch] = []
     for batch in batches:
@@ -265,9 +282,11 @@ def _check_same_zoo(local: LocalZoo, repository: RepositoryFiles, listing: Listi
     """Refuse a repository of another zoo, and one that holds something else."""
     stored = listing.files
     if layout.ZOO not in stored:
-        others = [name for name in stored if name not in _ALLOWED_BEFORE]
+        others = [name for name in stored if name not in ALLOWED_BEFORE]
         if others:
             got, step = f"{len(others)} files, such as {others[0]}", "Choose another repository."
+            if layout.COLLECTION in stored:
+                got, step = "a collection", "Choose another repository, or push a collection that has the zoo."
             raise HubError(Problem(repository.name, "repository", "a zoo, or an empty one", got, step))
         return
     for name, file in local.documents.items():

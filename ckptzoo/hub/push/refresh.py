@@ -5,11 +5,13 @@ import random
 import time
 from dataclasses import dataclass, replace
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import HubError, Problem
 from ckptzoo.hub.card import card_in
 from ckptzoo.hub.client import Client, HubRetryPolicy, Listing, RaceError
 from ckptzoo.hub.client.stored_files import is_stored
 from ckptzoo.hub.push.api import MAX_RACES
+from ckptzoo.hub.push.collection import NOTHING, collection_batch
 from ckptzoo.hub.push.page import Page, page_of
 from ckptzoo.hub.push.plan import CommitBatch, merged_files, snapshot_batch
 from ckptzoo.hub.push.sources import RepositoryFiles
@@ -44,6 +46,7 @@ class Refreshed:
     notes: tuple[str, ...] = ()
 
 
+@checked
 def rewrite(
     address: str,
     card: Card | None = None,
@@ -53,7 +56,7 @@ def rewrite(
     token: str | None = None,
     retry_policy: HubRetryPolicy | None = None,
 ) -> Refreshed:
-    """Make the page of a zoo on a hub again, and its snapshot, for what it holds.
+    """Make the page of a zoo on a hub again, and its snapshot, for what it holds; of a collection page and table.
 
     Parameters
     ----------
@@ -110,6 +113,9 @@ class _Refresh:
 
     def _compare(self, listing: Listing) -> tuple[CommitBatch, Page, tuple[str, ...]]:
         """What a commit lacks, its page as it should be, and how that differs from the one that is there."""
+        if layout.COLLECTION in listing.files and layout.ZOO not in listing.files:
+            batch, page = collection_batch(NOTHING, self._repository, listing, self._card)
+            return batch, page, self._changes(listing, page)
         files = merged_files(self._repository, listing, [])
         page = page_of(files, self._repo, self._card or card_in(files))
         generated = {} if self._card is None else {CARD_TOML: self._card.to_toml().encode()}

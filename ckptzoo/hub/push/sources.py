@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -78,16 +78,16 @@ def read_local(root: Path, trees: Mapping[str, Sequence[str]]) -> LocalZoo:
     for tree, names in trees.items():
         for name in names:
             part, index = read_part(files, tree, name)
-            part_files = {f"{part.path}/{layout.METADATA}": _hashed(root / part.path / layout.METADATA)}
+            part_files = {f"{part.path}/{layout.METADATA}": hashed(root / part.path / layout.METADATA)}
             shards = index.filter(index["tensor"].is_null())
             columns = (shards[column].to_pylist() for column in ("file", "nbytes", "sha256"))
             for file, nbytes, sha256 in zip(*columns, strict=True):
                 part_files[f"{part.path}/{file}"] = LocalFile(root / part.path / file, nbytes, sha256.hex())
-            part_files[f"{part.path}/{layout.INDEX}"] = _hashed(root / part.path / layout.INDEX)
+            part_files[f"{part.path}/{layout.INDEX}"] = hashed(root / part.path / layout.INDEX)
             parts.append(LocalPart(part, part_files, root))
     pictures = check_pictures(files, card_in(files)) if (root / CARD_TOML).is_file() else ()
     documents, card_files = (
-        {name: _hashed(root / name) for name in names if (root / name).is_file()}
+        {name: hashed(root / name) for name in names if (root / name).is_file()}
         for names in (
             (*layout.DOCUMENTS, *map(layout.split_file, split_names(files))),
             (*CARDS, *pictures, *check_explorer(files)),
@@ -110,23 +110,40 @@ def links_outside(zoo: LocalZoo) -> list[Problem]:
     ]
 
 
-def _hashed(path: Path) -> LocalFile:
+def hashed(path: Path) -> LocalFile:
+    """A file of this machine, with its digest."""
     data = path.read_bytes()
     return LocalFile(path, len(data), hashlib.sha256(data).hexdigest())
 
 
 class RepositoryFiles:
-    """A repository whose small files are read once, in whatever commit they are."""
+    """A repository, or a folder of one, whose small files are read once, in whatever commit they are.
 
-    def __init__(self, client: Client, repo: str) -> None:
-        self.client, self.repo, self.name = client, repo, client.address(repo)
+    Parameters
+    ----------
+    folder
+        paths and listings are those of this folder; of the repository where it is empty.
+    """
+
+    def __init__(self, client: Client, repo: str, folder: str = "") -> None:
+        self.client, self.repo, self.folder = client, repo, folder
+        self.name = client.address(repo) + (f"/{folder}" if folder else "")
         self._contents: dict[str, bytes] = {}
+        self._folders: dict[str, RepositoryFiles] = {}
+
+    def within(self, folder: str) -> "RepositoryFiles":
+        """A folder of the repository."""
+        if folder not in self._folders:
+            self._folders[folder] = RepositoryFiles(self.client, self.repo, folder)
+        return self._folders[folder]
 
     def read(self, names: Sequence[str], listing: Listing) -> list[bytes]:
         """Whole files of a commit."""
         keys = {name: f"{name} {listing.files[name]}" for name in names}
         missing = [name for name, key in keys.items() if key not in self._contents]
-        for name, data in zip(missing, self.client.read_many(self.repo, missing, listing), strict=True):
+        paths = {(f"{self.folder}/{name}" if self.folder else name): listing.files[name] for name in missing}
+        found = self.client.read_many(self.repo, list(paths), replace(listing, files=paths))
+        for name, data in zip(missing, found, strict=True):
             self._contents[keys[name]] = data
         return [self._contents[keys[name]] for name in names]
 

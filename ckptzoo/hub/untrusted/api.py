@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import IntegrityError, ZooError
 from ckptzoo.hub.untrusted.errors import reject
 from ckptzoo.hub.untrusted.formats import HEAD_BYTES
@@ -21,6 +22,7 @@ _CHUNK_BYTES = 2**20
 _STEP = "Give the path of a checkpoint file."
 
 
+@checked
 def read(path: str | os.PathLike[str], *, limits: Limits | None = None) -> list[StateDict]:
     """The state dicts in one untrusted file.
 
@@ -47,6 +49,7 @@ def read(path: str | os.PathLike[str], *, limits: Limits | None = None) -> list[
     return list(result.states)
 
 
+@checked
 def read_all(paths: Iterable[str | os.PathLike[str]], *, limits: Limits | None = None) -> Iterator[FileResult]:
     """The state dicts in many untrusted files, in order; a file that is refused does not stop the others.
 

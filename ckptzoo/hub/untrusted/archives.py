@@ -16,6 +16,8 @@ _LOCAL, _ENTRY, _END, _END64 = 30, 46, 22, 76
 and what is before that in zip64 (a record of 56 bytes and a locator of 20)."""
 _NAME_LENGTH = 26
 """Where in a member's header the lengths of its name and of what follows the name are."""
+_ASIDE = frozenset(("", ".", ".."))
+"""Parts that no path inside an archive has."""
 _UTF8, _ENCRYPTED = 0x800, 0x2041
 """Flags of a member: its name is UTF-8; bits 0, 6 and 13, of which any means that something is encrypted."""
 
@@ -116,7 +118,7 @@ def check_archive(data: bytes | memoryview, *, location: str, limits: Limits) ->
 def _check_member(info: zipfile.ZipInfo, *, location: str) -> None:
     name = info.filename
     parts = name.removesuffix("/").split("/")
-    if not name.isprintable() or "\\" in name or ":" in parts[0] or any(part in ("", ".", "..") for part in parts):
+    if not name.isprintable() or "\\" in name or ":" in parts[0] or not _ASIDE.isdisjoint(parts):
         reject(location, "member name", "a relative path inside the archive", ascii(name))
     # zipfile cuts a name off at its first NUL.
     if info.orig_filename != name:

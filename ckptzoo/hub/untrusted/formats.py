@@ -117,6 +117,12 @@ def _is_onnx(head: bytes, path: str) -> bool:
     return head[:1] == b"\x08" and head[2:3] in (b"\x12", b"\x3a", b"\x42") and path.lower().endswith(".onnx")
 
 
+def _is_sentencepiece(head: bytes, path: str) -> bool:
+    """Tells a ModelProto of SentencePiece: its first piece in field 1, and that piece's text in field 1 of it."""
+    is_called_so = re.search(r"\.(model(\.v\d+)?|spm)$", path.lower()) is not None
+    return is_called_so and head[:1] == b"\x0a" and head[2:3] == b"\x0a"
+
+
 def is_tar(head: bytes, path: str = "") -> bool:
     """Tells a tar archive by its first block, whose checksum is right; archives before POSIX have no other mark."""
     if head[257:262] == b"ustar":
@@ -173,6 +179,7 @@ CONTAINERS = (
     Form("bzip2", "bzip2-compressed bytes", "`BZh`", begins(*(b"BZh%d" % level for level in range(1, 10))),
          is_container=True),
     Form("xz", "xz-compressed bytes", "`fd` `7zXZ`", begins(b"\xfd7zXZ\0"), is_container=True),
+    Form("lzma", "lzma-compressed bytes", "`5d 00 00`", begins(b"\x5d\x00\x00"), is_container=True),
     Form("zlib", "zlib-compressed bytes", "`78`, and a check of the second byte", is_zlib, is_container=True),
 )  # fmt: skip
 """Forms that hold files: what is in them is looked at in their place."""
@@ -184,10 +191,25 @@ NOT_READ_BY_PATH = (
     Form("deepspeed", "a part of a network that DeepSpeed cut by ZeRO", "`zero_pp_rank_N_mp_rank_N_model_states.pt`",
          paths=r"(?:^|/)zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt$",
          step="Put it together with the script beside it: python zero_to_fp32.py . OUT."),
-    Form("tensor-parallel", "a part of a network that was cut for several devices",
-         "`mp_rank_01_...`, `consolidated.01.pth`",
-         paths=r"(?:^|/)(?:mp_rank_(?!0+_)\d+_model_states\.pt|consolidated\.(?!0+\.)\d+\.pth)$",
+    Form("llama-parts", "a part of a network that was cut for several devices, as of Llama", "`consolidated.01.pth`",
+         paths=r"(?:^|/)consolidated\.(?!0+\.)\d+\.pth$",
+         step="Put the parts together: python -m transformers.models.llama.convert_llama_weights_to_hf "
+              "--input_dir FOLDER --model_size 13B --output_dir OUT."),
+    Form("deepspeed-parts", "a part of a network that DeepSpeed cut for several devices",
+         "`mp_rank_01_model_states.pt`, `layer_00-model_00-model_states.pt`",
+         paths=r"(?:^|/)(?:mp_rank_(?!0+_)\d+_model_states|layer_\d+-model_\d+-model_states)\.pt$",
+         step="Put the parts together with Megatron-DeepSpeed: python tools/convert_checkpoint/deepspeed_to_megatron.py"
+              " --input_folder FOLDER --output_folder OUT --target_tp 1 --target_pp 1."),
+    Form("megatron-parts", "a part of a network that Megatron or NeMo cut for several devices",
+         "`mp_rank_01/model_optim_rng.pt`, `..._tp_rank_01...`",
+         paths=r"(?:^|/)mp_rank_(?!0+[_/])\d+(?:_\d+)*/[^/]+\.(?:pt|ckpt)$",
+         step="Put the parts together with Megatron-LM: python tools/checkpoint/convert.py --model-type GPT "
+              "--load-dir FOLDER --save-dir OUT --target-tensor-parallel-size 1 --target-pipeline-parallel-size 1."),
+    Form("device-parts", "a part of a network that was cut for several devices",
+         "`...-model_part-0.pt`, `model-rank-0-part-0.safetensors`, where there are several",
+         paths=r"(?!)",
          step="Put the parts together with the program that wrote them, and import that."),
+    Form("openvino", "weights of OpenVINO", "`openvino_model.bin`", paths=r"(?:^|/)openvino_[^/]*\.bin$"),
     Form("deepspeed-optimiser", "the state of an optimiser of DeepSpeed", "`..._optim_states.pt`",
          paths=r"(?:^|/)(?:bf16_|fp16_)?zero_pp_rank_\d+_mp_rank_\d+_optim_states\.pt$"),
     Form("orbax", "a part of a checkpoint of Orbax", "`_CHECKPOINT_METADATA`, `manifest.ocdbt` and their folders",
@@ -222,8 +244,12 @@ NOT_READ = (
          step="Import the safetensors files from which it was made."),
     Form("onnx", "an ONNX model", "`.onnx` and its first fields", _is_onnx,
          step=_savez("{item.name: onnx.numpy_helper.to_array(item) for item in onnx.load(FILE).graph.initializer}")),
+    Form("tokenizer", "a tokenizer of SentencePiece", "`.model`, `.spm`, and its first piece", _is_sentencepiece),
     Form("tflite", "a TensorFlow Lite model", "`TFL3`", lambda head, path: head[4:8] == b"TFL3",
          step="Import the network from which it was made."),
+    Form("matlab-7.3", "a MATLAB file of version 7.3", "`MATLAB 7.3`", begins(b"MATLAB 7.3"),
+         step="Convert it where h5py is installed: numpy.savez('net.npz', **{name: item[()].T for name, item in "
+              "h5py.File(FILE).items() if hasattr(item, 'shape')})."),
     Form("matlab", "a MATLAB file", "`MATLAB`", begins(b"MATLAB "),
          step=_savez("{name: array for name, array in scipy.io.loadmat(FILE).items() if name[0] != '_'}")),
     Form("netcdf", "a netCDF file of version 3", "`CDF`", begins(b"CDF\x01", b"CDF\x02", b"CDF\x05"),
@@ -235,7 +261,6 @@ NOT_READ = (
          step="Unpack it: lz4 -d FILE; of joblib: joblib.dump(joblib.load(FILE), 'net.joblib')."),
     Form("zstd", "zstd-compressed bytes", "`28 b5 2f fd`", begins(b"\x28\xb5\x2f\xfd"),
          step="Unpack it: zstd -d FILE."),
-    Form("lzma", "lzma-compressed bytes", "`5d 00 00`", begins(b"\x5d\x00\x00"), step="Unpack it: unlzma FILE."),
     Form("7z", "a 7-Zip archive", "`7z`", begins(b"7z\xbc\xaf\x27\x1c"), step="Unpack it: 7z x FILE."),
     Form("rar", "a RAR archive", "`Rar!`", begins(b"Rar!"), step="Unpack it: unrar x FILE."),
     Form("program", "a program", "`ELF`, `#!`, `MZ`", begins(b"\x7fELF", b"#!", b"MZ\x90")),

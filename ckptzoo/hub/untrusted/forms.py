@@ -26,7 +26,7 @@ _BY_CONTENT = tuple(
 )
 _BY_PATH = re.compile("|".join(f"(?P<{form.name.replace('-', '_')}>{form.paths})" for form in NOT_READ_BY_PATH))
 _PLAIN_ENDS = (".pt", ".pth", ".tar", ".ckpt", ".bin", ".safetensors", ".npz", ".npy", ".pkl", ".h5")
-_MARKS = ("rank_", "consolidated.", "--", "ocdbt", ".zarr/", "array_metadatas/", "/d/")
+_MARKS = re.compile(r"rank_|model_states|consolidated\.|openvino_|--|ocdbt|\.zarr/|array_metadatas/|/d/")
 """Paths that end so and have none of these marks, as most do, are of no form that is told by its path."""
 _STRICT = ("safetensors", "torch", "npz")
 """Forms of which contributions are."""
@@ -47,7 +47,7 @@ def form_of(head: bytes, path: str) -> Form:
     >>> form_of(b"\\x93NUMPY\\x01\\x00", "w.bin").name, form_of(b"", "step-3/__0_0.distcp").name
     ('npy', 'dcp')
     """
-    is_plain = path.endswith(_PLAIN_ENDS) and not any(mark in path for mark in _MARKS)
+    is_plain = path.endswith(_PLAIN_ENDS) and _MARKS.search(path) is None
     if not is_plain and (named := _BY_PATH.search(path)) is not None and named.lastgroup is not None:
         return FORMS[named.lastgroup.replace("_", "-")]
     return next((form for form, recognises in _BY_CONTENT if recognises(head, path)), UNKNOWN)

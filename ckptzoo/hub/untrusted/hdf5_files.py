@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ckptzoo.hub.untrusted.errors import reject
 from ckptzoo.hub.untrusted.formats import Form
 from ckptzoo.hub.untrusted.limits import Limits
+from ckptzoo.hub.untrusted.numpy_files import with_facts
 from ckptzoo.schema.architecture import ITEMSIZE
 
 _MAX_DEPTH, _MAX_ATTRIBUTES, _MAX_ATTRIBUTE = 64, 256, 1000
@@ -26,6 +27,8 @@ _NO_PLUGINS = "::"
 """Of ``HDF5_PLUGIN_PRELOAD``: no filters are loaded from outside the library."""
 _POSTERIOR = "posterior"
 """The group of draws in netCDF files of ArviZ, (chain, draw, *shape) each; others are statistics and data."""
+DRAWS = "draws_along"
+"""The fact that says that the first axes of all tensors count chains and their draws."""
 _STEP = "Save its arrays with numpy.savez."
 
 
@@ -65,7 +68,11 @@ class _Tree:
             return {**{key: value for key, value in root.items() if key != "model_weights"}, **_without_repeats(layers)}
         if isinstance(draws := root.get(_POSTERIOR), dict):
             others = sorted(name for name, item in root.items() if isinstance(item, dict) and name != _POSTERIOR)
-            return {**draws, "other_groups": ", ".join(others)[:_MAX_ATTRIBUTE]}
+            known = {"other_groups": ", ".join(others)[:_MAX_ATTRIBUTE]}
+            arrays = [item for item in draws.values() if isinstance(item, np.ndarray)]
+            if len({array.shape[:2] for array in arrays}) == 1 and arrays[0].ndim >= 2:
+                known[DRAWS] = "chain, draw"
+            return {**draws, **known}
         return _without_repeats(root) if "layer_names" in file.attrs else root
 
     def group(self, group: Any, path: str, depth: int, order: Sequence[str] = ()) -> dict[str, Any]:
@@ -87,7 +94,7 @@ class _Tree:
             item = self.item(group, name, f"{path}/{name}", depth, inside)
             if item is not None:
                 made[name] = item
-        return made
+        return with_facts(made)
 
     def identity(self, item: Any) -> Any:
         """What is the same for an object that is reached by two links."""
@@ -170,6 +177,6 @@ HDF5 = Form(
     read=lambda data, location, limits, strict: read_hdf5(data, location=location, limits=limits),
     package="h5py",
     becomes="one network: layers of Keras (`.h5`, `.weights.h5`, inside `.keras`), arrays by name, groups as layers; "
-    "draws of ArviZ (netCDF), with `--stacked`",
+    "draws of ArviZ (netCDF), a network each",
     facts="short attributes",
 )

@@ -2,10 +2,15 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import islice
 from typing import Any
+
+import numpy as np
 
 from ckptzoo.hub.untrusted.objects import MAX_DEPTH, MAX_LEAVES, as_dict, is_aside, is_tensor, items_of, number_list
 from ckptzoo.hub.untrusted.tensor_forms import holds_numbers
+from ckptzoo.hub.untrusted.values import Numbers
 
 # Names of a layer's own tensors in torch, Flax and TensorFlow.
 LEAF_NAMES = {
@@ -26,6 +31,10 @@ _COPY_WORDS = {
 _COLLECTIONS = {"batch_stats", "state", "buffers", "stats", "constants", "cache"}
 """What Flax and Haiku keep of a network beside its parameters."""
 _WORDS = re.compile(r"[^a-z0-9]+")
+
+_KERAS_NORMALIZATION = re.compile(r"((?:.+\.)?batch_normalization(?:_\d+)?\.vars)\.[0-3]")
+_OF_ONE_LAYER = 3
+"""Tensors that one layer of a list may have."""
 
 Tree = dict[str, Any]
 """Leaves by dotted names: tensors, and what else stands beside them in a layer."""
@@ -59,7 +68,21 @@ def layer_tree(value: Any, depth: int = 0) -> Tree | None:
         trees[str(key)] = inner
         leaves |= {f"{key}.{name}": leaf for name, leaf in inner.items()}
     is_network = any(map(is_tensor, leaves.values())) and not (len(trees) > 1 and copies(trees))
-    return leaves if is_network else None
+    return leaves if is_network and not _are_in_a_list(value, trees) else None
+
+
+def _are_in_a_list(value: Any, trees: Mapping[str, Tree]) -> bool:
+    """Tells whether trees are the networks of a list: lists of more tensors each than one layer has, all of the same.
+
+    Keys of a mapping of such have numbers, as seeds and epochs have.
+    """
+    items = value.values() if isinstance(value, dict) else value
+    if len(trees) < 2 or len(trees) < len(value) or not all(isinstance(item, list | tuple) for item in items):
+        return False
+    if isinstance(value, dict) and not all(any(map(str.isdigit, key)) for key in trees):
+        return False
+    fewest = min(sum(map(is_tensor, tree.values())) for tree in trees.values())
+    return fewest > _OF_ONE_LAYER and are_networks(list(trees.values()))
 
 
 def copies(trees: Mapping[str, Tree]) -> list[dict[str, str]]:
@@ -103,6 +126,61 @@ def are_networks(trees: Sequence[Tree]) -> bool:
     names = {name for tree in trees for name, leaf in tree.items() if is_tensor(leaf)}
     has_layers = any("." in name for name in names) or not names <= LEAF_NAMES | {"0", "1"}
     return len(trees) > 1 and len(signatures) == 1 and has_layers
+
+
+@lru_cache(maxsize=1024)
+def statistics_in(names: tuple[str, ...]) -> frozenset[str]:
+    """The names of tensors that Flax, Haiku and Keras 3 keep beside parameters.
+
+    Examples
+    --------
+    >>> sorted(statistics_in(("params.a.w", "batch_stats.b.mean", "batch_normalization.vars.3")))
+    ['batch_normalization.vars.3', 'batch_stats.b.mean']
+    """
+    has_parameters = any(name.startswith("params.") for name in names)
+    found = {name for name in names if has_parameters and name.partition(".")[0] in _COLLECTIONS}
+    found |= {name for name in names if ".batch_stats." in f".{name}"}
+    layers: dict[str, list[str]] = {}
+    for name in names:
+        if (matched := _KERAS_NORMALIZATION.fullmatch(name)) is not None:
+            layers.setdefault(matched[1], []).append(name)
+    # gamma and beta, where they are, stand before the mean and the variance
+    found |= {name for own in layers.values() for name in sorted(own)[-2:]}
+    return frozenset(found)
+
+
+def side_by_side(value: Any) -> dict[str, Tree]:
+    """The networks of a list whose items are lists of tensors or of layers each, by their places.
+
+    Items with the same tensors are networks where these are more than those of one layer; keys of a mapping of such
+    have numbers, as seeds or epochs have. Empty where it is anything else.
+
+    Examples
+    --------
+    >>> net = [np.ones((2, 3)), np.ones(2), np.ones((1, 2)), np.ones(1)]
+    >>> list(side_by_side([net, net])), side_by_side([[np.ones((2, 2)), np.ones(2)]] * 2)
+    (['0', '1'], {})
+    """
+    value = as_dict(value)
+    if not isinstance(value, dict | list | tuple) or len(value) < 2:
+        return {}
+    trees: dict[str, Tree] = {}
+    for key, item in items_of(value):
+        tree = layer_tree(item, 1) if isinstance(item, list | tuple) else None
+        if tree is None:
+            return {}
+        trees[str(key)] = tree
+    return trees if _are_in_a_list(value, trees) else {}
+
+
+def signature(value: Any) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors in a state dict or in layers, by their names; of anything else none."""
+    value = as_dict(value)
+    if not isinstance(value, dict | list | tuple):
+        return {}
+    items = list(islice(items_of(value), MAX_LEAVES))
+    flat = {str(key): tuple(item.shape) for key, item in items if isinstance(item, Numbers | np.ndarray)}
+    return flat if len(flat) == len(items) else dict(_signature(layer_tree(value) or {}))
 
 
 def is_copy_name(key: str) -> bool:

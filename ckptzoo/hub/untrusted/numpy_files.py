@@ -1,5 +1,7 @@
-"""Reads .npy arrays and .npz archives of them as data."""
+"""Reads .npy arrays, one or several behind one another, and .npz archives of them as data."""
 
+import json
+from collections.abc import Mapping
 from io import BytesIO
 from math import prod
 from typing import Any
@@ -7,10 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptzoo.format.header import numpy_dtype
 from ckptzoo.hub.untrusted.archives import check_archive
 from ckptzoo.hub.untrusted.errors import reject
-from ckptzoo.hub.untrusted.formats import Form, begins, first_member
+from ckptzoo.hub.untrusted.formats import Form, first_member
+from ckptzoo.hub.untrusted.inert import Unpickler
+from ckptzoo.hub.untrusted.layer_trees import LEAF_NAMES
 from ckptzoo.hub.untrusted.limits import Limits
+from ckptzoo.hub.untrusted.objects import is_figure_name
+from ckptzoo.hub.untrusted.values import Objects
 from ckptzoo.schema.architecture import ITEMSIZE
 from ckptzoo.text import excerpt
 
@@ -19,16 +26,20 @@ _MAX_HEADER = 10_000
 _MAX_DIMENSIONS = 32
 _MAX_TEXTS, _MAX_TEXT_BYTES = 1024, 4096
 """Texts of an array, and bytes of one, at four a character."""
+_MAGIC = b"\x93NUMPY"
+_MAX_LINE = 2**16
+"""Bytes of the line of JSON that may stand before the arrays of a file of Equinox."""
 _STEP = "Save it again with numpy.savez and plain arrays of numbers."
 
 
-def read_npz(data: bytes, *, location: str, limits: Limits, with_texts: bool = False) -> dict[str, Any]:
+def read_npz(data: bytes, *, location: str, limits: Limits, strict: bool = True) -> dict[str, Any]:
     """The arrays of an archive, by name, in the archive's order.
 
     Parameters
     ----------
-    with_texts
-        whether arrays of texts are taken, as lists; they are refused otherwise.
+    strict
+        whether arrays of texts and of objects are refused; otherwise they are lists, and numbers without axes that are
+        no tensors are plain values.
 
     Raises
     ------
@@ -43,9 +54,37 @@ def read_npz(data: bytes, *, location: str, limits: Limits, with_texts: bool = F
     found: dict[str, Any] = {}
     for name, member in members.items():
         content = archive.read(member)
-        texts = _read_texts(content) if with_texts else None
-        found[name] = read_npy(content, name=name, location=location, limits=limits) if texts is None else texts
-    return found
+        texts = None if strict else _read_texts(content)
+        found[name] = (
+            read_npy(content, name=name, location=location, limits=limits, strict=strict) if texts is None else texts
+        )
+    return found if strict else with_facts(found)
+
+
+def with_facts(items: Mapping[str, Any]) -> dict[str, Any]:
+    """The same, where a number without axes that is no tensor of a network is a plain value, such as an epoch.
+
+    A float is a tensor where it has the dtype of the others, and no name of a figure.
+
+    Examples
+    --------
+    >>> with_facts({"w": np.ones(2, np.float32), "epoch": np.array(3), "scale": np.array(2, np.float32)})["epoch"]
+    3
+    """
+    arrays = {name: item for name, item in items.items() if isinstance(item, np.ndarray)}
+    others = {item.dtype for item in arrays.values() if item.ndim}
+    return {
+        **items,
+        **{
+            name: item.item()
+            for name, item in arrays.items()
+            if not item.ndim
+            and others
+            and not name.isdecimal()
+            and not LEAF_NAMES & {name.lower().replace("/", ".").rpartition(".")[2]}
+            and (item.dtype not in others or item.dtype.kind in "iub" or is_figure_name(name))
+        },
+    }
 
 
 def _read_texts(content: bytes | memoryview) -> list[str] | None:
@@ -62,33 +101,101 @@ def _read_texts(content: bytes | memoryview) -> list[str] | None:
     return [str(text) for text in np.atleast_1d(np.frombuffer(content, dtype, offset=stream.tell()))]
 
 
-def read_npy(content: bytes | memoryview, *, name: str, location: str, limits: Limits) -> NDArray[Any]:
-    """One array, C-contiguous, in this machine's byte order.
+def read_npy(
+    content: bytes | memoryview, *, name: str, location: str, limits: Limits, strict: bool = True
+) -> NDArray[Any]:
+    """One array, C-contiguous, in this machine's byte order; one of objects as lists, where it is not refused.
 
     Raises
     ------
     IntegrityError
         It is no array of plain numbers, or not as large as it declares.
     """
+    array, rest = _read_array(content, name, location, limits, strict=strict)
+    if rest:
+        expected = f"{len(content) - rest} bytes from its shape"
+        reject(location, f"array {excerpt(name)!r}", expected, f"{len(content)} in the file", _STEP)
+    return array
+
+
+def read_arrays(data: bytes, *, location: str, limits: Limits, strict: bool) -> Any:
+    """What a file of numpy.save holds: an array, or several behind one another, by their places.
+
+    Equinox writes several, and before them may be a line of JSON with the settings of the network.
+
+    Raises
+    ------
+    IntegrityError
+        An array is not as large as it declares, or something else is behind it.
+    """
+    found: dict[str, Any] = {}
+    view, settings = memoryview(data), None
+    if not data.startswith(_MAGIC):
+        line = data[: data.index(b"\n" + _MAGIC) + 1]
+        try:
+            settings = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            reject(location, "first line", "settings in JSON", f"{type(error).__name__}: {error}", _STEP)
+        view = view[len(line) :]
+    while view:
+        if len(found) >= limits.tensors:
+            reject(location, "arrays", f"at most {limits.tensors}", "more", _STEP)
+        name = str(len(found)) if found else "array"
+        found[name], rest = _read_array(view, name, location, limits, strict=strict)
+        view = view[len(view) - rest :] if rest else view[:0]
+    if len(found) == 1 and settings is None:
+        (array,) = found.values()
+        return array if isinstance(array, dict | list) else found
+    arrays = {str(at): array for at, array in enumerate(found.values())}
+    return arrays if settings is None else {"state_dict": arrays, "hyperparameters": settings}
+
+
+def _read_array(
+    content: bytes | memoryview, name: str, location: str, limits: Limits, *, strict: bool
+) -> tuple[Any, int]:
+    """An array, and how many bytes are behind it."""
     what = f"array {excerpt(name)!r}"
     stream = BytesIO(content)
     try:
         shape, fortran, dtype = _read_header(stream)
     except Exception as error:  # numpy parses the header with ast; what that raises is not documented
         reject(location, what, "a header of numpy.save", f"{type(error).__name__}: {error}", _STEP)
+    if dtype.hasobject and not strict and dtype.names is None:
+        return _objects(content[stream.tell() :], what, location), 0
     if dtype.hasobject:
         reject(location, what, "plain numbers", "Python objects, which are pickled", _STEP)
+    if dtype == np.dtype("V2"):
+        dtype = numpy_dtype("bfloat16")  # numpy has no name for it
     if dtype.name not in ITEMSIZE:
         reject(location, f"dtype of {excerpt(name)!r}", "one of " + ", ".join(ITEMSIZE), dtype, _STEP)
     if len(shape) > _MAX_DIMENSIONS or any(type(length) is not int or length < 0 for length in shape):
         reject(location, f"shape of {excerpt(name)!r}", f"at most {_MAX_DIMENSIONS} integers from 0", shape, _STEP)
     nbytes, start = prod(shape) * dtype.itemsize, stream.tell()
-    if nbytes != len(content) - start:
+    if nbytes > len(content) - start or (nbytes < len(content) - start and strict):
         reject(location, what, f"{nbytes} bytes from its shape", f"{len(content) - start} in the file", _STEP)
     if nbytes > limits.tensor_bytes:
         reject(location, what, f"at most {limits.tensor_bytes} bytes", f"{nbytes} bytes", _STEP)
-    array = np.frombuffer(content, dtype, offset=start).reshape(shape, order="F" if fortran else "C")
-    return np.ascontiguousarray(array, dtype.newbyteorder("=")).reshape(shape)
+    if len(content) - start > nbytes and bytes(content[start + nbytes : start + nbytes + len(_MAGIC)]) != _MAGIC:
+        reject(location, what, f"{nbytes} bytes from its shape", f"{len(content) - start} in the file", _STEP)
+    array = np.frombuffer(content[start : start + nbytes], dtype).reshape(shape, order="F" if fortran else "C")
+    made = np.ascontiguousarray(array, dtype.newbyteorder("=")).reshape(shape)
+    return made, len(content) - start - nbytes
+
+
+def _objects(content: bytes | memoryview, what: str, location: str) -> Any:
+    """The objects of an array, which are a pickle: read as data, by the reader that imports nothing."""
+    try:
+        made = Unpickler(BytesIO(content)).load()
+    except MemoryError:
+        raise
+    except Exception as error:  # pickle raises whatever damaged bytes lead it to
+        reject(location, what, "a whole pickle of its objects", f"{type(error).__name__}: {error}", _STEP)
+    return made.value if isinstance(made, Objects) else made
+
+
+def _is_npy(head: bytes, path: str) -> bool:
+    """Tells an array, and arrays behind a line of JSON."""
+    return head.startswith(_MAGIC) or (head[:1] == b"{" and b"}\n" + _MAGIC in head)
 
 
 def _read_header(stream: BytesIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -111,17 +218,17 @@ NPZ = Form(
     "an .npz archive",
     "a zip archive that begins with a `.npy`",
     _is_npz,
-    read=lambda data, location, limits, strict: read_npz(data, location=location, limits=limits, with_texts=not strict),
+    read=lambda data, location, limits, strict: read_npz(data, location=location, limits=limits, strict=strict),
     becomes="one network of its arrays; vectors with `--layout`, samples with `--stacked`",
     facts="scalars among the arrays",
 )
 NPY = Form(
     "npy",
     "an array of numpy.save",
-    "`93` `NUMPY`",
-    begins(b"\x93NUMPY"),
-    read=lambda data, location, limits, strict: {
-        "array": read_npy(data, name="array", location=location, limits=limits)
-    },
-    becomes="vectors with `--layout`; a folder of arrays that are named like tensors is one network",
+    "`93` `NUMPY`, also behind a line of JSON, as Equinox writes it",
+    _is_npy,
+    read=lambda data, location, limits, strict: read_arrays(data, location=location, limits=limits, strict=strict),
+    becomes="vectors with `--layout`; a folder of arrays that are named like tensors is one network, and so are arrays "
+    "behind one another (Equinox) and a dict or a list that was saved as an array of objects",
+    facts="the settings of Equinox",
 )

@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 
 from ckptzoo.hub.untrusted.tensor_forms import unread_form
-from ckptzoo.hub.untrusted.values import Inert, InertError, Numbers
+from ckptzoo.hub.untrusted.values import Inert, InertError, Numbers, Objects
 
 MAX_DEPTH = 6
 """Levels of containers that are opened."""
@@ -25,6 +25,9 @@ _SETTINGS_NAMES = re.compile(
     r"(^|_)(hparams|hyper_?parameters|args|arguments|config|cfg|conf|options|opts|settings)(_|$)"
 )
 _MASK_NAMES = re.compile(r"(^|_)masks?$")
+_RANDOM_NAMES = re.compile(r"(^|_)p?rngs?(_|$)")
+_KEY_OF_JAX = (2,)
+"""The shape of a key of jax's random numbers, by which it is told from others."""
 _FIGURE_NAMES = re.compile(
     r"(^|_)(loss|losses|acc|accuracy|accuracies|errors?|epochs?|steps?|iters?|iterations?|times?|lrs?|history|curve|"
     r"metrics?|scores?|rewards?|returns?|sizes?|shapes?|classes|seeds?|activations?)(_|$)"
@@ -34,6 +37,8 @@ _CONSTRAINTS = re.compile(r"(torch|pyro)\.distributions\.constraints\.")
 
 
 _READ = (Numbers, np.ndarray)
+_OPTIMISER_MODULES = ("optax.", "torch.optim.", "chex.")
+"""Modules of objects that are states of optimisers."""
 
 
 def is_tensor(value: Any) -> bool:
@@ -124,7 +129,7 @@ def plain(value: Any, *, as_settings: bool = False) -> Any:
             arguments = [f"{name}={item!r}" for name, item in attributes.items() if isinstance(item, int | float)]
             return f"{value.name[module.end() :]}({', '.join(arguments)})"
         if value.pairs is not None:
-            return value.pairs
+            return _described(value.pairs)
         inner = next((attributes[name] for name in _INSIDE if name in attributes), None)
         if inner is None and attributes:
             return attributes if as_settings or _are_plain(attributes) or value.name in _NAMESPACES else value
@@ -134,7 +139,12 @@ def plain(value: Any, *, as_settings: bool = False) -> Any:
         if inner is None and not is_member:
             break
         value = args[0] if inner is None else inner
-    return value
+    return _described(value)
+
+
+def _described(value: Any) -> Any:
+    """A setting as Weights & Biases keeps it, with its description, as the setting alone."""
+    return value["value"] if isinstance(value, dict) and value.keys() == {"desc", "value"} else value
 
 
 _INSIDE = ("_val", "_content", "_fields", "__dict__")
@@ -159,18 +169,39 @@ def _is_value(item: Any) -> bool:
 
 
 def items_of(value: Any) -> Iterator[tuple[Any, Any]]:
-    """The keys and values of a mapping, of a sequence, or of an object's attributes."""
+    """The keys and values of a mapping, of a sequence, or of an object's attributes; named tuples have arguments."""
     if isinstance(value, Inert):
-        yield from (value.attributes if value.pairs is None else value.pairs).items()
+        named = value.attributes if value.pairs is None else value.pairs
+        is_tuple = not named and any(isinstance(item, dict | list | tuple | Inert) for item in value.args)
+        pairs = enumerate(value.args) if is_tuple else named.items()
     elif isinstance(value, dict):
-        yield from cast(dict[Any, Any], value).items()
-    elif isinstance(value, list | tuple):
-        yield from enumerate(cast(Sequence[Any], value))
+        pairs = cast(dict[Any, Any], value).items()
+    else:
+        pairs = enumerate(cast(Sequence[Any], value)) if isinstance(value, list | tuple) else ()
+    if Objects in set(map(type, value.values() if isinstance(value, dict) else ())) or isinstance(
+        value, Inert | list | tuple
+    ):
+        yield from ((key, item.value if isinstance(item, Objects) else item) for key, item in pairs)
+    else:
+        yield from pairs
 
 
 def as_dict(value: Any) -> Any:
-    """A dict of a class of its own as a plain one; any other value as it is."""
+    """A dict of a class of its own as a plain one, a list of names and values as a dict, an array of objects as a list.
+
+    Any other value as it is.
+    """
+    value = value.value if isinstance(value, Objects) else value
+    if isinstance(value, list | tuple) and value and all(map(_is_pair, value)):
+        named = dict(cast(Sequence[tuple[str, Any]], value))
+        return named if len(named) == len(value) else value
     return value.pairs if isinstance(value, Inert) and value.pairs is not None else value
+
+
+def _is_pair(item: Any) -> bool:
+    return (
+        isinstance(item, list | tuple) and len(item) == 2 and isinstance(item[0], str) and not isinstance(item[1], str)
+    )
 
 
 def is_container(value: Any) -> bool:
@@ -181,7 +212,10 @@ def is_container(value: Any) -> bool:
 def is_aside(key: Any, value: Any) -> bool:
     """Tells whether an entry is the state of an optimiser or of a scheduler, settings, or masks."""
     if isinstance(value, _READ):  # most entries
-        return False
+        if not isinstance(key, str) or str(value.dtype) not in ("uint8", "uint32"):
+            return False
+        name = key.lower()[:200]
+        return _RANDOM_NAMES.search(name) is not None or (name == "key" and tuple(value.shape) == _KEY_OF_JAX)
     if is_training_state(key, value):
         return True
     name = key.lower()[:200] if isinstance(key, str) else ""
@@ -196,6 +230,8 @@ def is_settings_name(key: str) -> bool:
 def is_training_state(key: Any, value: Any) -> bool:
     """Tells whether an entry is the state of an optimiser or of a scheduler."""
     value = as_dict(value)
+    if isinstance(value, Inert) and value.name.startswith(_OPTIMISER_MODULES):
+        return True
     if "param_groups" in (value.attributes if isinstance(value, Inert) else value if isinstance(value, dict) else ()):
         return True
     # an optimiser may keep its state by the tensors that it changes

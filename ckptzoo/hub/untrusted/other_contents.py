@@ -22,18 +22,20 @@ _TRAINING_WORDS = """
     fp32_from_fp16 base_lrs last_epoch
 """
 """In states of torch.optim, optax, the fused optimisers of apex and DeepSpeed, and of torch's schedulers."""
-_MOMENT_WORDS = "sq_mean square_mean cov_mat_sqrt w2_avg pre_d d_hat theta_swa sigma_diag"
+_MOMENT_WORDS = "sq_mean square_mean cov_mat_sqrt w2_avg pre_d d_hat theta_swa sigma_diag cov covariance"
 """In SWAG as its authors, MultiSWAG and torch-uncertainty save it, and in laplace-torch."""
 _FIGURE_WORDS = """
     results timesteps ep_lengths successes loss losses train_loss test_loss val_loss valid_loss acc accuracy
     accuracies train_acc test_acc val_acc train_accuracy test_accuracy val_accuracy train_losses test_losses
     val_losses errors error rewards returns scores score metrics history curve lr lrs learning_rate time times
     epoch epochs iteration iterations steps logits probs probabilities predictions preds outputs labels targets
-    images inputs x_train y_train x_test y_test x_val y_val train_x train_y test_x test_y
+    images inputs features embeddings cv_results_ x_train y_train x_test y_test x_val y_val train_x train_y
+    test_x test_y
 """
 """In evaluations of stable-baselines3, curves of training, data sets and outputs."""
 _STATISTIC_WORDS = """
-    obs_var var variance count running_var running_count num_batches_tracked epsilon n min max
+    obs_var var variance count running_var running_count num_batches_tracked epsilon n min max var_ scale_
+    n_samples_seen_ feature_names_in_
 """
 """In wrappers of reinforcement learning that normalise observations, and in a BatchNorm alone."""
 _KINDS: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = tuple(
@@ -45,7 +47,7 @@ _KINDS: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = tuple(
             _MOMENT_WORDS,
             "mean w_avg n_models mean_avg deviations num_models_averaged h prior_precision sigma_noise temperature",
         ),
-        (_STATISTICS, "mean std running_mean obs_mean obs_std x_mean x_std y_mean y_std", _STATISTIC_WORDS),
+        (_STATISTICS, "mean std running_mean obs_mean obs_std x_mean x_std y_mean y_std mean_", _STATISTIC_WORDS),
         (_FIGURES, _FIGURE_WORDS, "ids indices mean std n x y"),
     )
 )
@@ -72,6 +74,8 @@ def other_content(dtypes: Mapping[str, str]) -> str | None:
     last = {_last_word(name) for name in dtypes}
     if all(dtype in ITEMSIZE and dtype not in _FLOATS for dtype in dtypes.values()) and not last & LEAF_NAMES:
         return MASK if all(dtype == "bool" for dtype in dtypes.values()) else _INTEGERS
+    if last == {"x", "y"} and all("." not in name for name in dtypes):
+        return _FIGURES
     for what, certain, words in _KINDS:
         if last & certain and last <= words:
             return what

@@ -8,6 +8,7 @@ dicts are made of them, or why it is refused.
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 from typing import IO, Any, NoReturn, cast
 
@@ -255,12 +256,7 @@ def _checked_state(item: Any, location: str, limits: Limits) -> WorkerResult:
         _checked_list(item["names"], location, limits.tensors),
         _checked_list(item["at"], location, limits.tensors),
     )
-    if (
-        not isinstance(key, str)
-        or (key and name_error(key))
-        or any(name_error(name) for name in names)
-        or len(set(names)) != len(names)
-    ):
+    if not isinstance(key, str) or (key and name_error(key)) or not _are_names(names):
         _reject_answer(location, "printable names, each once", "others")
     if len(names) != len(tensor_indices) or not names or any(type(one) is not int for one in tensor_indices):
         _reject_answer(location, "one tensor a name", f"{len(names)} names, {len(tensor_indices)} tensors")
@@ -270,6 +266,20 @@ def _checked_state(item: Any, location: str, limits: Limits) -> WorkerResult:
     if any(type(one) is not int or not 0 <= one < len(names) for one in buffers):
         _reject_answer(location, f"places among {len(names)} names", "others")
     return WorkerResult(key, tuple(names), tuple(tensor_indices), facts, left_out, tuple(buffers))
+
+
+def _are_names(names: list[Any]) -> bool:
+    """Whether each is a name that tensors may have, and comes once."""
+    try:
+        return _are_usable(tuple(names))
+    except TypeError:  # a list among them
+        return False
+
+
+@lru_cache(maxsize=64)
+def _are_usable(names: tuple[Any, ...]) -> bool:
+    """Whether names are usable; thousands of files have the same."""
+    return not any(map(name_error, names)) and len(set(names)) == len(names)
 
 
 def _encode_scalar(value: Scalar) -> dict[str, str | int | bool]:

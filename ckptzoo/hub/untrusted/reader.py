@@ -99,8 +99,6 @@ class _Answer:
         return [replace(item, left_out=item.left_out + left_out) for item in results if item not in masks]
 
     def _array(self, tensor: Any, name: str, location: str) -> NDArray[Any]:
-        if str(tensor.dtype) not in ITEMSIZE:
-            reject(location, f"dtype of {name!r}", "one of " + ", ".join(ITEMSIZE), tensor.dtype, TENSOR_STEP)
         limit, got = f"at most {self.limits.tensor_bytes} bytes", f"more with {name!r}"
         self.nbytes += prod(tensor.shape) * ITEMSIZE[str(tensor.dtype)]
         if self.nbytes > self.limits.tensor_bytes:

@@ -21,7 +21,8 @@ class StateDict:
     source: str
     """The file's name; with ``#key`` or ``#3`` where the file holds several."""
     tensors: dict[str, NDArray[Any]]
-    """Every tensor under its name in the file, in the file's order; bfloat16 through ml_dtypes."""
+    """Every tensor under its name in the file, tied ones under each of theirs, in the file's order; bfloat16 through
+    ml_dtypes."""
     aliases: dict[str, str]
     """Tied tensors: a name to the earlier name whose numbers it shares."""
     facts: dict[str, Fact]

@@ -25,12 +25,26 @@ _CODE_MODULES = {
     "webbrowser", "pty", "code", "commands", "ctypes", "pip", "timeit", "pdb", "operator", "functools", "asyncio",
 }  # fmt: skip
 VIEWS_STEP = "Save tensors that overlap as their own copies: x.clone()."
-TENSOR_STEP = "Save dense tensors: x.dequantize(), x.to_dense(), x.real, x.data.clone()."
+TENSOR_STEP = "Save dense tensors: x.dequantize(), x.to_dense(), x.data.clone()."
+_OTHER_DTYPE_STEPS = {
+    "complex": "Save its parts as real numbers: torch.view_as_real(x).",
+    "float8": "Save it in a dtype that holds its numbers: x.to(torch.float16).",
+    "float4": "Save it in a dtype that holds its numbers: x.to(torch.float16).",
+}
 _STEPS = {
     "numpy": "Save numbers as float(x) or int(x), arrays as torch.from_numpy(x).",
     "argparse": "Save vars(args), or leave the arguments out.",
 }
 _NOT_LISTED = 5
+
+
+def dtype_step(dtype: str) -> str:
+    """What to do with a tensor of a dtype that no zoo holds.
+
+    >>> dtype_step("complex64")
+    'Save its parts as real numbers: torch.view_as_real(x).'
+    """
+    return next((step for word, step in _OTHER_DTYPE_STEPS.items() if word in dtype.lower()), TENSOR_STEP)
 
 
 def is_allowed(name: str) -> bool:

@@ -11,8 +11,8 @@ _SAVE_WORDS = "checkpoints?|ckpts?|chkpts?|chk|cp|snapshots?|snap|rounds?|levels
 _EPOCH_WORDS = "epochs?|ep"
 _TIME = re.compile(
     rf"(?:^|(?<=[-_. =]))(?:(?P<step>{_STEP_WORDS})|(?P<save>{_SAVE_WORDS})|(?P<epoch>{_EPOCH_WORDS}))"
-    r"[-_= .]?(?P<number>\d{1,12}(?:\.\d+)?)(?=$|[-_. ])"
-    rf"|(?:^|(?<=[-_. ]))(?P<before>\d{{1,12}})[-_ ]?(?:(?P<steps>{_STEP_WORDS})|(?P<epochs>{_EPOCH_WORDS}))"
+    r"[-_= .]?(?P<number>\d{1,12}(?:\.\d+)?[km]?)(?=$|[-_. ])"
+    rf"|(?:^|(?<=[-_. ]))(?P<before>\d{{1,12}}[km]?)[-_ ]?(?:(?P<steps>{_STEP_WORDS})|(?P<epochs>{_EPOCH_WORDS}))"
     r"(?![-_= .]?\d)(?=$|[-_. ])",
     re.IGNORECASE,
 )
@@ -27,19 +27,26 @@ _FIGURE = re.compile(
     re.IGNORECASE,
 )
 """A figure in a name, which differs from one checkpoint of a run to the next."""
-_ANY_WORD = re.compile(
-    rf"{_STEP_WORDS}|{_SAVE_WORDS}|{_EPOCH_WORDS}|best|last|final|latest|current|init|end|ema|swa|avg|average",
+_EPOCH_AND_FIGURE = re.compile(
+    r"(?P<name>weights|weights[-_.]improvement|model|checkpoint|ckpt)[-_.](?P<epoch>\d{2,6})-\d{1,6}\.\d{2,6}",
     re.IGNORECASE,
 )
-"""Paths without any of these, as most have, name no moment of a run."""
+"""A name as the examples of Keras have it: ``weights.{epoch:02d}-{val_loss:.2f}``."""
+_THOUSANDS = {"k": 10**3, "m": 10**6}
+_ANY_WORD = re.compile(
+    r"\d-\d+\.\d|step|iter|itr|update|kimg|check|ckpt|chkpt|chk|cp|snap|round|level|ep|best|last|final|current|init|end"
+    r"|ema|swa|av"
+)
+"""Paths without any of these in small letters, as most have, name no moment of a run."""
 _PLAIN_NAMES = {
     "checkpoint", "checkpoints", "ckpt", "ckpts", "model", "models", "net", "network", "weights", "state_dict",
     "pytorch_model", "model_state", "snapshots", "diffusion_pytorch_model", "adapter_model",
+    "epoch", "step", "iter", "iteration",
 }  # fmt: skip
 """Names of files and folders that say nothing about a run."""
 _NATURAL = re.compile(r"[0-9]{1,18}")
 _OF_A_RUN = re.compile(
-    r"(?:^|(?<=[-_. =/]))(?P<word>(?:random[-_ ]?)?seed|fold|split|repeat|client|rank)[-_= .]?"
+    r"(?:^|(?<=[-_. =/]))(?P<word>(?:random[-_ ]?)?seed|fold|split|repeat|client|rank|level|round)[-_= .]?"
     r"(?P<number>[0-9]{1,9})(?=$|[-_. /])",
     re.IGNORECASE,
 )
@@ -47,8 +54,11 @@ _OF_A_RUN = re.compile(
 _RANK = {"step": 0, "steps": 0, "save": 1, "epoch": 2, "epochs": 2}
 _UNSUITABLE = re.compile(r"[^A-Za-z0-9._=,@+-]+")
 _SUITABLE = "._=,@+-"
-STEP_FACTS = ("global_step", "step", "iteration", "iter", "n_iter", "num_steps", "current_step")
+STEP_FACTS = (
+    "global_step", "step", "iteration", "iter", "n_iter", "num_steps", "current_step", "ss_steps", "round",
+)  # fmt: skip
 """What programs call the number of a checkpoint's optimiser steps, the likeliest first."""
+_STEP_FACTS = frozenset(STEP_FACTS)
 
 
 @dataclass(frozen=True)
@@ -90,18 +100,26 @@ def run_of(path: str) -> Run:
     found: list[tuple[str, float]] = []
     kept: list[str] = []
     is_part = False
-    if _ANY_WORD.search(path) is None:
+    if _ANY_WORD.search(path.lower()) is None:
         telling = [name for name in names if name.lower() not in _PLAIN_NAMES] or names
         return Run("/".join(telling), None, None, is_part=False)
     for name in names:
         matches = list(_TIME.finditer(name))
         for item in matches:
             word = next(word for word in _RANK if item[word] is not None)
-            found.append((word, float(item["number"] or item["before"])))
+            found.append((word, _number(item["number"] or item["before"])))
+        if (of_keras := _EPOCH_AND_FIGURE.fullmatch(name)) is not None:
+            found.append(("epoch", float(of_keras["epoch"])))
+            name, matches, is_part = "weights", list[re.Match[str]](), True
         rest = _FIGURE.sub("", _TIME.sub("", name)) if matches else name
         rest = _MOMENT.sub("", rest)
         is_part = is_part or rest != name
-        if rest := re.sub(r"[-_. =]{2,}", lambda item: item[0][0], rest).strip("-_. ="):
+        rest = re.sub(r"[-_. =]{2,}", lambda item: item[0][0], rest).strip("-_. =")
+        if matches and _NATURAL.fullmatch(rest) and matches[0]["step"] is None and matches[0]["number"] is not None:
+            # fairseq: checkpoint_3_15000, of the epoch and the updates
+            found[-len(matches) :] = [("epoch", _number(matches[0]["number"])), ("step", float(rest))]
+            rest = ""
+        if rest:
             kept.append(rest)
     telling = [name for name in kept if name.lower() not in _PLAIN_NAMES]
     # without any other name the whole source is one run where it has steps, and each plain name a network where not
@@ -109,6 +127,22 @@ def run_of(path: str) -> Run:
     steps = sorted((_RANK[word], number) for word, number in found if number.is_integer())
     epoch = next((number for word, number in found if word in ("epoch", "epochs")), None)
     return Run(member, int(steps[0][1]) if steps else None, epoch, is_part)
+
+
+def without_plain_name(name: str) -> str:
+    """A name without its last part where that says nothing about a run.
+
+    >>> without_plain_name("seed0/model"), without_plain_name("gan")
+    ('seed0', 'gan')
+    """
+    before, _, last = name.rpartition("/")
+    return before if last.lower() in _PLAIN_NAMES else name
+
+
+def _number(text: str) -> float:
+    """``40`` or ``2000k``, which is two million."""
+    times = _THOUSANDS.get(text[-1].lower(), 1)
+    return float(text if times == 1 else text[:-1]) * times
 
 
 def without_suffixes(path: str) -> str:
@@ -119,6 +153,15 @@ def without_suffixes(path: str) -> str:
     return (f"{start}/" if start else "") + (stem or name)
 
 
+def id_of(path: str) -> str:
+    """The id of a file's checkpoint: all of its path without the suffix.
+
+    >>> id_of("run 1/net 3.pth.tar")
+    'run-1-net-3'
+    """
+    return identifier(without_suffixes(path).replace("/", "-"))
+
+
 def step_of(facts: Mapping[str, Any]) -> int | None:
     """The optimiser steps that a file says it was saved at.
 
@@ -127,6 +170,8 @@ def step_of(facts: Mapping[str, Any]) -> int | None:
     >>> step_of({"epoch": 3, "global_step": 2814}), step_of({"epoch": 3})
     (2814, None)
     """
+    if _STEP_FACTS.isdisjoint(facts):  # as those of most files
+        return None
     found = (facts.get(name) for name in STEP_FACTS)
     # facts of a safetensors file are texts
     numbers = (int(item) if isinstance(item, str) and _NATURAL.fullmatch(item) else item for item in found)

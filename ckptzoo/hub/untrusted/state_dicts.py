@@ -8,7 +8,15 @@ from typing import Any, cast
 import numpy as np
 
 from ckptzoo.hub.untrusted.errors import name_error, reject, reject_without_network
-from ckptzoo.hub.untrusted.layer_trees import LEAF_NAMES, WRAPPER_NAMES, are_networks, copies, layer_tree
+from ckptzoo.hub.untrusted.layer_trees import (
+    LEAF_NAMES,
+    WRAPPER_NAMES,
+    are_networks,
+    copies,
+    layer_tree,
+    side_by_side,
+    statistics_in,
+)
 from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.objects import (
     MAX_DEPTH,
@@ -27,9 +35,21 @@ from ckptzoo.hub.untrusted.objects import (
 )
 from ckptzoo.hub.untrusted.other_contents import MOMENTS, other_content
 from ckptzoo.hub.untrusted.results import Fact
-from ckptzoo.hub.untrusted.rules import TENSOR_STEP
+from ckptzoo.hub.untrusted.rules import TENSOR_STEP, dtype_step
+from ckptzoo.hub.untrusted.siblings import (
+    OPTIMISER,
+    State,
+    about_weights,
+    completed,
+    is_average,
+    is_dense,
+    is_list_of,
+    is_natural,
+    times_of,
+)
 from ckptzoo.hub.untrusted.tensor_forms import holds_numbers, unread_form
 from ckptzoo.hub.untrusted.values import Inert, InertError, Numbers
+from ckptzoo.schema.architecture import ITEMSIZE
 from ckptzoo.text import excerpt
 
 _MAX_FACTS = 256
@@ -65,7 +85,7 @@ def find_state_dicts(root: Any, *, location: str, limits: Limits, with_moments: 
     Parameters
     ----------
     with_moments
-        whether the moments of a posterior are taken as a state dict.
+        whether the moments of a posterior are taken as a state dict, and averages of parameters alone are completed.
 
     Raises
     ------
@@ -81,6 +101,7 @@ def find_state_dicts(root: Any, *, location: str, limits: Limits, with_moments: 
     """
     search = _Search(location, limits, with_moments=with_moments)
     search.visit(root, (), 0)
+    search.finish()
     if not search.states:
         left_out = "; ".join(search.left_out[:5])
         if search.other_contents:
@@ -129,7 +150,10 @@ def _facts_near(
     for name, value in facts.items():
         shared = _shared(name, path)
         if shared == max(_shared(name, other) for other in paths):
-            found.setdefault(".".join(name[shared:]) or name[-1], value)
+            rest = name[shared:]
+            # what stands in a tuple beside the state dict: (state_dict, {"epoch": 3})
+            rest = rest[1:] if len(rest) > 1 and rest[0].isdecimal() else rest
+            found.setdefault(".".join(rest) or name[-1], value)
     return found
 
 
@@ -144,7 +168,9 @@ def _shared(name: tuple[str, ...], path: tuple[str, ...]) -> int:
 class _Search:
     def __init__(self, location: str, limits: Limits, *, with_moments: bool) -> None:
         self.location, self.limits, self.with_moments = location, limits, with_moments
-        self.states: list[tuple[tuple[str, ...], dict[str, Any], frozenset[str]]] = []
+        self.states: list[State] = []
+        self.tensor_lists: dict[tuple[str, ...], Sequence[Any]] = {}
+        self.time_lists: dict[tuple[str, ...], Sequence[Any]] = {}
         self.facts: dict[tuple[str, ...], Fact] = {}
         self.left_out: list[str] = []
         self.enclosing: set[int] = set()
@@ -165,7 +191,7 @@ class _Search:
                 buffers = set[str]()
                 self.add_state(path, module_tensors(value, buffers).items(), frozenset(buffers))
         elif is_training_state(None, value):
-            self.leave_out_other(path, "the state of an optimiser")
+            self.leave_out_other(path, OPTIMISER)
         else:
             self.open_container(value, path, depth)
         self.enclosing.discard(id(value))
@@ -180,6 +206,14 @@ class _Search:
             self.add_state(path, items)  # as torch saves nearly all of them
             return
         aside = {at for at, (key, item) in enumerate(items) if is_aside(key, item) or id(item) in self.enclosing}
+        named = about_weights(items) if isinstance(value, dict | Inert) else {}
+        for at, what in named.items():
+            self.leave_out_other((*path, self.key_text(items[at][0])), what)
+        aside |= named.keys()
+        if several := side_by_side(value):
+            for name, tree in several.items():
+                self.add_state((*path, self.key_text(name)), tree.items())
+            return
         inside = {at: item for at, (_, item) in enumerate(items) if at not in aside}
         holding = [at for at, item in inside.items() if not is_tensor(item) and self.contains_state(item, depth + 1)]
         taken = self.add_layers(items, inside, holding, path, depth)
@@ -202,10 +236,11 @@ class _Search:
                 self.add_state(path, [items[at] for at in beside])
                 taken |= beside
         elif taken is None and any(is_tensor(item) for item in inside.values()):
-            taken = set(inside)
-            self.add_state(path, [items[at] for at in inside])
+            # what else an object has is none of its network
+            taken = {at for at in inside if not isinstance(value, Inert) or _may_be_layers(*items[at])}
+            self.add_state(path, [items[at] for at in sorted(taken)])
         for at, (key, item) in enumerate(items):
-            if at not in (taken or ()):
+            if at not in (taken or ()) and at not in named:
                 self.add_entry(path, key, item)
 
     def add_layers(
@@ -221,6 +256,10 @@ class _Search:
         trees = {keys[at]: tree for at in holding if (tree := layer_tree(inside[at], depth + 1)) is not None}
         # one key with layers inside it wraps them where facts stand beside it, and is their name where it is alone
         is_wrapped = len(holding) == 1 < len(inside) and not any(map(is_tensor, inside.values()))
+        first = str(items[holding[0]][0]) if holding else ""
+        if is_wrapped and first not in WRAPPER_NAMES | {"params", "parameters"} and first[:1] != "_":
+            # layers as lists stand beside others as mappings
+            is_wrapped = not any(_may_be_layers(*items[at]) for at in inside if at not in holding)
         if len(trees) < len(holding) or is_wrapped:
             return None
         if networks := copies(trees):
@@ -264,9 +303,9 @@ class _Search:
         if id(value) not in self.contains_known:
             self.contains_known[id(value)] = False
             items = [(key, item) for key, item in items_of(value) if not is_aside(key, item)]
-            if isinstance(value, dict) and any(is_tensor(item) for _, item in items):
+            if (isinstance(value, dict) and any(is_tensor(item) for _, item in items)) or side_by_side(value):
                 self.contains_known[id(value)] = True
-            elif isinstance(value, dict | Inert) or all(isinstance(item, dict | None) for _, item in items):
+            elif isinstance(value, dict | Inert) or all(isinstance(item, dict | Inert | None) for _, item in items):
                 self.contains_known[id(value)] = any(self.contains_state(item, depth + 1) for _, item in items)
         return self.contains_known[id(value)]
 
@@ -290,10 +329,20 @@ class _Search:
             if found.keys() & tensors.keys():
                 reject(self.location, "names", "every name once", "two keys that read the same")
             tensors |= found
-        what = other_content({name: str(tensor.dtype) for name, tensor in tensors.items()})
+        dtypes = {name: str(tensor.dtype) for name, tensor in tensors.items()}
+        if unknown := next((name for name, dtype in dtypes.items() if dtype not in ITEMSIZE), None):
+            expected, dtype = "one of " + ", ".join(ITEMSIZE), dtypes[unknown]
+            reject(self.location, f"dtype of {unknown!r}", expected, dtype, dtype_step(dtype))
+        what = other_content(dtypes)
         if what is not None and not (self.with_moments and what == MOMENTS):
             self.leave_out_other(path, what)
             return
+        if flat := [name for name in tensors if name.endswith("flat_param")]:
+            step = "Save it with FSDP.set_state_dict_type(model, StateDictType.FULL_STATE_DICT)."
+            reject(
+                self.location, f"tensor {flat[0]!r}", "a tensor of one layer", "those of several, as FSDP keeps", step
+            )
+        buffers |= statistics_in(tuple(tensors))
         self.name_count += len(tensors)
         if self.name_count > self.limits.tensors or len(self.states) >= self.limits.states:
             expected = f"at most {self.limits.tensors} names in {self.limits.states} state dicts"
@@ -312,7 +361,8 @@ class _Search:
             return {}
         if (numbers := number_list(name, item)) is not None:
             return {name: numbers}
-        return {f"{name}.{inner}": leaf for inner, leaf in (layer_tree(item) or {}).items() if is_tensor(leaf)}
+        leaves = {f"{name}.{inner}": leaf for inner, leaf in (layer_tree(item) or {}).items() if is_tensor(leaf)}
+        return {inner: leaf for name, item in leaves.items() for inner, leaf in self.tensors_of(name, item).items()}
 
     def refuse_form(self, name: str, form: str) -> None:
         """Refuse a tensor whose numbers are not read."""
@@ -329,6 +379,14 @@ class _Search:
     def add_fact(self, path: tuple[str, ...], value: Any) -> None:
         """Note a scalar beside the state dicts, or those in mappings of scalars; leave out what is none."""
         value = plain(value, as_settings=any(map(is_settings_name, path)))
+        if is_list_of(value, is_dense) and is_average(path):
+            self.tensor_lists[path] = value
+            return
+        if len(path) == 1 and is_list_of(value, is_natural) and len(value) <= self.limits.states:
+            self.time_lists[path] = value
+            return
+        if path[-1] == "shapes" and is_list_of(value, lambda item: is_list_of(item, is_natural)):
+            value = [str(tuple(item)) for item in value]  # of the tensors in a vector
         if isinstance(value, list | tuple) and len(value) <= _MAX_LIST:
             value = [plain(item) for item in value]
         is_array = isinstance(value, Numbers | np.ndarray) and len(value.shape) < 2
@@ -362,6 +420,21 @@ class _Search:
             and len(items) <= _MAX_FACTS
             and not any(is_tensor(item) or not isinstance(name, str | int) for name, item in items)
         )
+
+    def finish(self) -> None:
+        """Complete averages, and give networks of a list the times that another list has."""
+        made = completed(self.states, self.tensor_lists) if self.with_moments else {}
+        for path, of in made.items():
+            self.facts[*path, "buffers_of"] = of
+        for path, items in self.tensor_lists.items():
+            if path not in made:
+                self.leave_out(path, describe(items))
+        times, used = times_of([path for path, *_ in self.states], self.time_lists)
+        for path, time in times.items():
+            self.facts.setdefault(path, time)
+        for path, items in self.time_lists.items():
+            if path not in used:
+                self.leave_out(path, describe(items))
 
     def numbers(self, value: Any) -> Any:
         """What a tensor with one element or a few of them holds, such as means of inputs; else the tensor."""

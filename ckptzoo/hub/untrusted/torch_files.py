@@ -9,7 +9,7 @@ from ckptzoo.hub.untrusted.errors import reject
 from ckptzoo.hub.untrusted.formats import LEGACY_MAGIC, Form, first_member
 from ckptzoo.hub.untrusted.inert import JoblibUnpickler, Unpickler
 from ckptzoo.hub.untrusted.limits import Limits
-from ckptzoo.hub.untrusted.rules import TENSOR_STEP, VIEWS_STEP, check_globals
+from ckptzoo.hub.untrusted.rules import TENSOR_STEP, VIEWS_STEP, check_globals, dtype_step
 from ckptzoo.hub.untrusted.values import InertError, Storage
 from ckptzoo.schema.architecture import ITEMSIZE
 
@@ -93,7 +93,8 @@ class _Reader:
         """Refuse storages and tensors that are larger than the limits, or than what is stored."""
         location, limits = self.location, self.limits
         for storage in self.storages.values():
-            if storage.dtype not in ITEMSIZE:
+            # where objects of all kinds are read, the tensor that is wanted is named, and others are left out
+            if storage.dtype not in ITEMSIZE and self.strict:
                 expected = "one of " + ", ".join(ITEMSIZE)
                 reject(location, "storage", expected, storage.dtype or "nothing", TENSOR_STEP)
             if storage.nbytes > limits.tensor_bytes:
@@ -124,6 +125,8 @@ def _read_zip(data: bytes, location: str, limits: Limits, strict: bool, level: i
     root = reader.load(with_storages=True)
     reader.check_sizes()
     for key, storage in reader.storages.items():
+        if storage.dtype not in ITEMSIZE:
+            continue
         member = archive.infos.get(f"{folder}data/{key}")
         if member is None or member.file_size != storage.nbytes:
             got = "no such member" if member is None else f"{member.file_size} bytes"
@@ -152,6 +155,10 @@ def _read_legacy(data: bytes, location: str, limits: Limits, strict: bool, level
         reject(location, "numbers", "little-endian ones", "another order")
     root = reader.load(with_storages=True)
     reader.check_sizes()
+    # what follows cannot be told apart where the size of one is not known
+    if unknown := next((item for item in reader.storages.values() if item.dtype not in ITEMSIZE), None):
+        expected = "one of " + ", ".join(ITEMSIZE)
+        reject(location, "storage", expected, unknown.dtype or "nothing", dtype_step(unknown.dtype))
     keys = reader.load()
     view, position = memoryview(data), reader.stream.tell()
     # each storage has its number of elements, in 8 bytes, and its numbers
@@ -184,6 +191,8 @@ def _is_torch(head: bytes, path: str) -> bool:
 
 def _is_pickle(head: bytes, path: str) -> bool:
     """Tells a pickle; the protocols 0 and 1 have no mark, so that the suffix has to say it."""
+    if head.startswith(b"]\x00\x00"):
+        return False  # lzma-compressed bytes
     if head[:1] == b"\x80":
         return head[1:2] in (b"\x00", b"\x01", b"\x02", b"\x03", b"\x04", b"\x05")
     return head[:1] in (b"(", b"}", b"]", b"c") and path.lower().endswith((".pkl", ".pickle", ".p", ".joblib"))

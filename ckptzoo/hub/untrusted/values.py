@@ -149,26 +149,22 @@ class Numbers(Known):
 
 
 class Storage(Known):
-    """The numbers behind tensors of torch: ``numel`` of ``dtype``, from ``content``."""
+    """The numbers behind tensors of torch: ``numel`` of ``dtype``, ``nbytes`` in all, from ``content``."""
 
-    __slots__ = ("content", "dtype", "key", "numel", "views")
+    __slots__ = ("content", "dtype", "key", "nbytes", "numel", "views")
 
     def __init__(self, key: str, dtype: str, numel: int) -> None:
         self.key, self.dtype, self.numel = key, dtype, numel
+        self.nbytes = numel * ITEMSIZE.get(dtype, 1)
         # bytes of each view that tensors show, once written out
         self.views: dict[tuple[Any, ...], int] = {}
         self.content: Callable[[], Any] | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all numbers."""
-        return self.numel * ITEMSIZE.get(self.dtype, 1)
 
 
 class Tensor(Numbers):
     """A tensor of torch: a view of a storage."""
 
-    __slots__ = ("_dtype", "negative", "offset", "shape", "storage", "strides")
+    __slots__ = ("_dtype", "itemsize", "negative", "offset", "shape", "storage", "strides")
 
     def __init__(self, storage: Any, offset: Any, shape: Any, strides: Any, dtype: str, negative: bool) -> None:
         if not isinstance(storage, Storage):
@@ -178,10 +174,13 @@ class Tensor(Numbers):
             got = f"{described(offset)}, {described(shape)}, {described(strides)}"
             raise InertError("tensor", "an offset, a shape and as many strides, integers from 0", got)
         self.storage, self.offset, self.shape, self.strides = storage, offset, shape, strides
-        self._dtype, self.negative = dtype, negative
+        self._dtype, self.negative, self.itemsize = dtype, negative, ITEMSIZE.get(dtype, 1)
         # The last number is that of the largest index on every axis; where an axis is empty there is none.
-        steps = zip(shape, strides, strict=True)
-        last = offset + sum((length - 1) * step for length, step in steps) + 1 if all(shape) else 0
+        last = 0
+        if 0 not in shape:
+            last = offset + 1
+            for length, step in zip(shape, strides, strict=True):
+                last += (length - 1) * step
         if last * self.itemsize > storage.nbytes:
             got = f"the last at {last} of {storage.nbytes // self.itemsize}"
             raise InertError(f"tensor of shape {described(shape)}", "numbers inside its storage", got)
@@ -191,11 +190,6 @@ class Tensor(Numbers):
     def dtype(self) -> str:
         """As it was written."""
         return self._dtype
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of one number."""
-        return ITEMSIZE.get(self._dtype, 1)
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -219,16 +213,34 @@ class Tensor(Numbers):
         if len(content) != self.storage.nbytes:
             what = f"storage {self.storage.key!r}"
             raise InertError(what, f"{self.storage.nbytes} bytes", f"{len(content)} bytes")
-        strides = tuple(step * self.itemsize for step in self.strides)
+        strides = tuple([step * self.itemsize for step in self.strides])
         # numpy checks shape, offset and strides against the buffer once more
         array = np.ndarray(self.shape, dtype, content, self.offset * self.itemsize, strides)
         return -array if self.negative else array
 
 
-class Array(Numbers):
-    """An array of numpy, or of jax."""
+class _Stated(Known):
+    """What Array and Objects have alike, so that one can become the other when its state is known."""
 
     __slots__ = ("_state",)
+
+
+class Objects(_Stated):
+    """An array of numpy whose items are Python objects."""
+
+    __slots__ = ()
+    _state: list[Any]
+
+    @property
+    def value(self) -> Any:
+        """The items, in lists within one another; of an array without axes the one item."""
+        return self._state[0]
+
+
+class Array(_Stated, Numbers):
+    """An array of numpy, or of jax; one of Python objects becomes ``Objects``."""
+
+    __slots__ = ()
 
     def __init__(self, *_: Any) -> None:
         self._state: tuple[Any, Any, bool, Any] = ((), DType("object"), False, b"")
@@ -239,6 +251,11 @@ class Array(Numbers):
             raise InertError("array", "a shape, a dtype, an order and its numbers", described(state))
         shape, dtype, fortran, data = state[-4:]
         self._state = (shape, dtype, bool(fortran), data)
+        if isinstance(dtype, DType) and dtype.text in ("O8", "O4", "O") and isinstance(data, list):
+            if len(data) != prod(shape) or len(shape) > MAX_DIMENSIONS:
+                raise InertError(f"array of shape {shape}"[:200], f"{prod(shape)} objects", f"{len(data)}")
+            self._state = [_nested(data, shape, fortran=bool(fortran))]  # pyright: ignore[reportAttributeAccessIssue]
+            self.__class__ = Objects  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
     def shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -268,6 +285,16 @@ class Array(Numbers):
             raise InertError(f"array of shape {shape}", f"{prod(shape) * found.itemsize} bytes", f"{len(content)}")
         array = np.frombuffer(content, found).reshape(shape, order="F" if fortran else "C")
         return array.astype(found.newbyteorder("="), copy=False)
+
+
+def _nested(items: list[Any], shape: tuple[int, ...], *, fortran: bool) -> Any:
+    """Items as lists within one another, a list for each axis; in their order where an array is by columns."""
+    if not shape:
+        return items[0]
+    if len(shape) == 1 or fortran or 0 in shape:
+        return items
+    rows = [items[at : at + len(items) // shape[0]] for at in range(0, len(items), len(items) // shape[0])]
+    return [_nested(row, shape[1:], fortran=False) for row in rows]
 
 
 class DType:
@@ -312,7 +339,12 @@ def bytes_of(value: Any) -> bytes:
 
 def are_naturals(value: Any) -> bool:
     """Whether it is a tuple of integers from 0, below 2**62."""
-    return isinstance(value, tuple) and all(type(item) is int and 0 <= item < 2**62 for item in value)
+    if not isinstance(value, tuple):
+        return False
+    for item in value:  # noqa: SIM110 - called for every tensor, and faster than all()
+        if type(item) is not int or not 0 <= item < 2**62:
+            return False
+    return True
 
 
 def described(value: Any) -> str:

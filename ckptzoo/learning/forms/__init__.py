@@ -14,6 +14,7 @@
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.learning.forms.flat import FlatForm
 from ckptzoo.learning.forms.graph import Graph, GraphForm
@@ -61,6 +62,7 @@ class Form(Protocol):
         ...
 
 
+@checked
 def form_of(name: str, architecture: Architecture, symmetry: Symmetry | None) -> Form:
     """The form of this name with its defaults, for the checkpoints of an architecture.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence, Set
 from functools import cache
 from itertools import count
 from pathlib import Path
-from posixpath import normpath
+from posixpath import join, normpath
 from urllib.parse import quote, unquote, urlsplit
 
 import nh3
@@ -67,7 +67,7 @@ _kept = Kept[str](_KEPT_BYTES, lambda html: ENTRY_BYTES + 4 * len(html))
 """Cards and comments as HTML; a character takes 4 bytes at most."""
 
 
-def card_html(blob: Path, address: str, commit: str) -> str:
+def card_html(blob: Path, address: str, commit: str, folder: str = "") -> str:
     """A stored README.md as HTML that may stand in a page.
 
     Parameters
@@ -78,16 +78,18 @@ def card_html(blob: Path, address: str, commit: str) -> str:
         of the repository's page, for relative links.
     commit
         whose files links and pictures mean.
+    folder
+        that the card is in, for relative links.
     """
 
     def made() -> str:
         with blob.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
         text = _FRONT_MATTER.sub("", data.decode(errors="replace"), count=1)
-        relative = _LINK_BYTES + len(address)
-        return _html(text, len(data), MAX_CARD_HTML, relative, _relative_to(address, commit), _TAGS)
+        relative = _LINK_BYTES + len(address) + len(quote(folder))
+        return _html(text, len(data), MAX_CARD_HTML, relative, _relative_to(address, commit, folder), _TAGS)
 
-    return _kept.get((blob, address, commit), made)
+    return _kept.get((blob, address, commit, folder), made)
 
 
 def comment_html(text: str) -> str:
@@ -208,15 +210,15 @@ def _scrolling(number: int) -> str:
     return f'<div class="scroll" tabindex="0" role="region" aria-label="Table {number}">'
 
 
-def _relative_to(address: str, commit: str) -> Filter:
+def _relative_to(address: str, commit: str, folder: str) -> Filter:
     def link(tag: str, name: str, value: str) -> str | None:
         if tag == "img":
-            path = _path_of(value)
+            path = _path_of(value, folder)
             return None if path is None else f"{address}/raw/{commit}/{quote(path)}"
         outside = _outside(value)
         if outside is not None:
             return outside
-        path = _path_of(value)
+        path = _path_of(value, folder)
         return None if path is None else f"{address}/blob/{commit}/{quote(path)}"
 
     return link
@@ -226,13 +228,13 @@ def _outside(value: str) -> str | None:
     return value if value.startswith(("http://", "https://", "mailto:")) else None
 
 
-def _path_of(value: str) -> str | None:
+def _path_of(value: str, folder: str) -> str | None:
     """The file of the repository that a relative link names; None where it names none."""
     try:
         parts = urlsplit(value)
         if parts.scheme or parts.netloc or not parts.path or parts.path.startswith("/"):
             return None
-        return checked_path(normpath(unquote(parts.path)))
+        return checked_path(normpath(join(folder, unquote(parts.path))))
     except (ValueError, Refusal):
         return None
 

@@ -1,5 +1,6 @@
 """Pages of pull requests and discussions: their checks, comments and changes, and merging what was checked."""
 
+import re
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +33,10 @@ _PAGE = 50
 _SHOWN_FILES = 200
 
 
+_UNDONE = re.compile(r"^\| ([^|`\n]{1,60}) \| \*not done\* \|", re.MULTILINE)
+"""A line of the table of checks that ``ckptzoo review`` posts."""
+
+
 @dataclass(frozen=True)
 class Checks:
     """Checks that somebody who may write has posted.
@@ -44,11 +49,14 @@ class Checks:
         of which commits.
     html
         the comment.
+    undone
+        the checks that were not done, by their names.
     """
 
     by: str
     mark: ReviewMark
     html: str
+    undone: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -198,7 +206,8 @@ def checks_of(
         if mark is None or mark.head != head or event.role not in (WRITE, ADMIN):
             continue
         if may(accounts.subject_of(connection, event.author), WRITE, request.repository.target):
-            return Checks(event.author, mark, comment_html(_text(event)))
+            undone = tuple(match[1] for match in _UNDONE.finditer(_text(event)))
+            return Checks(event.author, mark, comment_html(_text(event)), undone)
     return None
 
 

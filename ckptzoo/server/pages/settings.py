@@ -11,7 +11,7 @@ from ckptzoo.server.names import checked_user
 from ckptzoo.server.pages.html import field, page, see
 from ckptzoo.server.pages.zoos import address_of, context_of
 from ckptzoo.server.request import AuthorizedRequest
-from ckptzoo.server.store import accounts, audit, repositories, tokens
+from ckptzoo.server.store import accounts, audit, repositories, sessions, tokens
 
 _DAYS = ("30", "90", "365", "")
 """How long tokens of the form are good for; the empty one is for ever."""
@@ -104,6 +104,16 @@ def revoke_token(request: AuthorizedRequest) -> Response:
     return see("/-/tokens")
 
 
+def disconnect_identity(request: AuthorizedRequest) -> Response:
+    """Disconnect an identity from the caller's account; one that is not connected is left as it is."""
+    request.require_account("Disconnecting an identity")
+    assert request.caller is not None
+    issuer, subject = field(request, "issuer"), field(request, "subject")
+    with request.writing() as connection:
+        sessions.remove_identity(connection, issuer, subject, request.user, session=request.caller.session)
+    return see("/-/tokens")
+
+
 def audit_log(request: AuthorizedRequest) -> Response:
     """The last changes that the caller made, and those in namespaces that the caller administers."""
     # it names tokens, identities and repositories, wherever they are
@@ -123,9 +133,11 @@ def _tokens(request: AuthorizedRequest, made: str | None) -> Response:
     assert request.caller is not None
     with request.service.database.reading() as connection:
         listed = tokens.listed(connection, request.user)
+        identities = [] if request.is_limited else sessions.identities_of(connection, request.user)
     if request.caller.token is not None:
         listed = [item for item in listed if item.number == request.caller.token.number]
-    return page(request, "tokens.html", tokens=listed, made=made, token_roles=TOKEN_ROLES, oidc=request.service.oidc)
+    values = {"tokens": listed, "made": made, "token_roles": TOKEN_ROLES, "identities": identities}
+    return page(request, "tokens.html", oidc=request.service.oidc, **values)
 
 
 def _role(request: AuthorizedRequest) -> str:

@@ -62,11 +62,16 @@ def use_link(request: AuthorizedRequest) -> Response:
 
 
 def oidc_start(request: AuthorizedRequest) -> Response:
-    """Send somebody to the provider."""
+    """Send somebody to the provider.
+
+    By a page that goes on there: browsers follow no redirect of a form that leads to another site than our policy
+    (``form-action``) names, and where the provider signs people in, only its own answer says.
+    """
     _count(request)
-    browser = secrets.token_urlsafe(32)
+    browser, provider = secrets.token_urlsafe(32), _provider(request)
     following = _next(field(request, "next"))
-    response = see(_provider(request).start(_redirect(request), _bound(request, browser), following))
+    address = provider.start(_redirect(request), _bound(request, browser), following)
+    response = page(request, "go_on.html", address=address, provider=provider.name)
     secure = is_secure(request.service, request.http_request)
     name = cookie_name(secure, "oidc")
     # the provider sends people back from another site, with which browsers send Lax cookies

@@ -8,6 +8,7 @@ from urllib.parse import quote, urlencode
 
 from starlette.responses import Response
 
+from ckptzoo.schema import layout
 from ckptzoo.schema.explorer import BUNDLES
 from ckptzoo.server.access import ADMIN, CONTRIBUTE, READ, WRITE, Target, may, role_in
 from ckptzoo.server.errors import Refusal, no_entry
@@ -153,6 +154,7 @@ def zoo(request: AuthorizedRequest) -> Response:
         overview = summaries.overview(connection, number, commit.oid)
         summary = summaries.summary(connection, number, commit.oid)
         behind = summaries.behind(connection, number, commit.oid)
+        collected = summaries.collected(connection, number, commit.oid)
     card = ""
     if overview.readme is not None and not overview.readme.large:
         card = card_html(request.service.blobs.path(overview.readme.sha256), context["address"], commit.oid)
@@ -165,6 +167,7 @@ def zoo(request: AuthorizedRequest) -> Response:
         behind=behind,
         card=card,
         origin=request.origin,
+        collected=collected,
         is_zoo="ckptzoo" in summary.tags,
         explorer=overview.explorer is not None and bool(BUNDLES),
     )
@@ -218,6 +221,8 @@ def files(request: AuthorizedRequest) -> Response:
         everything = sorted(trees.nodes(folder.oid).items(), key=lambda item: (not item[1].folder, item[0]))
         shown: list[tuple[str, Node]] = everything[start : start + _PAGE]
         stored = trees.files(node.oid for _, node in shown if not node.folder)
+        readme = None if not path else trees.nodes(folder.oid).get(layout.README)
+        card = None if readme is None or readme.folder else trees.file(readme.oid)
     entries = [
         {"name": name, "path": f"{path}/{name}" if path else name, "file": None if node.folder else stored[node.oid]}
         for name, node in shown
@@ -227,9 +232,15 @@ def files(request: AuthorizedRequest) -> Response:
         "files.html",
         **context,
         entries=entries,
+        # that of a zoo in a collection; the repository's own has a page
+        card="" if card is None or card.large else _card_in(request, context["address"], commit, path, card),
         crumbs=_crumbs(path),
         **_pages(request, start // _PAGE, len(everything) > start + _PAGE),
     )
+
+
+def _card_in(request: AuthorizedRequest, address: str, commit: Commit, folder: str, card: File) -> str:
+    return card_html(request.service.blobs.path(card.sha256), address, commit.oid, folder)
 
 
 def file(request: AuthorizedRequest) -> Response:

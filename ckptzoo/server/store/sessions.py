@@ -126,5 +126,25 @@ def set_identity(connection: sqlite3.Connection, issuer: str, subject: str, user
     note(connection, user, "connect identity", user, f"{issuer} {subject}")
 
 
+def identities_of(connection: sqlite3.Connection, user: str) -> list[tuple[str, str]]:
+    """Issuer and subject of each identity that a user has connected."""
+    query = "SELECT issuer, subject FROM identities WHERE user = ? ORDER BY issuer, subject"
+    return [(row["issuer"], row["subject"]) for row in connection.execute(query, (user,))]
+
+
+def remove_identity(connection: sqlite3.Connection, issuer: str, subject: str, user: str, *, session: str) -> None:
+    """Disconnect an identity from its user, and end what may have begun with it: all sessions but those of tokens.
+
+    Parameters
+    ----------
+    session
+        the digest of the one that goes on.
+    """
+    query = "DELETE FROM identities WHERE issuer = ? AND subject = ? AND user = ?"
+    if connection.execute(query, (issuer, subject, user)).rowcount:
+        connection.execute("DELETE FROM sessions WHERE user = ? AND token IS NULL AND digest != ?", (user, session))
+        note(connection, user, "disconnect identity", user, f"{issuer} {subject}")
+
+
 def _now(later: timedelta = timedelta()) -> str:
     return (datetime.now(UTC) + later).isoformat()

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from shlex import quote
 from typing import TypeVar
 
@@ -10,18 +10,24 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ckptzoo import archs
+from ckptzoo import archs, image_sets
+from ckptzoo.derive.predictions import digest_of_inputs
 from ckptzoo.derive.tables import declare_step
 from ckptzoo.errors import Problem, SymmetryError, UnknownNameError, ZooError
+from ckptzoo.image_sets.evaluation import Evaluation, evaluation_of
+from ckptzoo.image_sets.lookup import have_same_classes, set_of
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GAUGES
 
 BATCH_BYTES = 16 * 2**20
 """Weights that are read at a time, as far as whole rows allow."""
 
+_MAX_SCALINGS = 8
+"""Ways of scaling images that are tried."""
 _T = TypeVar("_T")
 
 
@@ -68,28 +74,6 @@ def usable_members(zoo: Zoo, least: int) -> Zoo:
         expected, got = f"{least:,} or more that are finite and did not diverge", f"{len(usable):,} of {len(last):,}"
         raise ZooError(Problem(zoo.name, "members", expected, got, "Select others."))
     return usable
-
-
-def check_numbers(location: str, **numbers: tuple[int, int]) -> None:
-    """Refuse numbers that are too small.
-
-    Parameters
-    ----------
-    numbers
-        name to the number and the least that it may be.
-
-    Raises
-    ------
-    ZooError
-        With a problem for each of them.
-    """
-    problems = [
-        Problem(location, name, f"{least} or more", str(number), "Correct it.")
-        for name, (number, least) in numbers.items()
-        if number < least
-    ]
-    if problems:
-        raise ZooError(problems)
 
 
 def flags(metadata: pa.Table, column: str, *, missing: bool = False) -> NDArray[np.bool_]:
@@ -169,9 +153,40 @@ def own_table(zoo: Zoo) -> Symmetry:
     raise SymmetryError(Problem(zoo.name, "symmetry table", "one", "none", declare_step(zoo.contents)))
 
 
-def has_labels(zoo: Zoo, name: str) -> bool:
-    """Whether a set of inputs that was predicted has labels."""
-    return zoo.predictions(name).targets is not None
+def labels_of(zoo: Zoo, name: str) -> NDArray[np.int64]:
+    """(N,) the labels of a set that was predicted: those that are stored, else those of the data set of its name.
+
+    Raises
+    ------
+    ZooError
+        The set has other classes than the networks, or its images are not on this machine or were others.
+    """
+    found = zoo.predictions(name)
+    if found.targets is not None:
+        return found.targets
+    dataset, what = name.partition("/")[0], f"labels of {name}"
+    step = "Choose another set, or predict it with its labels."
+    kinds = [kind for kind in _evaluations(zoo) if have_same_classes(kind.dataset, dataset)]
+    if not kinds or set_of(name) is None:
+        raise ZooError(Problem(zoo.name, what, "some", "none", step))
+    images = image_sets.find(name)
+    if images is None:
+        folder = f"Name the folder that holds {dataset} with {image_sets.FOLDER_VARIABLE}"
+        raise ZooError(Problem(zoo.name, what, "stored ones, or its files on this machine", "none", f"{folder}."))
+    for kind in kinds[:_MAX_SCALINGS]:
+        inputs = images.normalized(kind.mean, kind.std)
+        shape = zoo.arch.input_shape
+        shaped = inputs.reshape(-1, *shape) if shape is not None and inputs[:1].size == np.prod(shape) else inputs
+        if digest_of_inputs(shaped) == found.inputs:
+            return images.labels
+    raise ZooError(Problem(zoo.name, what, f"outputs on the images of {name} here", "on others", step))
+
+
+def _evaluations(zoo: Zoo) -> list[Evaluation]:
+    """How rows say that the networks take images, each way once."""
+    rows = zoo.contents.raw.rows.select(["dataset", "extra"]).to_pylist()
+    found = (evaluation_of(parse_extra(row["extra"]) or {}, row["dataset"]) for row in rows)
+    return list(dict.fromkeys(item for item in found if item is not None))
 
 
 def is_sample(name: str) -> bool:
@@ -182,11 +197,19 @@ def is_sample(name: str) -> bool:
 def default_sets(zoo: Zoo) -> tuple[str | None, tuple[str, ...]]:
     """The predicted set with labels that a study takes where none is named, and the sets of other data.
 
-    A sample stands for no data set: it is taken where it has labels and no whole set has, and never as other data.
+    Of several with labels that of the networks' own data set is taken, uncorrupted, and not one of other images with
+    the same classes. A sample stands for no data set: it is taken where it has labels and no whole set has, and never
+    as other data.
     """
-    labelled = [name for name in zoo.predicted if has_labels(zoo, name)]
-    own = next((name for name in labelled if not is_sample(name)), labelled[0] if labelled else None)
-    return own, tuple(name for name in zoo.predicted if name not in labelled and not is_sample(name))
+    datasets = {name.lower().rpartition("/")[2] for name in zoo.metadata["dataset"].drop_null().unique().to_pylist()}
+    labelled = [name for name in zoo.predicted if zoo.predictions(name).targets is not None]
+    own = min(labelled, key=lambda name: (is_sample(name), name.partition("/")[0] not in datasets), default=None)
+    others = (name for name in zoo.predicted if name not in labelled and not is_sample(name))
+    return own, tuple(name for name in others if not _has_own_classes(name, datasets))
+
+
+def _has_own_classes(name: str, datasets: Iterable[str]) -> bool:
+    return any(have_same_classes(name.partition("/")[0], dataset) for dataset in datasets)
 
 
 def predict_command(zoo: Zoo, *others: str) -> str:

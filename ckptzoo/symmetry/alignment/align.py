@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptzoo.arguments import Count, Seed, Size, checked
 from ckptzoo.errors import Problem, SymmetryError, UnknownNameError
 from ckptzoo.schema.layout import GaugeName
 from ckptzoo.schema.symmetry import Symmetry
@@ -92,6 +93,7 @@ class Aligned:
             return (self.bound - self.value) / self.bound
 
 
+@checked
 def align(
     weights: Stacked,
     reference: Stacked,
@@ -101,10 +103,10 @@ def align(
     gauge: GaugeName | None = None,
     scales: str = "fixed",
     start: str = "signature",
-    starts: int = 1,
-    seed: int = 0,
+    starts: Size = 1,
+    seed: Seed = 0,
     activations: Products | None = None,
-    threads: int | None = None,
+    threads: Count | None = None,
 ) -> Aligned:
     r"""Permute the channels of K networks B so that they are close to a reference A: the same functions.
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import apply
@@ -56,6 +57,7 @@ class Barycentre:
     __repr__ = brief_repr
 
 
+@checked
 def barycentre(batches: Batches, arch: Arch) -> Barycentre:
     r"""Align K networks with one another, and average them.
 

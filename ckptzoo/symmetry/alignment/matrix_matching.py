@@ -5,7 +5,7 @@ orthogonal one, and of a complex number its phase, so that ``<A, g B>`` is to be
 matching.py. While all other groups stay, ``C[i, j] = sum <a_i, b_j>`` over the slices of all tensors that a group acts
 on gives its best element:
 
-- a block of matrices: the orthogonal Procrustes solution (matrices/procrustes.py), of value the nuclear norm of the
+- a block of matrices: the orthogonal Procrustes solution (kinds/orthogonal.py), of value the nuclear norm of the
   block of C; blocks are assigned by these values, summed over the groups that share the block permutation, such as
   queries with keys and values with outputs;
 - a stream under RMSNorm or LayerNorm: the same of all its channels;

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptzoo.arguments import Count, checked
 from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.symmetry.alignment.align import comparable
 from ckptzoo.symmetry.alignment.blocks import greatest_jointly
@@ -19,7 +20,8 @@ _TILE_BYTES = 8 * 2**20
 """Gains that a thread holds, or those of one pair."""
 
 
-def pair_distances(weights: Stacked, arch: Arch, *, threads: int | None = None) -> NDArray[np.float64]:
+@checked
+def pair_distances(weights: Stacked, arch: Arch, *, threads: Count | None = None) -> NDArray[np.float64]:
     r"""The distances of all pairs of K networks, each the least over all permutations of channels.
 
     .. math:: d(A, B) = \min_{g \in P} \| A - g B \|

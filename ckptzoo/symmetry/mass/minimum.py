@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ckptzoo.arguments import Count, checked
 from ckptzoo.errors import Problem, SymmetryError, UnknownNameError
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.arrays import Stacked, as_array, beside, stack_of, stored_dtype
@@ -73,13 +74,14 @@ class MinMass:
     __repr__ = brief_repr
 
 
+@checked
 def min_mass(
     weights: Stacked,
     arch: Arch,
     *,
     formulation: str = PINNED,
     engine: str = "newton",
-    threads: int | None = None,
+    threads: Count | None = None,
 ) -> MinMass:
     """Scale K stacked networks to the least sum of squared weights, without a change of their functions.
 

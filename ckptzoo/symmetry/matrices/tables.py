@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ckptzoo.arguments import checked
 from ckptzoo.schema.groups import AxisAction, Fixed, Group, Segment, Wreath, with_scaled_gates
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.element import GroupElement
@@ -19,11 +20,7 @@ from ckptzoo.symmetry.matrix_action import gains_at_one
 from ckptzoo.symmetry.tables import Arch, table_of
 
 
-def mixes(symmetry: Symmetry) -> bool:
-    """Whether a table has matrices."""
-    return symmetry.has_matrices
-
-
+@checked
 def monomial(symmetry: Arch) -> Symmetry:
     """The table of all permutations and scales that keep the function; the table itself where it has no matrices.
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import io
 import itertools
 import signal
 import subprocess
@@ -14,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 import ckptzoo
 from builders import posterior, rng, sources
@@ -32,6 +30,7 @@ from ckptzoo.format.reader import read_contents
 from ckptzoo.hub.contributions.inputs import inputs_of
 from ckptzoo.schema.documents import digest_of
 from ckptzoo.schema.metadata import parse_extra
+from tests.support.builds import QUIET
 from tests.support.effort import ALL
 
 ROOT = Path(__file__).parents[3]
@@ -46,7 +45,6 @@ CHANGES: dict[str, dict[str, Any]] = {
     "laplace": {},
     "hmc": {"burn_in": 30, "transitions": 8, "thinning": 2, "most_leapfrogs": 8},
 }
-QUIET = Console(file=io.StringIO())
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +72,7 @@ def content(path: Path) -> dict[tuple[str, int], bytes]:
 
 
 @pytest.mark.parametrize("method", posterior.names())
+@pytest.mark.sampled(2)
 def test_draws_are_checkpoints_that_say_what_they_are(method: str, members: Path, tmp_path: Path) -> None:
     built = draws_of(method, tmp_path / "zoo", members)
     assert (built.draws, built.modes) == (12, 3)
@@ -105,6 +104,7 @@ def test_draws_tell_how_pixels_are_scaled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", posterior.names() if ALL else ("laplace", "sghmc", "hmc"))
+@pytest.mark.sampled(2)
 def test_more_draws_and_modes_leave_the_first_as_they_are(method: str, members: Path, tmp_path: Path) -> None:
     draws_of(method, tmp_path / "grown", members, modes=2, draws=2, unit_size=1)
     assert draws_of(method, tmp_path / "grown", members, modes=2, draws=2).part is None
@@ -373,8 +373,13 @@ def test_raw_rows_of_independent_members_name_no_method(members: Path) -> None:
 
 @pytest.mark.parametrize("method", ["sghmc", "laplace"])
 def test_an_estimate_writes_nothing_and_counts_what_a_build_does(
-    method: str, members: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    method: str,
+    members: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setitem(estimate.__kwdefaults__, "seconds", 0.1)  # for the command
     start = members if method == "laplace" else None
     given: dict[str, Any] = {"modes": 3, "draws": 4, "start": start, "changes": CHANGES[method]}
     found = estimate(method, TOY, **given, seconds=0.1)

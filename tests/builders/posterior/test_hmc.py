@@ -1,19 +1,18 @@
 """Hamiltonian Monte Carlo: laws of its trajectories, a posterior in closed form, rejections, and stops."""
 
 import dataclasses
-import io
 import json
 import math
 import sys
 import warnings
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 import ckptzoo
 from builders import posterior, rng, sources
@@ -24,13 +23,13 @@ from builders.posterior.method import Surroundings, flatten, parameters
 from builders.recipe import Recipe
 from builders.state import TrainingState
 from ckptzoo.errors import MissingExtraError, SpecError, ZooError
+from tests.support.builds import QUIET
 from tests.support.effort import examples
 
-pytest.importorskip("blackjax", reason="the extra hmc is not installed")
+pytestmark = pytest.mark.skipif(find_spec("blackjax") is None, reason="the extra hmc is not installed")
 TOY = Recipe.load("toy")
 LINEAR = dataclasses.replace(TOY, architecture="mlp-2-1", loss="squared-error", precision="float64")
 SHORT: dict[str, Any] = {"least_leapfrogs": 1, "most_leapfrogs": 10, "thinning": 1}
-QUIET = Console(file=io.StringIO())
 
 
 def method_of(recipe: Recipe, **changes: Any) -> Any:
@@ -98,7 +97,7 @@ def test_a_linear_network_has_its_posterior_in_closed_form() -> None:
     assert (np.abs(np.cov(found.T) - covariance) < 5 * error).all()
 
 
-@pytest.mark.parametrize("burn_in", [0, 60])
+@pytest.mark.parametrize("burn_in", [pytest.param(0, marks=pytest.mark.exhaustive), 60])
 def test_a_rejected_transition_repeats_the_weights(burn_in: int) -> None:
     method = method_of(TOY, burn_in=burn_in, transitions=6, target_acceptance=0.5, step_size=0.1)
     surroundings, state = started(method, 12)

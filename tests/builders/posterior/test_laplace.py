@@ -27,7 +27,7 @@ def advanced(method: Laplace, modes: int = 2) -> tuple[Surroundings, TrainingSta
     return surroundings, state
 
 
-@pytest.mark.parametrize("prior_precision", [0, 3.5])
+@pytest.mark.parametrize("prior_precision", [0, pytest.param(3.5, marks=pytest.mark.exhaustive)])
 def test_draws_have_the_inverse_of_curvature_and_prior_as_covariance(prior_precision: float) -> None:
     method = dataclasses.replace(Laplace.load(TOY), prior_precision=prior_precision)
     surroundings, state = advanced(method)

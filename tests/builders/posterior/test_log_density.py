@@ -12,7 +12,6 @@ from builders.posterior.method import flatten, parameters, unflatten
 from builders.recipe import Recipe
 from ckptzoo import archs
 
-jax = pytest.importorskip("jax", reason="the extra hmc is not installed")
 TOY, DIGITS = Recipe.load("toy"), Recipe.load("digits-optunet")
 PRIOR, TEMPERATURE = 0.7, 0.3
 
@@ -55,7 +54,9 @@ def by_torch(recipe: Recipe, position: np.ndarray) -> tuple[float, np.ndarray]:
         *(pytest.param(name, "float32", 1e-6, marks=pytest.mark.exhaustive) for name in RECIPES),
     ],
 )
+@pytest.mark.sampled(2)
 def test_the_density_is_torch_s(name: str, precision: str, tolerance: float) -> None:
+    jax = pytest.importorskip("jax", reason="the extra hmc is not installed")
     from builders.posterior.log_density import examples_last, log_density
 
     recipe = changed(RECIPES[name], precision=precision)

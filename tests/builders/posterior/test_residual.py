@@ -1,14 +1,13 @@
 """Every posterior method of a ResNet with BatchNorm on colour images in real files, from members to draws."""
 
 import dataclasses
-import io
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 import ckptzoo
 from builders import posterior, sources
@@ -17,20 +16,8 @@ from builders.posterior.batch_norm import renewed_statistics
 from builders.posterior.build import build
 from builders.posterior.dropout import Dropout
 from builders.recipe import Recipe
-from ckptzoo.image_sets import lookup
-from tests.support import image_set_files as made
+from tests.support.builds import COLOUR, QUIET, small_cifar10
 
-COLOUR = dataclasses.replace(
-    Recipe.load("cifar10-resnet18"),
-    name="colour",
-    architecture="resnet8-conv-10",
-    train=15,
-    test=4,
-    batch=4,
-    epochs=2,
-    milestones=(1,),
-    ood=None,
-)
 CHANGES: dict[str, dict[str, Any]] = {
     "dropout": {},
     "bnn": {},
@@ -39,25 +26,29 @@ CHANGES: dict[str, dict[str, Any]] = {
     "swag": {"snapshots": 2, "distance": 1, "ramp": 1},
     "laplace": {},
 }
-QUIET = Console(file=io.StringIO())
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setitem(lookup.KNOWN, "cifar10", made.small("cifar10"))  # type: ignore[arg-type]
-    made.write_binary(tmp_path / "data" / "cifar-10-batches-bin", 10, made.cifar_arrays(10))
-    return tmp_path / "data"
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with small_cifar10(tmp_path_factory.mktemp("data")) as path:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def members(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two members, at which some methods start."""
+    path = tmp_path_factory.mktemp("members") / "zoo"
+    build_members(COLOUR, path, members=2, folder=folder, console=QUIET)
+    assert set(ckptzoo.open(path).metadata["unit"].to_pylist()) and not ckptzoo.verify(path)
+    return path
 
 
 @pytest.mark.parametrize("method", CHANGES)
+@pytest.mark.sampled(2)
 def test_draws_are_whole_checkpoints_with_statistics_of_their_own_weights(
-    method: str, folder: Path, tmp_path: Path
+    method: str, folder: Path, members: Path, tmp_path: Path
 ) -> None:
-    start = None
-    if posterior.get(method).starts == "member":
-        start = tmp_path / "members"
-        build_members(COLOUR, start, members=2, folder=folder, console=QUIET)
-        assert set(ckptzoo.open(start).metadata["unit"].to_pylist()) and not ckptzoo.verify(start)
+    start = members if posterior.get(method).starts == "member" else None
     options: dict[str, Any] = {"modes": 2, "draws": 2, "start": start, "folder": folder, "changes": CHANGES[method]}
     built = build(method, COLOUR, tmp_path / "zoo", **options, console=QUIET)
     assert (built.draws, built.modes) == (4, 2)

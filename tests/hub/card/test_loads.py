@@ -81,5 +81,6 @@ def test_from_a_hub(server: Hosted, grown: Path, tmp_path: Path) -> None:
     assert info.card_data is not None and info.card_data.to_dict()["ckptzoo"]["checkpoints"] == 4
 
 
+@pytest.mark.exhaustive
 def test_from_a_folder(server: Hosted, grown: Path, tmp_path: Path) -> None:
     check_rows(json.loads(run_client(server, tmp_path, sys.executable, "-c", PROGRAM + END, str(grown), role="read")))

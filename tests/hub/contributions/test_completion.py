@@ -10,10 +10,10 @@ import pytest
 import ckptzoo
 from ckptzoo.derive import derive, predict
 from ckptzoo.errors import HubError
-from ckptzoo.hub.contributions.evaluation import EVALUATION_KEY
 from ckptzoo.hub.contributions.finish import finish
 from ckptzoo.hub.contributions.review import Review
 from ckptzoo.hub.push import push
+from ckptzoo.image_sets.evaluation import EVALUATION_KEY
 from tests.support.hosted import ZOO, Hosted
 from tests.support.hub_zoos import assert_generated_page, downloaded, weights_of
 from tests.support.pages import Browser

@@ -15,6 +15,7 @@ from ckptzoo.hub.contributions.duplicates import copies
 from ckptzoo.hub.contributions.target_zoo import TargetZoo
 from ckptzoo.hub.push import push
 from ckptzoo.symmetry import GAUGES, GroupElement, apply, canonicalize
+from tests.support.effort import examples
 from tests.support.hosted import ZOO, Hosted
 from tests.support.hub_zoos import ARCH, TABLE, weights_of, zoo_of
 
@@ -52,6 +53,38 @@ def test_permuted_and_rescaled_copies_are_found(
     assert found.check().outcome == "failed" and found.left == 0
 
 
+@settings(deadline=None, max_examples=examples(20, 4), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.integers(0, 3), max_size=5),
+    st.lists(st.integers(0, 5), min_size=1, max_size=6),
+    st.sets(st.integers(0, 5)),
+    st.integers(0, 2**16),
+)
+def test_the_first_copy_is_named_of_the_contribution_before_the_zoo(
+    tmp_path_factory: pytest.TempPathFactory, held_owners: list[int], owners: list[int], same: set[int], seed: int
+) -> None:
+    """Whatever was permuted, repeated bit for bit, or brought twice."""
+    folder = tmp_path_factory.mktemp("law")
+    base = [weights_of(1, owner) for owner in range(6)]
+
+    def disguised(owner: int, place: int) -> Weights:
+        return base[owner] if owner in same else rescaled(base[owner], seed + place, 0.3)
+
+    target = None
+    if held_owners:
+        theirs = [disguised(owner, place) for place, owner in enumerate(held_owners)]
+        target = TargetZoo(added(folder / "zoo", *theirs))
+    mine = [disguised(owner, 100 + place) for place, owner in enumerate(owners)]
+    expected: dict[str, str] = {}
+    for place, owner in enumerate(owners):
+        how = "bit for bit" if owner in same else "permuted or rescaled"
+        if owner in owners[:place]:
+            expected[f"x{place}"] = f"x{owners.index(owner)} of the same contribution, {how}"
+        elif owner in held_owners:
+            expected[f"x{place}"] = f"x{held_owners.index(owner)} of the zoo, {how}"
+    assert copies(added(folder / "new", *mine), target).found == expected
+
+
 def test_networks_that_only_share_a_fingerprint_are_not_copies(
     make_zoo: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,7 +99,7 @@ def test_networks_that_only_share_a_fingerprint_are_not_copies(
 def test_checkpoints_that_lie_close_are_told_apart_by_their_sketches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 40 steps of one run the weights are read once each, though most of them share a fingerprint."""
+    """The weights of 40 steps of one run are read once each, though most of them share a fingerprint."""
     moves = [weights_of(1, at) for at in range(40)]
     steps = [{name: array + np.float32(1e-2) * move[name] for name, array in held(0).items()} for move in moves]
     zoo = added(tmp_path / "new", *steps)

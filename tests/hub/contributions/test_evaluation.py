@@ -7,8 +7,9 @@ from torch import nn
 
 from ckptzoo import archs
 from ckptzoo.errors import SpecError, ZooError
-from ckptzoo.hub.contributions.evaluation import COLUMNS, Evaluation, Evaluator, evaluation_of, trace_symmetry
+from ckptzoo.hub.contributions.evaluation import COLUMNS, Evaluator, trace_symmetry
 from ckptzoo.image_sets import ImageSet
+from ckptzoo.image_sets.evaluation import Evaluation, evaluation_of
 from ckptzoo.schema.architecture import Architecture
 
 RNG = np.random.default_rng(0)

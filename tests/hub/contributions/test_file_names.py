@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptzoo.errors import SpecError
-from ckptzoo.hub.contributions.file_names import FIELDS, FilePattern, claimed_accuracy, distinct_names, own_columns
+from ckptzoo.hub.contributions.file_names import FIELDS, FilePattern, claimed_accuracy, distinct_names
 from ckptzoo.hub.contributions.ingest import Ingestor
 from ckptzoo.hub.contributions.submission import Submission
+from ckptzoo.hub.untrusted.facts import own_columns
 from tests.support.hub_zoos import ARCH
 from tests.support.untrusted_files import state_of
 
@@ -52,7 +53,8 @@ def test_own_entries_that_are_no_numbers_from_0_do_not_count() -> None:
 
 
 def test_paths_say_the_run_and_its_step_as_in_imports() -> None:
-    assert own_columns("seed0/ckpt_2.pth.tar", {}) == {"member": "seed0", "step": 2}
+    assert own_columns("seed0/ckpt_2.pth.tar", {}) == {"member": "seed0", "seed": 0, "step": 2}
+    assert own_columns("seed0/ckpt_2.pth.tar", {"args.seed": 7})["seed"] == 7
     assert own_columns("run1/epoch_4.pt", {"epoch": 5}) == {"member": "run1", "epoch": 5.0, "step": 4}
 
 
@@ -137,4 +139,4 @@ def test_equal_names_in_several_folders_become_ids_and_runs(tmp_path: Path) -> N
     ]
     described = [{"file": "seed1/ckpt_2.pth.tar", "id": "mine", "seed": 3}]
     made = rows(tmp_path, {"seed0/ckpt_2.pth.tar": {}, "seed1/ckpt_2.pth.tar": {}}, checkpoint=described)
-    assert [(row["id"], row.get("seed")) for row in made] == [("seed0-ckpt_2", None), ("mine", 3)]
+    assert [(row["id"], row.get("seed")) for row in made] == [("seed0-ckpt_2", 0), ("mine", 3)]

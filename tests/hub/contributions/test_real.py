@@ -61,6 +61,7 @@ def card(folder: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not CNNS.is_dir() or not (DATA / "mnist").is_dir(), reason="no CNN checkpoints or no MNIST")
 def test_convolutional_networks(server: Hosted, tmp_path: Path) -> None:
     said = claims()

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ckptzoo.errors import SpecError
-from ckptzoo.hub.contributions.evaluation import Evaluation
 from ckptzoo.hub.contributions.submission import DEFAULTS, OF_CHECKPOINT, OF_ZOO, TOP, Submission
+from ckptzoo.image_sets.evaluation import Evaluation
 
 TEMPLATE = Path(__file__).parents[3] / "cards" / "template" / "contribution.toml"
 LEAST = 'contributor = "A"\nlicense = "mit"\n'

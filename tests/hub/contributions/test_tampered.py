@@ -66,6 +66,7 @@ def test_parts_are_deleted_changed_or_joined(tamper: Tamper) -> None:
         ".github/workflows/x.yml",
     ],
 )
+@pytest.mark.sampled(3)
 def test_files_that_are_no_part(tamper: Tamper, name: str) -> None:
     tamper.refused({**tamper.part(), name: b"data"}, "changes", "is added")
 
@@ -190,6 +191,7 @@ def test_another_architecture(tamper: Tamper) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1, 9, 999_999])
+@pytest.mark.sampled(3)
 def test_parts_with_other_numbers_than_the_next(tamper: Tamper, number: int) -> None:
     """Behind number 999999 the owner could add nothing."""
     files = tamper.written(weights_of(1, 50), [{"id": "x", "license": "mit"}], number=number)

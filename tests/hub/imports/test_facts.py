@@ -126,7 +126,7 @@ def test_facts_beside_files_go_to_their_files_the_nearest_first(tmp_path: Path) 
     [
         ("fold_10/seed3/model_best.pt", {"fold": 10, "seed": 3}),
         ("random_seed-7.pt", {"seed": 7}),
-        ("round_3/client_07.pt", {"client": 7}),
+        ("round_3/client_07.pt", {"round": 3, "client": 7}),
         ("unfolded_3/seeds.pt", {}),
         ("Seed=12,lr.pt", {}),
         ("a_split2_b.safetensors", {"split": 2}),

@@ -165,6 +165,7 @@ NAMES = {
     facts=st.booleans(),
     final=st.booleans(),
 )  # fmt: skip
+@pytest.mark.sampled(5)
 def test_checkpoints_of_a_run_are_one_member(
     tmp_path_factory: pytest.TempPathFactory, form: str, runs: list[str], steps: list[int], facts: bool, final: bool
 ) -> None:
@@ -226,7 +227,7 @@ def test_patterns_and_columns_say_members_and_steps(tmp_path: Path, capsys: pyte
 
 def test_files_that_may_be_one_run_are_said(tmp_path: Path) -> None:
     for number in range(3):
-        save(tmp_path / "nets" / f"{number}.pt", {"net": network(number), "epoch": number})
+        save(tmp_path / "nets" / f"{number}.pt", {"net": network(number), "epoch": number + 5})
     done = import_zoo(tmp_path / "nets", tmp_path / "zoo", license="MIT")
     assert any("--member names it" in note for note in done.notes)
 
@@ -293,6 +294,7 @@ REFUSED = ["silent_loss/lazy_parameter", "silent_loss/meta_mixed"]
 
 @pytest.mark.skipif(not CASES.is_dir(), reason="the collected inputs are not available")
 @pytest.mark.parametrize("case", [*KNOWN, *REFUSED])
+@pytest.mark.sampled(3)
 def test_inputs_that_people_have(tmp_path: Path, case: str) -> None:
     def read() -> ImportResult:
         return import_zoo(CASES / case, tmp_path / "zoo", license="MIT")

@@ -52,7 +52,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return found
 
 
-@pytest.mark.parametrize("suffix", ["", ".tgz"])
+@pytest.mark.parametrize("suffix", [pytest.param("", marks=pytest.mark.exhaustive), ".tgz"])
 def test_killed_anywhere_and_called_again_it_ends_with_the_same_checkpoints(tmp_path: Path, suffix: str) -> None:
     (tmp_path / "nets").mkdir()
     source = many(tmp_path / "nets")

@@ -84,6 +84,7 @@ def test_what_is_wrong_is_one_line_and_a_code(
     assert not (tmp_path / "got").exists()
 
 
+@pytest.mark.exhaustive
 def test_an_interrupt_says_how_to_carry_on(wide: Path, publish: Publish, tmp_path: Path) -> None:
     server = publish(wide, plan=FaultPlan(at=(0, 1), kinds=("trickle",), operations=("blob",), wait=20.0))
     command = [sys.executable, "-c", PROGRAM, "pull", REPO, "-o", str(tmp_path / "got")]

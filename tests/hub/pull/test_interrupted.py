@@ -77,6 +77,7 @@ def test_killed_in_the_middle_of_a_whole_pull(wide: Path, publish: Publish, tmp_
     assert files_of(tmp_path / "got") == files_of(wide)
 
 
+@pytest.mark.exhaustive
 def test_killed_in_the_middle_of_a_part(wide: Path, publish: Publish, tmp_path: Path) -> None:
     server = publish(wide, plan=SLOW)
     total = 24 * 2**20

@@ -18,6 +18,7 @@ from ckptzoo.hub.pull import pull
 from ckptzoo.studies.inventory import inventory
 from tests.conftest import MIXED, rows_of, weights_of
 from tests.hub.pull.conftest import REPO, Publish, verified
+from tests.support.effort import examples
 from tests.support.hub_zoos import files_of, grown
 
 GAUGES = ("canonical", "first-weight")
@@ -36,7 +37,7 @@ def same(got: ckptzoo.Zoo, whole: ckptzoo.Zoo, variants: tuple[str, ...]) -> Non
             assert left.drop_columns(["unit"]).equals(right.drop_columns(["unit"]))
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12, 5), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     variants=st.none() | st.sets(st.sampled_from(["raw", *GAUGES]), min_size=1),
     layers=st.none() | st.sets(st.sampled_from(LAYERS), min_size=1),

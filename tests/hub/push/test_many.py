@@ -58,6 +58,7 @@ def test_many_files_come_in_commits_each_of_which_is_a_valid_zoo(
     assert all(after - before <= limit for before, after in zip([0, *counts], counts, strict=False))
 
 
+@pytest.mark.exhaustive
 def test_a_part_of_many_files_is_one_commit(server: Hosted, tmp_path: Path) -> None:
     zoo = zoo_of(tmp_path / "zoo", (2,))
     writer = Writer(zoo, ARCH, shard_bytes=1)

@@ -68,6 +68,7 @@ print(json.dumps([list(rows["id"]), list(rows["reason"])]))
 """
 
 
+@pytest.mark.exhaustive
 def test_load_dataset_reads_what_was_retracted(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     zoo = make_zoo()

@@ -180,6 +180,7 @@ def test_what_was_pushed_opens_in_few_requests(server: Hosted, make_zoo: Make, t
     assert len(opening) <= 6 and sum(entry.sent for entry in requests) < 200_000
 
 
+@pytest.mark.exhaustive
 def test_load_dataset_reads_the_metadata(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     zoo = make_zoo("zoo", (3, 2))

@@ -34,7 +34,7 @@ QUICK = HubRetryPolicy(first_pause=0.01, read_timeout=5.0)
 pytestmark = pytest.mark.usefixtures("hasty")
 
 
-@pytest.mark.parametrize("new", [True, False])
+@pytest.mark.parametrize("new", [pytest.param(True, marks=pytest.mark.exhaustive), False])
 def test_pushes_at_once_all_succeed(server: Hosted, make_zoo: Make, tmp_path: Path, new: bool) -> None:
     base = make_zoo("base", (2,))
     if not new:
@@ -131,6 +131,7 @@ def killed(server: Hosted, zoo: Path, when: Callable[[], bool]) -> None:
         process.wait()
 
 
+@pytest.mark.exhaustive
 def test_killed_amid_uploads_and_repeated_nothing_is_sent_twice(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
     zoo = make_zoo("zoo", (3, 2, 4, 1))
 
@@ -147,7 +148,7 @@ def test_killed_amid_uploads_and_repeated_nothing_is_sent_twice(server: Hosted, 
     assert_same_except_generated(zoo, downloaded(server, tmp_path))
 
 
-@pytest.mark.parametrize("kind", ["stall", "lost"])
+@pytest.mark.parametrize("kind", [pytest.param("stall", marks=pytest.mark.exhaustive), "lost"])
 def test_killed_amid_a_commit_and_repeated_it_is_there_once(
     server: Hosted, make_zoo: Make, tmp_path: Path, kind: str
 ) -> None:

@@ -131,7 +131,7 @@ UNREAD: dict[str, tuple[Callable[[], Any], str]] = {
         "a tensor subclass",
     ),
     "wrapped": (lambda: Wrapped(torch.ones(3)), "a tensor subclass .*Wrapped"),
-    "quantized": (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "QInt8Storage"),
+    "quantized": (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "a quantized tensor"),
     "complex": (lambda: torch.ones(3, dtype=torch.complex64), "ComplexFloatStorage"),
     "masked": (lambda: np.ma.masked_array([1.0, 2.0], [0, 1]), "a masked array"),
     "scipy": (lambda: scipy_sparse.dok_matrix(np.eye(3)), "scipy.sparse"),

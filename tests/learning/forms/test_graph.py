@@ -101,6 +101,7 @@ def random_weights(arch, B):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.sampled(3)
 def test_the_graph_of_a_permuted_network_is_the_relabelled_graph(name):
     arch, table = NETWORKS[name]()
     form, table, B = GraphForm(arch, table), monomial(table), 3

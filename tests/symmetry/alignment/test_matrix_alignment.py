@@ -104,6 +104,7 @@ def test_heads_of_one_channel_are_matched_as_by_brute_force() -> None:
 
 
 @pytest.mark.parametrize("name", TABLES)
+@pytest.mark.sampled(3)
 def test_the_distance_never_rises(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of unrelated networks, which take several sweeps."""
     table, shapes = TABLES[name]

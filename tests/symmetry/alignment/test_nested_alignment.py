@@ -172,6 +172,7 @@ def test_brute_force_over_all_permutations(noise: float, least: int) -> None:
 
 
 @pytest.mark.parametrize("name", TABLES)
+@pytest.mark.sampled(4)
 def test_the_distance_never_rises(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of unrelated networks, against the identity and from turn to turn."""
     table, shapes = TABLES[name]
@@ -194,6 +195,7 @@ def test_the_distance_never_rises(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("name", ["three heads of queries", "packed", "permutations"])
 @pytest.mark.parametrize("own", [False, True], ids=["one reference", "one each"])
+@pytest.mark.sampled(5)
 def test_a_result_depends_neither_on_the_others_nor_on_threads(name: str, own: bool) -> None:
     table, shapes = TABLES[name]
     weights, reference = weights_of(shapes, 3, 1), weights_of(shapes, 3 if own else 1, 2)

@@ -20,6 +20,7 @@ def random_networks(arch: str, count: int, seed: int) -> Weights:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ten_starts_reach_what_a_hundred_find() -> None:
     """Random networks with two hidden layers of 16 and no relation: the hardest of their size."""
     pairs, arch = 20 if ALL else 3, "mlp-8-16-16-4"

@@ -110,6 +110,7 @@ CASES = [*NAMES, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in 
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(3)
 def test_two_disguises_have_one_form_and_keep_it(name: str) -> None:
     module, example = network(name)
     table = trace(module, example).symmetry

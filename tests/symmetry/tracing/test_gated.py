@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply, canonicalize, count, fold, min_mass, trace
-from ckptzoo.symmetry.matrices.invariants import matrix_invariants
+from ckptzoo.symmetry.identity.invariants import invariants
 from ckptzoo.symmetry.matrices.tables import residual
 from tests.symmetry.tracing.helpers import (
     Case,
@@ -254,6 +254,7 @@ def disguised(module: nn.Module, table: Symmetry, count: int, seed: int = 0) -> 
         "a bias behind",
     ],
 )
+@pytest.mark.sampled(3)
 def test_two_disguises_have_one_form(name: str, gauge: Any) -> None:
     case = CASES[name]
     module = net(case.forward, **case.parts)
@@ -287,7 +288,7 @@ def test_two_disguises_of_a_residual_block_have_one_form(act: Callable[[torch.Te
     # signs that are not settled change no sketch
     rest = residual(table)
     flipped = apply(GroupElement.random(rest, 1, np.random.default_rng(1)), made[0], rest)
-    sketches = [matrix_invariants(weights, table).unordered.sketches for weights in (made[0], flipped)]
+    sketches = [invariants(weights, table).sketches for weights in (made[0], flipped)]
     np.testing.assert_allclose(sketches[0], sketches[1], rtol=0, atol=1e-14)
     masses = [min_mass(weights, table) for weights in (first, second)]
     np.testing.assert_allclose(masses[0].mass_after, masses[1].mass_after, rtol=1e-9)

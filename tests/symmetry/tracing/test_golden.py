@@ -64,7 +64,10 @@ NETWORKS = dict(networks())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    "name",
+    [name if name.startswith("registry") else pytest.param(name, marks=pytest.mark.exhaustive) for name in NETWORKS],
+)
 def test_tables_are_those_that_zoos_hold(name: str) -> None:
     module, example = NETWORKS[name]()
     table = trace(module, example).symmetry

@@ -67,6 +67,7 @@ def _mover(table: Symmetry, group: Group) -> str:
         ("resnet20-conv-10", 8),
     ],
 )
+@pytest.mark.sampled(3)
 def test_the_registry(name: str, size: int | None) -> None:
     shape = archs.architecture(name).input_shape
     assert shape is not None

@@ -237,6 +237,7 @@ def apart(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> float:
 
 
 @pytest.mark.parametrize("name", DISGUISED)
+@pytest.mark.sampled(3)
 def test_two_disguises_have_one_canonical_form(name: str) -> None:
     torch.manual_seed(0)
     module, example = DISGUISED[name]()
@@ -315,6 +316,7 @@ def stories() -> tuple[Llama, dict[str, np.ndarray]]:
 @pytest.mark.slow
 @pytest.mark.skipif(not SAMPLE.is_file(), reason="no sample")
 @pytest.mark.parametrize(("dtype", "bound"), [(np.float64, 1e-11), (np.float32, 1e-5)])
+@pytest.mark.sampled(2)
 def test_disguises_of_a_trained_llama(dtype: type, bound: float) -> None:
     module, state = stories()
     module.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()})

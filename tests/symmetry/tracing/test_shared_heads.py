@@ -107,6 +107,7 @@ def exchanged(table: Symmetry) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("rotary", [False, True])
 @pytest.mark.parametrize(("heads", "shared"), [(4, 1), (4, 2), (6, 3), (6, 2)])
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.sampled(5)
 def test_heads_are_exchanged_within_those_that_they_share(layout: str, heads: int, shared: int, rotary: bool) -> None:
     table = checked_trace(made(heads=heads, shared=shared, rotary=rotary, layout=layout), EXAMPLE).symmetry
     assert exchanged(table) == [(shared, heads // shared)]

@@ -1,5 +1,7 @@
 """What ``trace`` returns is taken wherever a table is, as are the other names of a network."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -12,8 +14,18 @@ from ckptzoo.symmetry import GroupElement
 from tests.conftest import weights_of
 
 NET = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-TRACED = symmetry.trace(NET, torch.zeros(2, 4))
-WEIGHTS = weights_of(TRACED.architecture, 2)
+
+
+@cache
+def traced() -> symmetry.Traced:
+    """What ``trace`` finds in it."""
+    return symmetry.trace(NET, torch.zeros(2, 4))
+
+
+@cache
+def weights() -> dict[str, np.ndarray]:
+    """Two random members."""
+    return weights_of(traced().architecture, 2)
 
 
 def _rng():
@@ -23,9 +35,9 @@ def _rng():
 CALLS = {
     "identity": lambda table: GroupElement.identity(table, 2),
     "random": lambda table: GroupElement.random(table, 2, _rng()),
-    "check": lambda table: GroupElement.identity(TRACED.symmetry, 2).check(table),
-    "apply": lambda table: symmetry.apply(GroupElement.random(TRACED.symmetry, 2, _rng()), WEIGHTS, table),
-    "fold": lambda table: symmetry.fold(WEIGHTS, table),
+    "check": lambda table: GroupElement.identity(traced().symmetry, 2).check(table),
+    "apply": lambda table: symmetry.apply(GroupElement.random(traced().symmetry, 2, _rng()), weights(), table),
+    "fold": lambda table: symmetry.fold(weights(), table),
     "monomial": symmetry.monomial,
     "unnested": symmetry.unnested,
     "common": lambda table: symmetry.common([table, table]),
@@ -33,18 +45,18 @@ CALLS = {
     "counts_by_group": symmetry.counts_by_group,
     "count": symmetry.count,
     "random_element": lambda table: symmetry.random_element(table, 1, 2, _rng()),
-    "canonicalize": lambda table: symmetry.canonicalize(WEIGHTS, table),
-    "ordering_keys": lambda table: symmetry.ordering_keys(WEIGHTS, table),
-    "min_mass": lambda table: symmetry.min_mass(WEIGHTS, table),
-    "align": lambda table: symmetry.align(WEIGHTS, {name: array[0] for name, array in WEIGHTS.items()}, table),
-    "pair_distances": lambda table: symmetry.pair_distances(WEIGHTS, table),
-    "remove_softmax_shift": lambda table: symmetry.remove_softmax_shift(WEIGHTS, table),
+    "canonicalize": lambda table: symmetry.canonicalize(weights(), table),
+    "ordering_keys": lambda table: symmetry.ordering_keys(weights(), table),
+    "min_mass": lambda table: symmetry.min_mass(weights(), table),
+    "align": lambda table: symmetry.align(weights(), {name: array[0] for name, array in weights().items()}, table),
+    "pair_distances": lambda table: symmetry.pair_distances(weights(), table),
+    "remove_softmax_shift": lambda table: symmetry.remove_softmax_shift(weights(), table),
 }
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_what_trace_found_is_taken_as_its_table_is(name):
-    of_table, of_traced = CALLS[name](TRACED.symmetry), CALLS[name](TRACED)
+    of_table, of_traced = CALLS[name](traced().symmetry), CALLS[name](traced())
     if isinstance(of_table, dict):
         assert all(np.array_equal(of_table[key], of_traced[key]) for key in of_table)
     elif name not in ("count",):  # which counts the shift of the last layer where the architecture is known
@@ -62,13 +74,13 @@ def test_names_and_architectures_are_taken_too(named):
 
 
 def test_zoos_take_what_trace_found(tmp_path):
-    ckptzoo.create(tmp_path / "one", arch=TRACED)
-    ckptzoo.create(tmp_path / "two", arch=NET, symmetry=TRACED)
+    ckptzoo.create(tmp_path / "one", arch=traced())
+    ckptzoo.create(tmp_path / "two", arch=NET, symmetry=traced())
     ckptzoo.create(tmp_path / "three", arch=NET)
-    declare(tmp_path / "three", TRACED)
+    declare(tmp_path / "three", traced())
     for name in ("one", "two", "three"):
         zoo = ckptzoo.open(tmp_path / name)
-        assert zoo.symmetry == TRACED.symmetry and zoo.arch.tensors == TRACED.architecture.tensors
+        assert zoo.symmetry == traced().symmetry and zoo.arch.tensors == traced().architecture.tensors
     assert ckptzoo.open(tmp_path / "one").arch.input_shape == (4,)
     with pytest.raises(ckptzoo.errors.SpecError, match="create: symmetry: expected a table of symmetries, got int"):
         ckptzoo.create(tmp_path / "four", arch=NET, symmetry=3)

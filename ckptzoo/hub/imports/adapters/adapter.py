@@ -153,6 +153,8 @@ class Found:
         what the file was taken for; empty where only reading tells.
     parts
         paths of its files, where they are several.
+    others
+        files that may hold the same checkpoints in other formats, and are read to tell.
     """
 
     path: str
@@ -165,6 +167,7 @@ class Found:
     id: str = ""
     form: str = ""
     parts: Sequence[str] = ()
+    others: Sequence["Found"] = ()
 
 
 @dataclass(frozen=True)
@@ -252,14 +255,9 @@ class Adapter(Protocol):
 
 
 def every_state(states: Sequence[StateDict]) -> Sequence[Picked]:
-    """Every state dict of a file, with ties under each name; the suffix is its key."""
+    """Every state dict of a file; the suffix is its key."""
     return [
-        Picked(
-            state.source.partition("#")[2],
-            {**state.tensors, **{name: state.tensors[first] for name, first in state.aliases.items()}},
-            ties=state.aliases,
-            buffers=state.buffers,
-        )
+        Picked(state.source.partition("#")[2], state.tensors, ties=state.aliases, buffers=state.buffers)
         for state in states
     ]
 

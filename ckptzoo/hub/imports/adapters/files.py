@@ -31,13 +31,26 @@ from ckptzoo.hub.imports.adapters.several import (
 )
 from ckptzoo.hub.imports.adapters.side_files import SideFiles
 from ckptzoo.hub.imports.array_folders import ArrayFolders, is_tensor_name
-from ckptzoo.hub.imports.facts import merged, row_of
+from ckptzoo.hub.imports.exported import OWN_ID, OWN_MEMBER
+from ckptzoo.hub.imports.facts import merged, row_of, together
 from ckptzoo.hub.imports.opened import OpenedFile, OpenedSource
 from ckptzoo.hub.imports.shards import Shards, Whole, is_shard
 from ckptzoo.hub.imports.tables import Slice, read_layout
 from ckptzoo.hub.untrusted import Limits, StateDict
-from ckptzoo.hub.untrusted.layer_trees import is_copy_name
-from ckptzoo.hub.untrusted.runs import Run, facts_of, run_of, searched, step_of, without_suffixes
+from ckptzoo.hub.untrusted.errors import reject_without_network
+from ckptzoo.hub.untrusted.hdf5_files import DRAWS
+from ckptzoo.hub.untrusted.layer_trees import WRAPPER_NAMES, is_copy_name
+from ckptzoo.hub.untrusted.runs import (
+    Run,
+    facts_of,
+    id_of,
+    run_of,
+    searched,
+    step_of,
+    without_plain_name,
+    without_suffixes,
+)
+from ckptzoo.hub.untrusted.siblings import said_of_file
 
 _OF_A_RUN = "taken by its name for one of several checkpoints of a run; --member and --step say otherwise"
 
@@ -81,7 +94,15 @@ class Files:
             elif file.form.name == "npy" and options.layout is None and is_tensor_name(file.name):
                 arrays.add(file)
             else:
-                yield reading.found(file.path, file.size, reader(file, Limits().file_bytes), file.form.words)
+                found = reading.found(file.path, file.size, reader(file, Limits().file_bytes), file.form.words)
+                others: list[Found] = []
+                for other in file.others:
+                    if other.form.is_read:
+                        read = reader(other, Limits().file_bytes)
+                        others.append(replace(found, path=other.path, size=other.size, read=read))
+                    else:
+                        yield PassedOver(other.path, other.form.reason)
+                yield replace(found, others=others) if others else found
         yield from (reading.joined(whole) for whole in arrays.left(None))
         yield from (Broken(paths[0], error, paths) for error, paths in shards.missing())
         reading.rows.check_used()
@@ -91,7 +112,7 @@ def _not_read(file: OpenedFile, source: str) -> PassedOver | Broken:
     """A file that is not read: refused where its name says that it should be, and is of no form that is known."""
     form = file.form
     is_damaged = form.name in ("unknown", "empty", "text", "web-page") and file.name.lower().endswith(SUFFIXES)
-    if form.name not in ("git-lfs", "tensor-parallel") and not is_damaged:
+    if form.name != "git-lfs" and not form.name.endswith("-parts") and not is_damaged:
         return PassedOver(file.path, form.reason)
     step = form.step or "Leave it out."
     problem = Problem(f"{source}: {file.path}", "content", "a checkpoint, as its name says", form.words, step)
@@ -129,6 +150,7 @@ class _Reading:
     ) -> Found:
         """A file, with its run and its facts."""
         facts = {**self.beside.of(path), **self.rows.of(path)}
+        is_named = self.member is not None or "member" in facts
         run = self.run(path, facts)
         row = row_of(facts, location=path, percent=self.options.percent)
         of_a_run = facts_of(path)
@@ -137,13 +159,18 @@ class _Reading:
         row["extra"] = merged(of_a_run, row["extra"])
         if run.epoch is not None:
             row.setdefault("epoch", float(run.epoch))
+        if self.options.id_pattern is None:
+            if (exported := self.beside.exported(path)) is not None:
+                row = together(row, exported)
+            elif "/" not in path and self.beside.names_network(path):
+                row |= {OWN_ID: identifier(self.source), OWN_MEMBER: identifier(self.source)}
         name = _id(path, self.options.id_pattern)
         member = identifier(run.member.replace("/", "-")) if run.member else self.source
 
         def pick(states: Sequence[StateDict]) -> Sequence[Picked]:
             picked = _picked(states, self.slices, path, self.options)
             is_networks = self.slices is not None and not any("method" in item.row for item in picked)
-            return picked if is_networks else _with_runs(picked, run, member)
+            return picked if is_networks else _with_runs(picked, run, member, None if is_named else self.source)
 
         return Found(path, member, run.step, row, size, read, pick, name, form, parts)
 
@@ -184,41 +211,145 @@ def _searched(pattern: re.Pattern[str], flag: str, path: str) -> str:
     return found
 
 
-def _with_runs(picked: Sequence[Picked], run: Run, member: str) -> list[Picked]:
+def _with_runs(picked: Sequence[Picked], run: Run, member: str, source: str | None) -> list[Picked]:
     """The checkpoints of a file, each with the member and the step that its own facts add to those of the path."""
     if len(picked) == 1 and not picked[0].suffix and not run.is_part and not picked[0].row.get("extra"):
         (item,) = picked  # most files: one network, of which nothing more is known
         if "method" not in item.row and "epoch" not in item.row:
             item.row["member"] = member
             return [item]
-    steps = [_step_of(item) for item in picked]
-    # checkpoints of one run, saved together, and no folds or seeds
-    is_trajectory = len(picked) > 1 and None not in steps and len(set(steps)) == len(steps)
-    is_trajectory = is_trajectory and len({_which(item) for item in picked}) == 1
-    ends = [tuple(item.suffix.rpartition(".")[::2]) for item in picked]
-    with_copies = {before for before, last in ends if is_copy_name(last)}
+    keys = [tuple(item.suffix.split(".")) if item.suffix else () for item in picked]
+    short = [
+        key[:-1] if len(key) > 1 and key[-1] in WRAPPER_NAMES and not is_copy_name(key[-1]) else key for key in keys
+    ]
+    keys = short if len(set(short)) == len(short) else keys
+    own = [_Own.of(item, key, alone=len(picked) == 1) for item, key in zip(picked, keys, strict=True)]
+    if (
+        source is not None
+        and not run.is_part
+        and (before := _before_its_step(run.member, [item.step for item in own])) is not None
+    ):
+        # a number at the end of its name that the file itself says is when it was saved: model_0005000.pth
+        run, member = (
+            replace(run, is_part=True, member=before),
+            identifier(before.replace("/", "-")) if before else source,
+        )
+    with_copies = {item.base for item in own if item.copy}
+    groups: dict[tuple[str, ...], list[_Own]] = {}
+    for item in own:
+        groups.setdefault(item.parent, []).append(item)
     made: list[Picked] = []
-    for item, step, (before, last) in zip(picked, steps, ends, strict=True):
-        row, own = dict(item.row), "" if is_trajectory else item.suffix
-        if before in with_copies and item.suffix:
+    for item in own:
+        if OWN_ID in item.picked.row:  # of an export, which says all of it
+            made.append(item.picked)
+            continue
+        row, group = dict(item.picked.row), groups[item.parent]
+        is_trajectory = _is_trajectory(group)
+        base = item.parent if is_trajectory else item.base
+        if not item.copy and item.parent in with_copies:
             # an average of a run's weights is no run of its own
-            own = "" if is_trajectory else before
-            row["extra"] = merged(row.get("extra", {}), {"network": last})
-        if of_a_run := facts_of(item.suffix.replace(".", "/")):
+            base = item.parent
+        network = ".".join(item.picked.suffix.split(".")[len(base) :]) if item.picked.suffix else ""
+        if item.copy or (base in with_copies and network):
+            row["extra"] = merged(row.get("extra", {}), {"network": network})
+        if of_a_run := facts_of(item.picked.suffix.replace(".", "/")):
             if "seed" in of_a_run:
                 row.setdefault("seed", of_a_run.pop("seed"))
             row["extra"] = merged(of_a_run, row.get("extra", {}))
-        if step is not None and (run.step is None or is_trajectory or step != row.get("epoch")):
-            row["step"] = step
-        name, seed = f"{member}/{identifier(own)}" if own else member, row.get("seed")
+        if item.step is not None and (run.step is None or is_trajectory or item.step != row.get("epoch")):
+            row["step"] = item.step
+        name, seed = f"{member}/{identifier('.'.join(base))}" if base else member, row.get("seed")
         # several runs may have saved files of the same names beside one another
         if run.is_part and type(seed) is int and not re.search(r"\d", run.member):
             name += f"-seed{seed}"
         if "method" in row:
             row["mode"] = f"{member}/{row['mode']}" if "mode" in row else member
         row["member"] = name
-        made.append(replace(item, row=row, note=item.note or (_OF_A_RUN if run.is_part else "")))
+        made.append(replace(item.picked, row=row, note=item.picked.note or (_OF_A_RUN if run.is_part else "")))
     return made
+
+
+@dataclass(frozen=True)
+class _Own:
+    """What the key of a checkpoint among several of a file says about it, and its own facts.
+
+    Parameters
+    ----------
+    picked
+        the checkpoint.
+    parts
+        the words of its key, but those that say when it was saved.
+    copy
+        how many of the last ones say that it is a copy of another network, such as an average.
+    step
+        when it was saved; None where nothing says it.
+    """
+
+    picked: Picked
+    parts: tuple[str, ...]
+    copy: int
+    step: int | None
+
+    @classmethod
+    def of(cls, picked: Picked, parts: tuple[str, ...], *, alone: bool) -> "_Own":
+        """Read a key."""
+        if len(parts) > 1 and parts[-1] in ("params", "parameters") and is_copy_name(parts[-2]):
+            parts = parts[:-1]
+        copy = next((at for at, part in enumerate(reversed(parts)) if not is_copy_name(part)), len(parts))
+        moment = _MOMENTS.search(parts[-1].lower()) if parts and not alone else None
+        if moment is not None:
+            picked = _at_its_moment(picked, is_first=moment[0] != "best")
+        step, by_key = _step_of(picked, of_its_own=moment is not None), run_of("/".join(parts)) if parts else None
+        if by_key is not None and by_key.step is not None and not alone:
+            row = dict(picked.row)
+            if by_key.epoch is not None:
+                row.setdefault("epoch", by_key.epoch)
+            return cls(
+                replace(picked, row=row),
+                tuple(by_key.member.split("/")) if by_key.member else (),
+                0,
+                by_key.step if step is None else step,
+            )
+        return cls(picked, parts, copy, step)
+
+    @property
+    def base(self) -> tuple[str, ...]:
+        """The words without those of a copy."""
+        return self.parts[: len(self.parts) - self.copy]
+
+    @property
+    def parent(self) -> tuple[str, ...]:
+        """The words that it shares with its likes: of one that is no copy all but the last."""
+        return self.base if self.copy else self.base[:-1]
+
+
+_MOMENTS = re.compile(r"(?<![a-z])(best|init|initial)(?![a-z])")
+"""Words of keys for states that were kept from another time than that at which their file was written."""
+
+
+def _at_its_moment(picked: Picked, *, is_first: bool) -> Picked:
+    """A checkpoint without the facts that are about the time at which its file was written."""
+    row = {name: value for name, value in picked.row.items() if not name.startswith(("claimed_", "epoch", "step"))}
+    best = picked.row.get("extra", {}).get("best_epoch")
+    if is_first or type(best) in (int, float):
+        row["epoch"] = 0.0 if is_first else float(best)
+    return replace(picked, row=row)
+
+
+def _is_trajectory(group: Sequence[_Own]) -> bool:
+    """Whether they are checkpoints of one run that were saved together, and no folds or seeds."""
+    steps = [item.step for item in group]
+    is_one = len({_which(item.picked) for item in group}) == 1
+    return len(group) > 1 and None not in steps and len(set(steps)) == len(steps) and is_one
+
+
+def _before_its_step(name: str, steps: Sequence[int | None]) -> str | None:
+    """A name without the number at its end, where that is when all of a file's checkpoints were saved."""
+    matched = _NUMBER_AT_END.fullmatch(name)
+    return without_plain_name(matched[1]) if matched is not None and set(steps) == {int(matched[2])} else None
+
+
+_NUMBER_AT_END = re.compile(r"(|.*?[^\d])[-_. ]?(\d{1,18})")
 
 
 def _which(picked: Picked) -> tuple[Any, ...]:
@@ -228,9 +359,17 @@ def _which(picked: Picked) -> tuple[Any, ...]:
     return (picked.row.get("seed"), extra.get("fold"), *sorted(of_a_run.items()))
 
 
-def _step_of(picked: Picked) -> int | None:
-    """The step that a checkpoint's facts name; else its epoch, which orders checkpoints of which no more is known."""
-    step, epoch = step_of(picked.row.get("extra", {})), picked.row.get("epoch")
+def _step_of(picked: Picked, *, of_its_own: bool) -> int | None:
+    """The step that a checkpoint's facts name; else its epoch, which orders checkpoints of which no more is known.
+
+    Parameters
+    ----------
+    of_its_own
+        whether the facts are about another time than its own.
+    """
+    extra, epoch = picked.row.get("extra", {}), picked.row.get("epoch")
+    inside = [extra, *(extra[name] for name in ("meta", "train_state") if isinstance(extra.get(name), dict))]
+    step = None if of_its_own else next((found for facts in inside if (found := step_of(facts)) is not None), None)
     if step is None and isinstance(epoch, float) and epoch.is_integer() and epoch >= 0:
         return int(epoch)
     return step
@@ -264,9 +403,9 @@ class _Rows:
 
 
 def _id(path: str, pattern: str | None) -> str:
-    whole = without_suffixes(path)
     if pattern is None:
-        return identifier(whole.replace("/", "-"))
+        return id_of(path)
+    whole = without_suffixes(path)
     parent, _, stem = whole.rpartition("/")
     fields = {"stem": stem, "name": path.rpartition("/")[2], "parent": parent.rpartition("/")[2], "path": whole}
     try:
@@ -294,20 +433,25 @@ def _picked(
         return pairs
     if len(states) == 1 and (written := layout_in(states[0])) is not None:
         return list(_of_vectors(states[0], written, path, options))
+    if what := said_of_file(without_suffixes(path).rpartition("/")[2]):
+        reject_without_network(path, f"{what}, by its name", "Leave it out.")
     states = [part for state in states for part in copies_of(state)]
     made: list[Picked] = []
     for picked, state in zip(every_state(states), states, strict=True):
         refuse_vectors(picked.tensors, path)
-        row = row_of(state.facts, location=path, percent=options.percent)
+        by_chain = DRAWS in state.facts and options.stacked is not False
+        facts = {name: value for name, value in state.facts.items() if name != DRAWS} if by_chain else state.facts
+        row = row_of(facts, location=path, percent=options.percent)
         gaussian = gaussian_of(picked.tensors, state.facts, path)
-        if options.stacked is None:
+        if options.stacked is None and not by_chain:
             refuse_stacked(picked.tensors, path)
         if gaussian is not None:
             made.append(replace(gaussian, suffix=picked.suffix, row={**row, **gaussian.row}))
-        elif options.stacked:
-            made += unstacked(replace(picked, row=row), path)
+        elif options.stacked or by_chain:
+            made += unstacked(replace(picked, row=row), path, by_chain=by_chain)
         else:
-            made.append(replace(picked, row=row, note=side_by_side(picked.tensors)))
+            note = side_by_side(picked.tensors)
+            made.append(Picked(picked.suffix, picked.tensors, row, note=note, ties=picked.ties, buffers=picked.buffers))
     return made
 
 
@@ -318,4 +462,5 @@ def _of_vectors(state: StateDict, slices: Sequence[Slice], path: str, options: O
         made = cut_gaussian(moments, slices, path)
         yield replace(made, suffix=picked.suffix, row={**row_of(state.facts, location=path), **made.row})
         return
-    yield from cut(picked, slices, path, are_samples=bool(options.stacked))
+    are_samples = options.stacked if options.stacked is not None else DRAWS in state.facts
+    yield from cut(picked, slices, path, are_samples=are_samples)

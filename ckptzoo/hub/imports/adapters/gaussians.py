@@ -30,6 +30,8 @@ _FORMS = {
     "log_sigma": "standard deviations are exp(log_sigma)", "log_scale": "standard deviations are exp(log_scale)",
     "log_std": "standard deviations are exp(log_std)", "logstd": "standard deviations are exp(logstd)",
     "log_var": "standard deviations are exp(log_var / 2)", "logvar": "standard deviations are exp(logvar / 2)",
+    "var": "standard deviations are sqrt(var)", "variance": "standard deviations are sqrt(variance)",
+    "precision": "standard deviations are 1 / sqrt(precision)",
 }  # fmt: skip
 """What programs call the parameter of a deviation, and what is said of it."""
 _MEAN_WORDS = ("loc", "mu", "mean")
@@ -54,6 +56,8 @@ def pairs_of(states: Sequence[StateDict], path: str) -> list[Picked] | None:
     if len(states) < 2:
         return None
     by_key = {state.source.partition("#")[2]: state for state in states}
+    if (swag := _swag_of_states(by_key, path)) is not None:
+        return [swag]
     for mean in _MEAN_WORDS:
         for deviation in _FORMS:
             stems = [key.removesuffix(mean) for key in by_key if key.rpartition(".")[2] == mean]
@@ -74,6 +78,33 @@ def pairs_of(states: Sequence[StateDict], path: str) -> list[Picked] | None:
                     for stem, means, deviations in pairs
                 ]
     return None
+
+
+def _swag_of_states(by_key: Mapping[str, StateDict], path: str) -> Picked | None:
+    """State dicts of means and of second moments, with those of deviations beside them; None where they are others."""
+    deviations = [state.tensors for key, state in by_key.items() if key.startswith(("deviations.", "cov_mat_sqrt."))]
+    square = next((key for key in ("sq_mean", "square_mean") if key in by_key), None)
+    if square is None or "mean" not in by_key or len(by_key) > 2 + len(deviations):
+        return None
+    means, squares = by_key["mean"].tensors, by_key[square].tensors
+    if any(other.keys() != means.keys() for other in (squares, *deviations)):
+        return None
+    tensors = {name: array for name, array in means.items() if array.dtype.kind == "f"}
+    made = {
+        name: _swag(
+            array.astype(np.float64),
+            squares[name].astype(np.float64),
+            np.array([one[name].reshape(-1) for one in deviations], np.float64) if deviations else None,
+            path,
+            f"second moments of {name!r}",
+        )
+        for name, array in tensors.items()
+    }
+    both = _interleaved(
+        tensors, {name: _positive(item.deviation, tensors[name].dtype, name, path) for name, item in made.items()}
+    )
+    rest = {name: array for name, array in means.items() if name not in tensors}
+    return Picked("", both | rest, {"method": "swag"}, gaussian=True, note=_SWAG)
 
 
 def gaussian_of(tensors: Arrays, facts: Mapping[str, Any], path: str) -> Picked | None:
@@ -183,6 +214,9 @@ def _deviation(word: str, array: NDArray[Any], name: str, path: str) -> NDArray[
         wide = np.logaddexp(0, wide)
     elif word.startswith("log"):
         wide = np.exp(wide / 2 if word.endswith("var") else wide)
+    elif word in ("var", "variance", "precision"):
+        # of what is not positive the root is none, which is refused
+        wide = np.sqrt(np.where(wide > 0, wide, np.nan)) ** (-1 if word == "precision" else 1)
     return _positive(wide, array.dtype, name, path)
 
 

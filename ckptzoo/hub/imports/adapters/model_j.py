@@ -7,9 +7,19 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ckptzoo.hub.imports.adapters.adapter import Found, Options, Picked, all_fit, every_state, identifier, reader
-from ckptzoo.hub.imports.facts import row_of
-from ckptzoo.hub.imports.sources import Source
+from ckptzoo.hub.imports.adapters.adapter import (
+    Found,
+    Options,
+    PassedOver,
+    Picked,
+    all_fit,
+    every_state,
+    identifier,
+    reader,
+)
+from ckptzoo.hub.imports.adapters.side_files import SideFiles
+from ckptzoo.hub.imports.facts import row_of, together
+from ckptzoo.hub.imports.opened import OpenedSource
 from ckptzoo.hub.untrusted import Limits, StateDict
 from ckptzoo.hub.untrusted.runs import run_of
 
@@ -31,12 +41,15 @@ class ModelJungle:
         is_one_each = len(folders) == len(models) and not any(run_of(path).is_part for path in models)
         return is_one_each and all_fit(paths, lambda path: path.rpartition("/")[2] == _MODEL)
 
-    def checkpoints(self, source: Source, options: Options) -> Iterator[Found]:
+    def checkpoints(self, source: OpenedSource, options: Options) -> Iterator[Found | PassedOver]:
         """Every ``model.safetensors``; the header's texts are facts, read as Python's literals."""
+        beside = SideFiles(source)
+        yield from beside.passed_over
         for file in source.files():
             if file.name != _MODEL:
                 continue
             member = identifier(file.folder.rpartition("/")[2] or source.name)
+            row = together(row_of(beside.of(file.path), location=file.path), beside.exported(file.path) or {})
 
             def pick(states: Sequence[StateDict], path: str = file.path) -> Sequence[Picked]:
                 return [
@@ -44,7 +57,7 @@ class ModelJungle:
                     for picked, state in zip(every_state(states), states, strict=True)
                 ]
 
-            yield Found(file.path, member, None, {}, file.size, reader(file, Limits().file_bytes), pick)
+            yield Found(file.path, member, None, row, file.size, reader(file, Limits().file_bytes), pick)
 
 
 def _facts(state: StateDict) -> dict[str, Any]:

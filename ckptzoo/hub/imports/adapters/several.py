@@ -11,11 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, ZooError
+from ckptzoo.hub.contributions.matching import without_wrappers
 from ckptzoo.hub.imports.adapters.adapter import Picked
 from ckptzoo.hub.imports.tables import Slice, shape_of
 from ckptzoo.hub.untrusted import StateDict
 from ckptzoo.hub.untrusted.errors import reject_without_network
 from ckptzoo.hub.untrusted.layer_trees import is_copy_name
+from ckptzoo.hub.untrusted.objects import is_figure_name
 from ckptzoo.hub.untrusted.other_contents import other_content
 from ckptzoo.hub.untrusted.runs import without_suffixes
 
@@ -23,8 +25,11 @@ _SAMPLES = "samples"
 """The method of draws of which a file does not say how they were drawn."""
 _SAMPLE_NAMES = re.compile(r"(posterior_)?(samples?|draws?|thetas?|chains?|particles|params_hmc)$")
 """Names of one array whose rows are samples."""
-_MEMBERS = re.compile(r"(members|models|networks|nets|ensemble|estimators|net_list|model_list)\.[0-9]+")
+_MEMBERS = re.compile(r"((?:(?:members|models|networks|nets|ensemble|estimators|net_list|model_list)\.)?[0-9]+)\.")
 """What programs call a list of networks in a module."""
+_FIRST_WORD = re.compile(r"([^.]+)\.")
+_FLAT_NAMES = re.compile(r"flat(_\w+)?|(\w+_)?(theta|vec|vector)|params|parameters|weights")
+"""Names of one array that holds all numbers of a network, or in rows those of several."""
 _LAYOUT = "Say with --layout which of its numbers are which tensor"
 
 
@@ -44,8 +49,7 @@ def networks_of(state: StateDict, prefixes: Sequence[str], path: str) -> Iterato
     found: dict[str, dict[str, NDArray[Any]]] = {}
     rest: list[str] = []
     pattern = re.compile("|".join(re.escape(prefix.strip(".")).replace(r"\*", r"[^.]+") for prefix in prefixes))
-    tensors = {**state.tensors, **{name: state.tensors[first] for name, first in state.aliases.items()}}
-    for name, array in tensors.items():
+    for name, array in state.tensors.items():
         matched = re.match(rf"({pattern.pattern})\.(?=.)", name)
         if matched is None:
             rest.append(name)
@@ -53,7 +57,7 @@ def networks_of(state: StateDict, prefixes: Sequence[str], path: str) -> Iterato
             found.setdefault(matched[1], {})[name[matched.end() :]] = array
     for prefix in prefixes:
         if not any(re.fullmatch(re.escape(prefix.strip(".")).replace(r"\*", r"[^.]+"), name) for name in found):
-            first = sorted({name.partition(".")[0] for name in tensors})
+            first = sorted({name.partition(".")[0] for name in state.tensors})
             step = "Name the words that the networks' tensors begin with."
             raise ZooError(
                 Problem(path, f"--networks {prefix}", "tensors whose names begin so", ", ".join(first[:8]), step)
@@ -107,18 +111,35 @@ def _has_copies(names: tuple[str, ...]) -> bool:
 
 
 def side_by_side(tensors: Mapping[str, NDArray[Any]]) -> str:
-    """What is said of a state dict that holds a list of equal networks, which is one network until told otherwise."""
+    """What is said of a state dict that holds equal networks, which is one network until told otherwise."""
+    return _side_by_side(tuple((without_wrappers(name), array.shape) for name, array in tensors.items()))
+
+
+@lru_cache(maxsize=1024)
+def _side_by_side(described: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
     groups: dict[str, dict[str, tuple[int, ...]]] = {}
-    for name, array in tensors.items():
-        matched = _MEMBERS.match(name)
-        if matched is None:
-            return ""
-        groups.setdefault(matched[0], {})[name[matched.end() :]] = array.shape
-    shapes = list(groups.values())
-    if len(groups) < 2 or any(one != shapes[0] for one in shapes):
-        return ""
-    word = next(iter(groups)).partition(".")[0]
-    return f"{word}.* are networks of equal shapes in one; --networks '{word}.*' makes each of them a checkpoint"
+    for name, shape in described:
+        matched = _MEMBERS.match(name) or _FIRST_WORD.match(name)
+        if matched is not None:
+            groups.setdefault(matched[1], {})[name[matched.end() :]] = shape
+    for first, own in groups.items():
+        equal = [word for word in groups if groups[word] == own]
+        # two layers of equal shapes are no networks
+        is_network = any("." in name for name in own) and len(own) > 1
+        is_list = len(equal) == len(groups) and _MEMBERS.match(f"{first}.") is not None
+        if len(equal) > 1 and is_network and (is_list or any(map(_is_of_a_pair, equal))):
+            word = f"{first.rpartition('.')[0]}.".lstrip(".")
+            names, prefixes = f"{word}*" if is_list else ".* and ".join(equal) + ".*", ",".join(equal)
+            prefixes = f"{word}*" if is_list else prefixes
+            return (
+                f"{names} are networks of equal shapes in one; --networks '{prefixes}' makes each of them a checkpoint"
+            )
+    return ""
+
+
+def _is_of_a_pair(word: str) -> bool:
+    """Tells whether a word is that of one of two networks of which one follows the other: MoCo's are q and k."""
+    return is_copy_name(word) or word.lower().endswith(("encoder_k", "momentum_encoder"))
 
 
 def layout_in(state: StateDict) -> tuple[Slice, ...] | None:
@@ -148,9 +169,17 @@ def refuse_vectors(tensors: Mapping[str, NDArray[Any]], path: str) -> None:
     ZooError
         What it is is not known.
     """
+    figures = {name: array for name, array in tensors.items() if is_figure_name(name) and "." not in name}
+    if figures and len(figures) < len(tensors):
+        tensors = {name: array for name, array in tensors.items() if name not in figures}
     shapes = {array.shape for array in tensors.values()}
     (name, *others), shape = tensors, next(iter(shapes))
-    if not others and (name == "array" or (len(shape) > 1 and _SAMPLE_NAMES.search(name.lower()))):
+    is_flat = not others and len(shape) < 3 and _FLAT_NAMES.fullmatch(name.lower()) is not None
+    if (
+        is_flat
+        or (not others and name == "array")
+        or (not others and (len(shape) > 1 and _SAMPLE_NAMES.search(name.lower())))
+    ):
         stem = without_suffixes(path).rpartition("/")[2]
         if name == "array" and (what := other_content({stem: tensors[name].dtype.name})) is not None:
             reject_without_network(path, what, "Leave it out.")
@@ -167,14 +196,17 @@ def refuse_vectors(tensors: Mapping[str, NDArray[Any]], path: str) -> None:
 
 def refuse_stacked(tensors: Mapping[str, NDArray[Any]], path: str) -> None:
     """Refuse tensors whose first axis may count samples: weights and biases share it, and no bias has one axis."""
-    shapes = [array.shape for array in tensors.values()]
-    if _share_an_axis(shapes):
-        got = f"one of {shapes[0][0]} in all of them, as of samples"
+    shapes = {array.shape for array in tensors.values()}
+    # a number for each sample, such as the noise of the outputs, has no further axis
+    several = tuple([array.shape for array in tensors.values() if array.ndim > 1])
+    if several and len({shape[:1] for shape in shapes}) == 1 and _share_an_axis(several):
+        got = f"one of {several[0][0]} in all of them, as of samples"
         step = "Give --stacked where it counts samples of one network, --no-stacked where it does not."
         raise ZooError(Problem(path, "first axis of the tensors", "one that is clear", got, step))
 
 
-def _share_an_axis(shapes: Sequence[tuple[int, ...]]) -> bool:
+@lru_cache(maxsize=1024)
+def _share_an_axis(shapes: tuple[tuple[int, ...], ...]) -> bool:
     lengths = {shape[0] if shape else None for shape in shapes}
     fewest = min(map(len, shapes))
     biases = {shape for shape in shapes if len(shape) == fewest}
@@ -182,19 +214,30 @@ def _share_an_axis(shapes: Sequence[tuple[int, ...]]) -> bool:
         len(shapes) > 1
         and len(lengths) == 1
         and fewest >= 2
-        and any(len(shape) > fewest and shape[:fewest] in biases for shape in shapes)
+        # of (sample, out, in) or, in JAX, (sample, in, out) the bias is (sample, out)
+        and any(
+            len(shape) > fewest and (shape[:fewest] in biases or (*shape[: fewest - 1], shape[-1]) in biases)
+            for shape in shapes
+        )
     )
 
 
-def unstacked(picked: Picked, path: str) -> Iterator[Picked]:
-    """The samples along the first axis of every tensor, or along the first two, of chains and their samples."""
+def unstacked(picked: Picked, path: str, *, by_chain: bool = False) -> Iterator[Picked]:
+    """The samples along the first axis of every tensor, or along the first two, of chains and their samples.
+
+    Parameters
+    ----------
+    by_chain
+        whether they are known to be of chains; else that is told by the shapes.
+    """
     shapes = [array.shape for array in picked.tensors.values()]
     lengths = {shape[:1] for shape in shapes}
     if len(lengths) != 1 or lengths == {()}:
         got = ", ".join(str(shape) for shape in shapes[:5])
         expected, step = "one first axis for all tensors, as --stacked says", "Leave --stacked out."
         raise ZooError(Problem(path, "shapes", expected, got, step))
-    has_chains = len({shape[:2] for shape in shapes}) == 1 and _share_an_axis([shape[1:] for shape in shapes])
+    inner = tuple(shape[1:] for shape in shapes)
+    has_chains = by_chain or (len({shape[:2] for shape in shapes}) == 1 and _share_an_axis(inner))
     for number in range(next(iter(lengths))[0]):
         tensors = {name: array[number] for name, array in picked.tensors.items()}
         suffix = "-".join(part for part in (picked.suffix, str(number)) if part)

@@ -6,6 +6,9 @@ from typing import Any, cast
 
 from ckptzoo.errors import ZooError
 from ckptzoo.hub.imports.adapters.adapter import PassedOver, parse_json
+from ckptzoo.hub.imports.exported import exported_row, is_exported
+from ckptzoo.hub.imports.facts import Row
+from ckptzoo.hub.imports.one_network import is_published
 from ckptzoo.hub.imports.opened import OpenedSource
 from ckptzoo.hub.untrusted.runs import without_suffixes
 
@@ -40,14 +43,15 @@ class SideFiles:
         self.passed_over: list[PassedOver] = []
         self._by_folder: dict[str, dict[str, Facts]] = {}
         self._by_stem: dict[str, Facts] = {}
+        self._exported: dict[str, Facts] = {}
         # a pass over an archive in order takes as long as reading it
-        has_any = any(path.endswith(".json") for path in source.forms) if source.in_order else source.may_hold(".json")
-        if not has_any:
-            return
-        self._read(source)
+        if source.may_hold(".json"):
+            self._read(source)
 
     def of(self, path: str) -> Facts:
         """What is said about a checkpoint, the nearest first: by its own file, its folder's and those above."""
+        if not self._by_stem and not self._by_folder:
+            return {}
         found = dict(self._by_stem.get(without_suffixes(path), {}))
         folder = path.rpartition("/")[0]
         for name, facts in self._by_folder.get(folder, {}).items():
@@ -60,6 +64,16 @@ class SideFiles:
             if not folder:
                 return found
             folder = folder.rpartition("/")[0]
+
+    def exported(self, path: str) -> Row | None:
+        """The row that ``export`` wrote beside a file; None where it wrote none, or the file is another one there."""
+        about = self._exported.get(path.rpartition("/")[0])
+        return exported_row(about) if about is not None and is_published(path) else None
+
+    def names_network(self, path: str) -> bool:
+        """Whether a file is called as networks of any name are, and settings beside it say that it is one."""
+        about = self._by_folder.get(path.rpartition("/")[0], {})
+        return ("config" in about or "adapter_config" in about) and is_published(path)
 
     def _read(self, source: OpenedSource) -> None:
         stems = set[str]()
@@ -88,7 +102,9 @@ class SideFiles:
             folder, _, name = path.rpartition("/")
             stem = name[:-5].lower()
             taken = dict(_few(content))
-            if not taken:
+            if stem == "config" and is_exported(content):
+                self._exported[folder] = content
+            elif not taken:
                 self.passed_over.append(PassedOver(path, "no facts"))
             elif path[:-5] in stems:
                 self._by_stem[path[:-5]] = taken

@@ -8,7 +8,8 @@ import pytest
 
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply, canonicalize
-from ckptzoo.symmetry.matrices.comparison import matrix_distances, matrix_tolerance, near_bound
+from ckptzoo.symmetry.identity.comparison import distances, near_bound
+from ckptzoo.symmetry.identity.forms import rounding_tolerance
 from tests.symmetry.matrices.every_kind import Weights, changed, grouped_queries, table, weights_of
 
 K = 4
@@ -26,7 +27,7 @@ tables = pytest.mark.parametrize("symmetry", TABLES.values(), ids=TABLES.keys())
 def between(one: Weights, two: Weights, symmetry: Symmetry, tolerance: float) -> np.ndarray:
     """Distances of pairs of rows."""
     rows = [[{name: array[row : row + 1] for name, array in side.items()} for side in (one, two)] for row in range(K)]
-    return np.array([matrix_distances(first, other, symmetry, tolerance)[0][0] for first, other in rows])
+    return np.array([distances(first, other, symmetry, tolerance)[0][0] for first, other in rows])
 
 
 def turned(symmetry: Symmetry, seed: int) -> GroupElement:
@@ -36,6 +37,7 @@ def turned(symmetry: Symmetry, seed: int) -> GroupElement:
 
 
 @tables
+@pytest.mark.sampled(3)
 def test_any_turn_of_a_canonical_form_is_undone(symmetry: Symmetry) -> None:
     """Also by matrices far from 1, as where all singular values are equal but for rounding."""
     weights = canonicalize(weights_of(symmetry, K, np.random.default_rng(0)), symmetry).weights
@@ -47,6 +49,7 @@ def test_any_turn_of_a_canonical_form_is_undone(symmetry: Symmetry) -> None:
 
 @tables
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.sampled(5)
 def test_rounded_copies_are_within_the_tolerance(symmetry: Symmetry, dtype: Any) -> None:
     weights = weights_of(symmetry, K, np.random.default_rng(0))
     element = GroupElement.random(symmetry, K, np.random.default_rng(3), spread=0.4)
@@ -55,24 +58,24 @@ def test_rounded_copies_are_within_the_tolerance(symmetry: Symmetry, dtype: Any)
         canonicalize({name: array.astype(dtype) for name, array in stack.items()}, symmetry).weights
         for stack in (weights, moved)
     )
-    tolerance = matrix_tolerance([np.dtype(dtype)])
+    tolerance = rounding_tolerance([np.dtype(dtype)], symmetry)
     assert between(one, two, symmetry, tolerance).max() <= tolerance
     others = {name: np.roll(array, 1, axis=0) for name, array in one.items()}
-    assert between(one, others, symmetry, tolerance).min() > near_bound(tolerance)
+    assert between(one, others, symmetry, tolerance).min() > near_bound(tolerance, symmetry)
 
 
 @pytest.mark.exhaustive
 @tables
 def test_a_change_of_a_thousandth_is_never_a_duplicate_in_float32(symmetry: Symmetry) -> None:
     weights, rng = weights_of(symmetry, K, np.random.default_rng(0)), np.random.default_rng(1)
-    tolerance = matrix_tolerance([np.dtype(np.float32)])
+    tolerance = rounding_tolerance([np.dtype(np.float32)], symmetry)
     one = canonicalize({name: array.astype(np.float32) for name, array in weights.items()}, symmetry).weights
     for name in weights.keys() - {"gain"}:
         moved = apply(GroupElement.random(symmetry, K, rng, spread=0.4), changed(weights, name, 1e-3, rng), symmetry)
         two = canonicalize({name: array.astype(np.float32) for name, array in moved.items()}, symmetry).weights
-        distances = between(one, two, symmetry, tolerance)
-        assert distances.min() > near_bound(tolerance), name
-        assert distances.max() < 0.1, name
+        found = between(one, two, symmetry, tolerance)
+        assert found.min() > near_bound(tolerance, symmetry), name
+        assert found.max() < 0.1, name
 
 
 def test_copies_of_low_rank() -> None:
@@ -95,6 +98,6 @@ def test_integers_decide_and_equal_bits_are_told() -> None:
     first = {name: array[:1] for name, array in weights.items()}
     others = {name: array[[0, 0, 1]] for name, array in weights.items()}
     others["count"] = np.array([0, 1, 0])
-    distances, equal = matrix_distances(first, others, symmetry, 1e-6)
-    assert distances[0] == 0 and np.isinf(distances[1]) and 0.1 < distances[2] < 10
+    found, equal = distances(first, others, symmetry, 1e-6)
+    assert found[0] == 0 and np.isinf(found[1]) and 0.1 < found[2] < 10
     assert equal.tolist() == [True, False, False]

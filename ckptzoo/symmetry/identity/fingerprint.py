@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.symmetry.arrays import is_float, to_numpy
 from ckptzoo.symmetry.gauges import Canonical
-from ckptzoo.symmetry.matrices.invariants import FEATURES, matrix_invariants
+from ckptzoo.symmetry.identity.forms import OPEN
+from ckptzoo.symmetry.identity.invariants import invariants
 from ckptzoo.symmetry.tables import Arch, table_of
 
 SUMS = 16
@@ -28,26 +30,12 @@ PIECE = 2**16
 """Elements that are taken at a time, a multiple of ``LANE``."""
 
 
-def sketch(weights: Mapping[str, Any]) -> np.ndarray:
-    """Sixteen numbers for each of K checkpoints, close for close weights and far for others.
+def _sketch(weights: Mapping[str, Any]) -> np.ndarray:
+    """Sixteen numbers for each of K checkpoints (K, 16), close for close weights and far for others.
 
     ``z_k = sum_t sum_j s_t(16 j + k) w_t[16 j + k] / ||w_t||`` over the floating tensors t in the order of their
     names, with random signs s_t that follow from the tensor's name: weights that differ by a relative norm of d in
     one tensor give numbers that differ by about d / 4.
-
-    Parameters
-    ----------
-    weights
-        tensor name to (K, *shape), numpy or torch, finite.
-
-    Returns
-    -------
-    np.ndarray
-        (K, 16) float64.
-
-    Notes
-    -----
-    One pass over the weights; the signs are kept, one byte an element of a checkpoint.
     """
     K = len(next(iter(weights.values())))
     sums = np.zeros((K, SUMS))
@@ -90,6 +78,7 @@ def _signs(name: str, size: int) -> np.ndarray:
     return 1 - 2 * np.unpackbits(bits, count=size).view(np.int8)
 
 
+@checked
 def fingerprint(canonical: Canonical, *, precision: float = PRECISION) -> list[str | None]:
     """A digest of each checkpoint's canonical form at a declared precision.
 
@@ -121,7 +110,7 @@ def fingerprint(canonical: Canonical, *, precision: float = PRECISION) -> list[s
     weights agree but for rounding, r relative, and the fingerprints are equal but for a chance of about ``32 r /
     precision``: 1e-4 in float32, and unless rounding exchanges channels whose keys are almost equal, which is frequent
     in layers of more than 500 channels. Networks that differ by less than the precision may share a fingerprint.
-    ``ckptzoo.derive.dedupe`` depends on neither: its candidates come from ``invariants.py``, and weights decide.
+    ``ckptzoo.derive.dedupe`` depends on neither: its candidates come from invariants, and weights decide.
     """
     if not 0 < precision < np.inf:
         raise ValueError(f"fingerprint: precision: expected a positive number, got {precision!r}. Try {PRECISION}.")
@@ -134,9 +123,9 @@ def fingerprint(canonical: Canonical, *, precision: float = PRECISION) -> list[s
     shapes = ";".join(f"{name}{array.shape[1:]}" for name, array in sorted(weights.items()))
     sketched = np.zeros((len(usable), SUMS))
     if usable.all():
-        sketched = sketch(weights)
+        sketched = _sketch(weights)
     elif usable.any():
-        sketched[usable] = sketch({name: array[usable] for name, array in weights.items()})
+        sketched[usable] = _sketch({name: array[usable] for name, array in weights.items()})
     with np.errstate(over="ignore"):
         cells = np.round(sketched / precision).astype(np.int64)
     texts: list[str | None] = []
@@ -147,12 +136,13 @@ def fingerprint(canonical: Canonical, *, precision: float = PRECISION) -> list[s
     return texts
 
 
+@checked
 def sketches(canonical: Canonical, arch: Arch) -> np.ndarray:
     """Sixteen numbers for each checkpoint that are the same for all of its orbit, but for rounding.
 
     They are smooth in the weights: rounding to the dtype in which weights are stored moves each by at most 1e-12 in
     float64, 1e-6 in float32, 1e-3 in float16 and 1e-2 in bfloat16; other networks are some tenths away. What they are
-    is in ``ckptzoo.symmetry.matrices.invariants.matrix_invariants``.
+    is in ``ckptzoo.symmetry.identity.invariants.invariants``.
 
     Parameters
     ----------
@@ -174,14 +164,14 @@ def sketches(canonical: Canonical, arch: Arch) -> np.ndarray:
     Notes
     -----
     Checkpoints with close sketches may be one network, of any table; ``ckptzoo.derive.dedupe`` compares their weights.
-    Tested in tests/symmetry/matrices/test_matrix_invariants.py.
+    Tested in tests/symmetry/identity/test_matrix_invariants.py.
     """
     _require_complete("sketches", canonical)
     usable = canonical.report.gauged
-    found = np.full((len(usable), FEATURES), np.nan)
+    found = np.full((len(usable), OPEN.features), np.nan)
     if usable.any():
         weights = {name: to_numpy(array)[usable] for name, array in canonical.weights.items()}
-        found[usable] = matrix_invariants(weights, table_of(arch)).unordered.sketches
+        found[usable] = invariants(weights, table_of(arch), OPEN).sketches
     return found
 
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from ckptzoo import archs
 from ckptzoo.symmetry import apply, canonicalize
-from ckptzoo.symmetry.comparison import invariant_width
-from ckptzoo.symmetry.invariants import FEATURES, invariants
+from ckptzoo.symmetry.identity.forms import SETTLED
+from ckptzoo.symmetry.identity.invariants import invariants
 from tests.support.effort import examples
 from tests.support.symmetry_tables import Network, networks
 
@@ -41,7 +41,7 @@ def test_weights_that_are_close_have_close_sketches(net: Network, seed: int, dis
             step *= distance * np.linalg.norm(array.reshape(K, -1), axis=1, keepdims=True)
             near[name] = array + step.reshape(array.shape)
     one, two = (invariants(stack, net.table).sketches for stack in (weights, near))
-    width = invariant_width(distance, len(weights))
+    width = SETTLED.width(distance, distance, [array.dtype for array in weights.values()])
     assert (np.abs(one - two) <= width).all()
 
 
@@ -69,4 +69,4 @@ def test_extreme_and_empty_weights(size: float) -> None:
     assert (invariants(zeros, table).sketches == 0).all()
     none = {name: array[:0] for name, array in weights.items()}
     found = invariants(none, table)
-    assert found.sketches.shape == (0, FEATURES)
+    assert found.sketches.shape == (0, 8)

@@ -12,7 +12,8 @@ from ckptzoo import archs
 from ckptzoo.errors import SymmetryError
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply, canonicalize, fingerprint, fold, sketches, trace
-from ckptzoo.symmetry.matrices.invariants import BOUNDS, matrix_invariants
+from ckptzoo.symmetry.identity.forms import BOUNDS
+from ckptzoo.symmetry.identity.invariants import invariants
 from tests.symmetry.matrices.every_kind import Weights, changed, grouped_queries, table, weights_of
 
 K = 6
@@ -80,7 +81,7 @@ def sketched(weights: Weights, symmetry: Symmetry) -> np.ndarray:
 
 
 def test_two_disguises_have_one_canonical_form() -> None:
-    """Of every kind, complex numbers among them whose parts are halves of each head."""
+    """Every kind is there, complex numbers among them whose parts are halves of each head."""
     for symmetry in TABLES.values():
         weights = weights_of(symmetry, K, np.random.default_rng(0))
         one = canonicalize(weights, symmetry).weights
@@ -90,6 +91,7 @@ def test_two_disguises_have_one_canonical_form() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+@pytest.mark.sampled(4)
 def test_all_of_an_orbit_have_one_sketch(networks: tuple[Symmetry, Weights], dtype: Any) -> None:
     symmetry, weights = networks
     one = sketched({name: array.astype(dtype) for name, array in weights.items()}, symmetry)
@@ -100,6 +102,7 @@ def test_all_of_an_orbit_have_one_sketch(networks: tuple[Symmetry, Weights], dty
         assert np.abs(one - other).max() <= BOUNDS[np.dtype(dtype).name]
 
 
+@pytest.mark.sampled(4)
 def test_a_change_of_any_tensor_moves_it(networks: tuple[Symmetry, Weights]) -> None:
     symmetry, weights = networks
     one, rng = sketched(weights, symmetry), np.random.default_rng(3)
@@ -110,6 +113,7 @@ def test_a_change_of_any_tensor_moves_it(networks: tuple[Symmetry, Weights]) -> 
             assert moves.min() > BOUNDS["float32"], name
 
 
+@pytest.mark.sampled(4)
 def test_sketches_are_smooth_and_others_are_far(networks: tuple[Symmetry, Weights]) -> None:
     """Steps of the sketch are in proportion to steps of the weights, and networks are apart by thousands of bounds."""
     symmetry, weights = networks
@@ -124,7 +128,7 @@ def test_sketches_are_smooth_and_others_are_far(networks: tuple[Symmetry, Weight
 
 
 def test_blocks_of_equal_and_of_no_singular_values() -> None:
-    """What is left open in the gauge, an orthogonal matrix or a limit, is nothing that a sketch depends on."""
+    """A sketch depends on nothing that is left open in the gauge: an orthogonal matrix, or a limit."""
     symmetry = TABLES["RMSNorm"]
     weights = weights_of(symmetry, K, np.random.default_rng(0))
     weights["v"][:, :2] = np.linalg.qr(weights["v"][:, :2].swapaxes(1, 2))[0].swapaxes(1, 2)[:, :2]
@@ -142,16 +146,16 @@ def test_blocks_of_equal_and_of_no_singular_values() -> None:
 def test_rows_are_described_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     symmetry = TABLES["packed"]
     weights = canonicalize(weights_of(symmetry, K, np.random.default_rng(0)), symmetry).weights
-    whole = matrix_invariants(weights, symmetry)
-    monkeypatch.setattr("ckptzoo.symmetry.matrices.invariants.INVARIANT_BYTES", 1)
-    pieces = matrix_invariants(weights, symmetry)
-    np.testing.assert_allclose(pieces.unordered.sketches, whole.unordered.sketches, rtol=0, atol=1e-13)
-    for name, values in whole.unordered.channels.items():
-        np.testing.assert_allclose(pieces.unordered.channels[name], values, rtol=0, atol=1e-12)
+    whole = invariants(weights, symmetry)
+    monkeypatch.setattr("ckptzoo.symmetry.identity.invariants.INVARIANT_BYTES", 1)
+    pieces = invariants(weights, symmetry)
+    np.testing.assert_allclose(pieces.sketches, whole.sketches, rtol=0, atol=1e-13)
+    for name, values in whole.channels.items():
+        np.testing.assert_allclose(pieces.channels[name], values, rtol=0, atol=1e-12)
     for name, values in whole.turning.items():
         np.testing.assert_allclose(pieces.turning[name], values, rtol=0, atol=1e-11)
-    none = matrix_invariants({name: array[:0] for name, array in weights.items()}, symmetry)
-    assert none.unordered.sketches.shape == (0, 16)
+    none = invariants({name: array[:0] for name, array in weights.items()}, symmetry)
+    assert none.sketches.shape == (0, 16)
 
 
 def test_descriptions_move_with_their_channels() -> None:
@@ -162,10 +166,10 @@ def test_descriptions_move_with_their_channels() -> None:
     flips = {name: np.where(scale < 0, -1.0, 1.0) for name, scale in element.scales.items()}
     turns = {name: item for name, item in element.matrices.items() if name == "x"}
     element = GroupElement(element.perms, flips, {**still.matrices, **turns})
-    one, two = (matrix_invariants(stack, symmetry) for stack in (weights, apply(element, weights, symmetry)))
-    for name, values in one.unordered.channels.items():
+    one, two = (invariants(stack, symmetry) for stack in (weights, apply(element, weights, symmetry)))
+    for name, values in one.channels.items():
         moved = np.take_along_axis(values, element.perms[name][:, :, None], 1)
-        np.testing.assert_allclose(two.unordered.channels[name], moved, rtol=0, atol=1e-11, err_msg=name)
+        np.testing.assert_allclose(two.channels[name], moved, rtol=0, atol=1e-11, err_msg=name)
     for name in ("odd", "gated"):
         moved = np.take_along_axis(one.turning[name], element.perms[name][:, :, None], 1) * flips[name][:, :, None]
         np.testing.assert_allclose(two.turning[name], moved, rtol=0, atol=1e-10, err_msg=name)

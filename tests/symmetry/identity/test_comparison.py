@@ -9,8 +9,9 @@ from ckptzoo import archs
 from ckptzoo.schema.groups import AxisAction, Group, Segment, Sym, Wreath
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import apply, canonicalize
-from ckptzoo.symmetry.comparison import ambiguous, compare, rounding_tolerance
-from ckptzoo.symmetry.invariants import invariants
+from ckptzoo.symmetry.identity.comparison import ambiguous, distances
+from ckptzoo.symmetry.identity.forms import rounding_tolerance
+from ckptzoo.symmetry.identity.invariants import invariants
 from tests.support.effort import FEW_EXAMPLES, examples
 from tests.support.symmetry_tables import Network, crossed, networks
 
@@ -31,12 +32,12 @@ def test_networks_in_any_order_are_matched_and_others_are_not(net: Network, a: i
     weights = net.weights(K, a, dtype)
     one, others = taken(weights, 0), apply(net.permutations(K, b), weights, net.table)
     tolerance = rounding_tolerance((array.dtype for array in weights.values()), net.table)
-    agree, _ = compare(one, others, net.table, tolerance)
-    assert agree.tolist() == [True, False, False]
+    found, _ = distances(one, others, net.table, tolerance)
+    assert (found <= tolerance).tolist() == [True, False, False]
     name = next(name for name, array in others.items() if array.dtype.kind == "f" and array.size)
     flat = others[name].reshape(K, -1)
     flat[0, -1] += 3 * tolerance * np.linalg.norm(flat[0].astype(np.float64))
-    assert not compare(one, others, net.table, tolerance)[0].any()
+    assert (distances(one, others, net.table, tolerance)[0] > tolerance).all()
 
 
 @pytest.mark.slow
@@ -51,7 +52,7 @@ def test_scaled_copies_in_float64_agree_within_the_rounding_of_the_gauge(net: Ne
     sure = ~ambiguous(one.weights, invariants(one.weights, net.table), net.table, tolerance)
     sure &= ~one.report.unresolved & ~two.report.unresolved & one.report.gauged & two.report.gauged
     for row in np.flatnonzero(sure).tolist():
-        assert compare(taken(one.weights, row), taken(two.weights, row), net.table, tolerance)[0].all()
+        assert distances(taken(one.weights, row), taken(two.weights, row), net.table, tolerance)[0] <= tolerance
 
 
 def test_the_tolerance_is_the_coarser_of_storage_and_scales() -> None:

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptzoo.symmetry.comparison import Neighbours, apart
+from ckptzoo.symmetry.identity.neighbours import Neighbours, apart, close_pairs
 from tests.support.effort import examples
 
 
 def close(points: np.ndarray, width: float) -> np.ndarray:
     """(N, N) whether two points are within the width in every coordinate, by looking at every pair."""
-    return (np.abs(points[:, None] - points) <= width).all(axis=2)
+    return np.logical_and.reduce(np.abs(points[:, None] - points) <= width, axis=2)
 
 
 clouds = st.builds(
@@ -57,3 +57,45 @@ def test_many_points_at_one_place_take_no_more_memory_than_they_have(count: int)
     left = Neighbours(points, 1e-9)
     left.take(0)
     assert len(left.near(0)) == count - 1
+
+
+def all_close(
+    first: np.ndarray, second: np.ndarray, distance: float, labels: tuple[np.ndarray, np.ndarray]
+) -> set[tuple[int, int]]:
+    """Pairs by looking at every one."""
+    near = np.linalg.norm(first[:, None] - second, axis=2) < distance
+    near &= labels[0][:, None] != labels[1]
+    if second is first:
+        near &= np.arange(len(first))[:, None] < np.arange(len(first))
+    return {(int(row), int(other)) for row, other in zip(*np.nonzero(near), strict=True)}
+
+
+@given(
+    st.integers(0, 10**6),
+    st.integers(0, 40),
+    st.integers(0, 40),
+    st.sampled_from([1, 2, 3, 5, 24]),
+    st.sampled_from([0.0, 1e-300, 1e-6, 0.1, 0.7, 1e3]),
+    st.sampled_from([2, 9, 10**6]),
+    st.booleans(),
+)
+@settings(max_examples=examples(150), deadline=None)
+def test_close_pairs_are_those_of_all_pairs(
+    seed: int, count: int, others: int, axes: int, distance: float, grid: int, same: bool
+) -> None:
+    """Points lie at one place, along a line or far apart, and some are not finite."""
+    rng = np.random.default_rng(seed)
+    first, second = (np.round(rng.random((n, axes)) * grid) / grid for n in (count, others))
+    for side in (first, second):
+        side[: len(side) // 4] = side[:1] if len(side) else 0
+        side[len(side) // 4 : len(side) // 2, 1:] = 0
+        side[len(side) - len(side) // 8 :, 0] = rng.choice([np.nan, np.inf, 1e6])
+    labels = rng.integers(0, 5, count), rng.integers(0, 5, others)
+    if same:
+        second, labels = first, (labels[0], labels[0])
+    found = list(close_pairs(first, second, distance, labels))
+    pairs = [pair for rows, places, _ in found for pair in zip(rows.tolist(), places.tolist(), strict=True)]
+    with np.errstate(invalid="ignore"):
+        assert len(pairs) == len(set(pairs)) and set(pairs) == all_close(first, second, distance, labels)
+    for rows, places, distances in found:
+        np.testing.assert_allclose(np.linalg.norm(first[rows] - second[places], axis=1), distances, atol=1e-12)

@@ -1,0 +1,103 @@
+"""The checks of the figures that rows state and claim against those that were measured."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ckptzoo.hub.contributions.evaluation import EvaluatorPool, Figures
+from ckptzoo.hub.contributions.file_names import claimed_accuracy, claimed_loss
+from ckptzoo.hub.contributions.report import ACCURACY, Check, check_result
+from ckptzoo.loader.zoo import Zoo
+from ckptzoo.text import counted
+
+STATED_TOLERANCE = 1e-3
+"""Largest difference between a measured figure that a row states and one measured here, as machines round; of a loss
+also as a share of it."""
+CLAIMED_TOLERANCE = 5e-3
+"""The same for what is claimed, as people round."""
+_NO_CROSS_ENTROPY = (
+    "a file's test loss, which need not be the mean cross entropy in nats; claimed_test_loss in contribution.toml is"
+)
+
+
+def check_accuracy(zoo: Zoo, measured: Mapping[str, Figures], evaluators: EvaluatorPool) -> Check:
+    """Stated and claimed accuracies agree with those that were measured.
+
+    A stated one (``test_accuracy``) may differ by 0.001, which is 10 of 10,000 images; a claimed one by 0.005. Figures
+    that the file of a checkpoint held are claims.
+    """
+    wrong: list[str] = []
+    claimed: list[float] = []
+    for row in zoo.metadata.select(["id", "test_accuracy", "claimed_test_accuracy", "extra"]).to_pylist():
+        said = {"test_accuracy": row["test_accuracy"], "claimed_test_accuracy": claimed_accuracy(row)}
+        claimed += [value for value in said.values() if value is not None]
+        if (figures := measured.get(row["id"])) is not None:
+            wrong += _differing(row["id"], said, figures["test_accuracy"], share=0.0)
+    if not measured:
+        reason = "; ".join(evaluators.reasons) or "nothing to measure"
+        untested = f"claimed {_spread(claimed)}, not measured: " if claimed else ""
+        return Check(ACCURACY, "not done", f"{untested}{reason}")
+    spread = _spread([figures["test_accuracy"] for figures in measured.values()])
+    unmeasured = len(zoo) - len(measured)
+    remaining = f"; {counted(unmeasured, 'other')} not measured: {'; '.join(evaluators.reasons)}" if unmeasured else ""
+    return check_result(
+        ACCURACY,
+        wrong,
+        f"measured of {counted(len(measured), 'checkpoint')}, {spread}, on {evaluators.summary}{remaining}",
+    )
+
+
+def check_loss(zoo: Zoo, measured: Mapping[str, Figures]) -> Check | None:
+    """Stated and claimed losses agree with the mean cross entropy in nats that was measured; None where there are none.
+
+    A stated one (``test_nll``) may differ by 0.001 and 0.1 % of it, a claimed one by 0.005 and 0.5 %. A test loss that
+    a file held may be of another kind, such as with smoothed labels: one that differs is named, and fails nothing.
+    """
+    wrong: list[str] = []
+    unknown: list[str] = []
+    compared = claims = 0
+    for row in zoo.metadata.select(["id", "test_nll", "claimed_test_loss", "extra"]).to_pylist():
+        claimed = claimed_loss(row)
+        stated: dict[str, float | None] = {"test_nll": row["test_nll"]}
+        if claimed is not None:
+            stated["claimed_test_loss"] = claimed.value
+        claims += any(value is not None for value in stated.values())
+        if (figures := measured.get(row["id"])) is None:
+            continue
+        differing = _differing(row["id"], stated, figures["test_nll"], share=1.0)
+        compared += any(value is not None for value in stated.values())
+        for text in differing:
+            of_file = claimed is not None and not claimed.is_cross_entropy and "claimed_test_loss" in text
+            (unknown if of_file else wrong).append(text)
+    if not claims:
+        return None
+    if not compared:
+        return Check("loss", "not done", f"claimed of {counted(claims, 'checkpoint')}, not measured; see {ACCURACY}")
+    note = f"; not compared: {'; '.join(unknown[:4])} ({_NO_CROSS_ENTROPY})" if unknown else ""
+    return check_result("loss", wrong, f"{counted(compared, 'checkpoint')} with the mean cross entropy in nats{note}")
+
+
+def _differing(name: str, said: Mapping[str, float | None], measured: float, *, share: float) -> Iterable[str]:
+    """Figures that differ from what was measured by more than their tolerance.
+
+    Parameters
+    ----------
+    share
+        how much of the tolerance a measured value of 1 adds.
+    """
+    for column, value in said.items():
+        tolerance = CLAIMED_TOLERANCE if column.startswith("claimed_") else STATED_TOLERANCE
+        if (
+            value is not None
+            # not <=, because every comparison with NaN is false, and NaN alone differs from itself
+            and not abs(value - measured) <= tolerance * (1 + share * abs(measured))
+            and not (value != value and measured != measured)
+        ):
+            yield f"{name}: {column} {value:.4f}, measured {measured:.4f}"
+
+
+def _spread(values: Sequence[Any]) -> str:
+    finite = [value for value in map(float, values) if not np.isnan(value)]
+    ends = (min(finite), max(finite)) if finite else ()
+    return " to ".join(dict.fromkeys(f"{value:.2%}" for value in ends)) or "no number"

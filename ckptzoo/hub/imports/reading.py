@@ -1,0 +1,108 @@
+"""Reads files of checkpoints, many by one request to the reading process, and compares what two of them hold."""
+
+from collections.abc import Sequence
+from io import BytesIO
+
+from ckptzoo.errors import IntegrityError, Problem, ZooError
+from ckptzoo.hub.imports.adapters import Found
+from ckptzoo.hub.untrusted import Limits, StateDict
+from ckptzoo.hub.untrusted.formats import HEAD_BYTES
+from ckptzoo.hub.untrusted.forms import read_form
+from ckptzoo.hub.untrusted.process import ReadingProcess
+from ckptzoo.hub.untrusted.protocol import Job
+from ckptzoo.hub.untrusted.safetensors import read_state_dict
+
+States = list[StateDict]
+Contents = tuple[Found, Sequence[bytes]]
+"""A file of checkpoints, or several that hold one together, and the bytes of each."""
+
+
+_CUT = (
+    "mp_world_size", "args.model_parallel_size", "args.tensor_model_parallel_size", "args.pipeline_model_parallel_size",
+)  # fmt: skip
+"""How DeepSpeed and Megatron say in every part for how many devices a network was cut."""
+
+
+class Reader:
+    """Reads files of one source.
+
+    Attributes
+    ----------
+    forms
+        what files were taken for, and how many of each.
+    """
+
+    def __init__(self, process: ReadingProcess, address: str) -> None:
+        self._process, self._address = process, address
+        self.forms: dict[str, int] = {}
+
+    def read(self, files: Sequence[Contents]) -> list[States | ZooError]:
+        """The state dicts of every file, or its error; those of shards put together."""
+        made: list[list[States | ZooError]] = [[] for _ in files]
+        jobs: list[tuple[list[States | ZooError], str, Job, bytes]] = []
+        for (found, contents), parts in zip(files, made, strict=True):
+            location, name = f"{self._address}: {found.path}", found.path.rpartition("/")[2]
+            for data in contents:
+                try:
+                    form = read_form(data[:HEAD_BYTES], name, location=location)
+                    self.forms[form.words] = self.forms.get(form.words, 0) + 1
+                    if form.name == "safetensors":
+                        parts.append([read_state_dict(BytesIO(data), location, name, Limits(), with_moments=True)])
+                    else:
+                        jobs.append((parts, name, Job(location, form.name, len(data), strict=False), data))
+                except ZooError as error:
+                    parts.append(error)
+        if jobs:
+            answers, arrays = self._process.read([job for _, _, job, _ in jobs], [data for *_, data in jobs])
+            for (parts, name, *_), answer in zip(jobs, answers, strict=True):
+                parts.append(
+                    answer if isinstance(answer, IntegrityError) else [item.state_dict(name, arrays) for item in answer]
+                )
+        return [_whole(parts, f"{self._address}: {found.path}") for (found, _), parts in zip(files, made, strict=True)]
+
+
+def _whole(parts: Sequence[States | ZooError], path: str) -> States | ZooError:
+    """The state dicts of a file, or the one that shards hold together."""
+    if len(parts) == 1:
+        (answer,) = parts
+        cut = None if isinstance(answer, ZooError) else next(filter(None, map(_devices, answer)), None)
+        if cut is None:
+            return answer
+        step = "Put the parts together with the program that wrote them, and import that."
+        return IntegrityError(
+            Problem(path, "content", "a whole network", f"1 of {cut} parts, for several devices", step)
+        )
+    states: States = []
+    for part in parts:
+        if isinstance(part, ZooError):
+            return part
+        states += part
+    tensors = {name: array for state in states for name, array in state.tensors.items()}
+    if len(states) != len(parts) or len(tensors) != sum(len(state.tensors) for state in states):
+        step = "Fetch the shards again, from one release."
+        return ZooError(Problem(path, "shards", "one network, each tensor once", "others", step))
+    aliases = {name: first for state in states for name, first in state.aliases.items()}
+    left_out = tuple(text for state in states for text in state.left_out)
+    return [StateDict(path.rpartition("/")[2], tensors, aliases, states[0].facts, left_out)]
+
+
+def _devices(state: StateDict) -> int | None:
+    """For how many devices a network was cut of which this is a part, as it says; None where it is whole."""
+    if not state.facts:
+        return None
+    counts = [state.facts.get(name) for name in _CUT]
+    return next((count for count in counts if type(count) is int and count > 1), None)
+
+
+def differences(kept: States, other: States) -> tuple[int, int]:
+    """How many tensors of a file differ from those of another one of its network, and how many can be compared.
+
+    Those can that have the same name and shape; numbers are compared in the precision of the other file.
+    """
+    pairs = [
+        (one.tensors[name], array)
+        for one, two in zip(kept, other, strict=False)
+        for name, array in two.tensors.items()
+        if name in one.tensors and one.tensors[name].shape == array.shape
+    ]
+    return sum(one.astype(two.dtype, copy=False).tobytes() != two.tobytes() for one, two in pairs), len(pairs)

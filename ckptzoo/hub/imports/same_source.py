@@ -1,0 +1,117 @@
+"""Tells a source that a zoo has checkpoints of from another one of the same name.
+
+A zoo keeps the names of its sources, and no paths of the machine that imported them. So a folder that was moved, or
+packed into an archive, is still the same source, and another one is told by its numbers.
+"""
+
+import re
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+from ckptzoo.errors import ZooError
+from ckptzoo.hub.imports.adapters import Adapter, Found, Options
+from ckptzoo.hub.imports.adapters.adapter import FoundArrays, Picked
+from ckptzoo.hub.imports.opened import OpenedSource
+from ckptzoo.hub.imports.reading import Reader
+from ckptzoo.hub.imports.target import Target, unit_of
+from ckptzoo.hub.untrusted.runs import identifier
+
+_COMPARED, _COMPARED_AFAR, _IN_ORDER = 32, 4, 64
+"""Files that are compared one after another before only the 64th, 128th, ... are; those that are fetched; those that
+are looked at in an archive that is read in order."""
+_COMPARED_BYTES = 64 * 2**20
+"""Bytes of a file that is compared where others were."""
+
+
+def label_of(source: OpenedSource, adapter: Adapter, options: Options, target: Target, reader: Reader) -> str:
+    """The name that a source has in a zoo, or one that no other source has there.
+
+    It is the last part of the source's address; with the one before it where another source has that; then with a
+    number. Sources are one where most of their files that the zoo has hold the numbers that it has of them.
+    """
+    ending = re.compile(rf"(.*/)?{re.escape(source.name)}(-\d+)?")
+    for label in sorted(filter(ending.fullmatch, target.sources), key=lambda name: (len(name), name)):
+        repositories = target.repositories(label)
+        if source.repository and repositories:
+            if source.repository in repositories:
+                return label
+        elif (is_same := _is_same(source, label, adapter, options, target, reader)) or (
+            is_same is None and label == source.name
+        ):
+            return label
+    # two names may be one in ids
+    taken = {identifier(other) for other in target.sources}
+    return next(label for label in _labels(source) if identifier(label) not in taken)
+
+
+def _labels(source: OpenedSource) -> Iterator[str]:
+    yield source.name
+    place = source.repository.partition(" at ")[0] or source.address.partition("?")[0]
+    parts = [part for part in place.partition("://")[2].split("/") if part]
+    parent = Path(place).resolve().parent.name if "://" not in place else parts[-2] if len(parts) > 1 else ""
+    longer = f"{parent.partition('@')[0]}/{source.name}" if parent else source.name
+    yield longer
+    yield from (f"{longer}-{number}" for number in count(2))
+
+
+def _is_same(
+    source: OpenedSource, label: str, adapter: Adapter, options: Options, target: Target, reader: Reader
+) -> bool | None:
+    """Whether a source is the one that a label stands for; None where they have no file in common."""
+    equal = differing = met = 0
+    try:
+        for found in adapter.checkpoints(source, options):
+            if not isinstance(found, Found | FoundArrays):
+                continue
+            for item in _items(found, label, target):
+                met += 1
+                most = _COMPARED if source.is_local else _COMPARED_AFAR
+                if met > most and (not source.is_local or met & (met - 1)):
+                    continue
+                if isinstance(found, Found) and found.size > _COMPARED_BYTES and equal + differing:
+                    continue
+                is_equal = _holds(found, item, label, target, reader)
+                equal, differing = equal + (is_equal is True), differing + (is_equal is False)
+            if source.in_order and met >= _IN_ORDER:
+                break
+    except ZooError:  # the import itself meets it again
+        pass
+    source.broken.clear()
+    return equal > differing if equal + differing else None
+
+
+def _items(found: Found | FoundArrays, label: str, target: Target) -> Iterator[int]:
+    """The places of the checkpoints in a file, or of those in arrays, that a zoo has under a label."""
+    if isinstance(found, Found):
+        if file_unit(found, label) in target.units:
+            yield 0
+        return
+    for at, (member, step) in enumerate(zip(found.members, found.steps, strict=True)):
+        if unit_of(label, member, step) in target.units:
+            yield at
+
+
+def _holds(found: Found | FoundArrays, at: int, label: str, target: Target, reader: Reader) -> bool | None:
+    """Whether the zoo has the numbers of a file; None where that cannot be told."""
+    if isinstance(found, FoundArrays):
+        picked = Picked("", {name: array[at] for name, array in found.tensors.items()})
+        return target.holds(picked, unit_of(label, found.members[at], found.steps[at]))
+    try:
+        (states,) = reader.read([(found, found.read())])
+        if isinstance(states, ZooError):
+            return None
+        results = [target.holds(picked, unit_with(file_unit(found, label), picked)) for picked in found.pick(states)]
+    except ZooError:
+        return None
+    return None if all(result is None for result in results) else False not in results
+
+
+def file_unit(found: Found, label: str) -> str:
+    """The unit of a file: that of the same file in another archive of the same name is the same."""
+    return unit_of(label, found.id or found.member, None if found.id else found.step)
+
+
+def unit_with(unit: str, picked: Picked) -> str:
+    """The unit of one checkpoint of a file."""
+    return f"{unit}/{identifier(picked.suffix)}" if picked.suffix else unit

@@ -29,6 +29,15 @@ if TYPE_CHECKING:
     from ckptzoo.hub.pull import Pulled
     from ckptzoo.hub.search import FoundZoo, SearchResult
 
+OwnTestSet = Annotated[
+    Path | None,
+    typer.Option(
+        "--inputs",
+        metavar="FILE.npz",
+        help="Measure all accuracies on your own test set, as the networks take it: arrays inputs (N, ...), and "
+        "targets (N,), labels from 0.  [default: the test sets that rows name]",
+    ),
+]
 MAX_LINES = 60
 """Changed lines of a card that are printed; --json has them all."""
 
@@ -318,8 +327,18 @@ def contribute(
     names: Annotated[
         Path | None, typer.Option("--map", metavar="FILE", help="TOML with old and new names of tensors.")
     ] = None,
-    module: Module = None,
+    module: Annotated[
+        str | None,
+        typer.Option(
+            "--module",
+            metavar="FILE.py:NAME",
+            help="A file of your own, which is executed here; NAME() makes the network, with the names of the zoo's "
+            "tensors. Where names do not fit: with those of the files, to choose the right table [names].  "
+            "[default: that of ckptzoo.archs]",
+        ),
+    ] = None,
     data: Data = None,
+    inputs: OwnTestSet = None,
     new: Annotated[
         Path | None, typer.Option("--new", metavar="FOLDER", help="Where a new zoo is made.  [default: its name]")
     ] = None,
@@ -346,6 +365,7 @@ def contribute(
                 map=names,
                 module=module,
                 data=data,
+                inputs=inputs,
                 new=new,
                 dry_run=dry_run,
                 progress=progress,
@@ -387,6 +407,7 @@ def review(
     ] = False,
     module: Module = None,
     data: Data = None,
+    inputs: OwnTestSet = None,
     as_json: AsJson = False,
 ) -> None:
     """Check a pull request from the bytes on the hub.
@@ -405,7 +426,7 @@ def review(
 
     with quietly(), progress_bars() as progress:
         if finish:
-            result = finish_merged(repository, number, module=module, data=data, progress=progress)
+            result = finish_merged(repository, number, module=module, data=data, inputs=inputs, progress=progress)
         else:
             result = check_pull_request(
                 repository,
@@ -416,6 +437,7 @@ def review(
                 accept_near_copies=accept_near_copies,
                 module=module,
                 data=data,
+                inputs=inputs,
                 progress=progress,
             )
     print_result(result, as_json)

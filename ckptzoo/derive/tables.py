@@ -117,8 +117,10 @@ def unless_layers(contents: Contents, step: str) -> str:
 
 
 @checked
-def declare(path: str | Path, symmetry: Symmetry | Traced) -> None:
+def declare(path: str | Path, symmetry: Symmetry | Traced, *, input_shape: Sequence[int] | None = None) -> None:
     """Write a symmetry table into a zoo that has none; one that is there already stays as it is.
+
+    The shape of one input is kept with it where the zoo's architecture lacks it.
 
     Parameters
     ----------
@@ -126,6 +128,8 @@ def declare(path: str | Path, symmetry: Symmetry | Traced) -> None:
         the zoo's folder.
     symmetry
         a table for its architecture, written by hand, or what ``ckptzoo.symmetry.trace(module, x)`` found.
+    input_shape
+        of one input; by default that with which the module was traced.
 
     Raises
     ------
@@ -133,16 +137,23 @@ def declare(path: str | Path, symmetry: Symmetry | Traced) -> None:
         The table does not fit the architecture; every problem is listed.
     SymmetryError
         The zoo has another table.
+    ZooError
+        The zoo has another shape, or this is no shape.
     """
     root = Path(path).absolute()
     _, arch, _ = read_documents(Folder(root))
+    if input_shape is None and isinstance(symmetry, Traced) and arch.input_shape is None:
+        input_shape = symmetry.architecture.input_shape
+    shape = with_input_shape(arch, input_shape).input_shape
     symmetry = table_of(symmetry)
     symmetry.check(arch)
+    # architecture.json is never rewritten, because zoo.json has its digest
+    kept = {} if arch.input_shape is not None or shape is None else {"input_shape": list(shape)}
     # another process may declare one too; the second to get the lock finds the table of the first
     with durable.locked(root):
         _, _, declared = read_documents(Folder(root))
         if declared is None:
-            durable.write_file(root / SYMMETRY, seal(symmetry.to_json()))
+            durable.write_file(root / SYMMETRY, seal({**symmetry.to_json(), **kept}))
         elif declared.digest != symmetry.digest:
             location, expected = f"{root.name}/{SYMMETRY}", f"none or {symmetry.digest}"
             step = "A zoo keeps its table; make a new zoo for another one."

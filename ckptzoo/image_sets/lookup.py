@@ -178,7 +178,7 @@ def find(
             raise ZooError(Problem("data", "split", f"{own_split}, as {name!r} says", str(split), "Name one of both."))
         found = find(dataset, folder, split=own_split, count=count)
         return None if found is None else found.first(limit)
-    if "/" in name and _sized(name.partition("/")[0])[0] in ("digits", *KNOWN):
+    if "/" in name and is_known(name.partition("/")[0]):
         raise not_a_set(name)
     split = split or "test"
     check_split(name, split)
@@ -293,6 +293,11 @@ def halves_from(
     return {
         split: tables.from_datasets(_with_count(known, split, count), split, splits) for split, count in counts.items()
     }
+
+
+def is_known(name: str) -> bool:
+    """Whether a name is that of a data set that ckptzoo knows, or of a smaller form of one."""
+    return _sized(name)[0] in ("digits", *KNOWN)
 
 
 def not_a_set(name: str) -> ZooError:

@@ -103,7 +103,7 @@ def write_collection(folder: str | os.PathLike[str]) -> tuple[ZooEntry, ...]:
     tables: list[pa.Table] = []
     for name in names:
         zoo = open_zoo(root / name)
-        entries.append(ZooEntry(name, zoo.name, zoo.arch.digest, zoo.revision, len(zoo)))
+        entries.append(ZooEntry(name, zoo.name, zoo.contents.identity.architecture, zoo.revision, len(zoo)))
         rows = zoo.metadata
         labels = pa.array([name] * len(rows), pa.string())
         tables.append(

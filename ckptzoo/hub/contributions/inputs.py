@@ -9,11 +9,13 @@ from numpy.typing import NDArray
 
 from ckptzoo import image_sets
 from ckptzoo.derive.labelled import Labelled
+from ckptzoo.derive.predictions import digest_of_inputs
 from ckptzoo.errors import MissingExtraError, Problem, ZooError
 from ckptzoo.hub.contributions.evaluation import Evaluation, evaluation_of
 from ckptzoo.image_sets import ImageSet
 from ckptzoo.image_sets.lookup import not_a_set, set_of
 from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema.layout import predictions_name
 from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.text import counted
 
@@ -67,6 +69,35 @@ def labelled_of(zoo: Zoo, name: str | None = None, *, data: str | Path | None = 
     if statistics and any(tensor.kind == "buffer" for tensor in zoo.arch.tensors):
         training = inputs_of(zoo, f"{dataset}/train-{statistics}", data=data).inputs
     return Labelled(name, seen.inputs, seen.targets, training)
+
+
+def stored_inputs(
+    theirs: Zoo, name: str, zoo: Zoo, *, data: str | Path | None = None, own: Labelled | None = None
+) -> ZooInputs:
+    """The inputs of a set on which a zoo stores outputs: your own where they are the same, else those of a data set.
+
+    Parameters
+    ----------
+    theirs
+        the zoo that stores the outputs.
+    name, zoo, data
+        as for ``inputs_of``.
+    own
+        inputs as the networks take them, and their labels.
+
+    Raises
+    ------
+    ZooError
+        As ``inputs_of``.
+    """
+    if own is not None:
+        facts = theirs.contents.derived(predictions_name(name)).parts[0].facts
+        shape = theirs.arch.input_shape or own.inputs.shape[1:]
+        fits = np.prod(shape) == np.prod(own.inputs.shape[1:])
+        inputs = own.inputs.reshape(-1, *shape) if fits else own.inputs
+        if digest_of_inputs(inputs) == facts["inputs"]:
+            return ZooInputs(inputs, None if facts["targets"] is None else own.targets)
+    return inputs_of(zoo, name, data=data)
 
 
 def inputs_of(zoo: Zoo, name: str, *, data: str | Path | None = None) -> ZooInputs:

@@ -48,7 +48,7 @@ def symmetry_of(contents: Contents, module: Any = None, input_shape: Sequence[in
         symmetry = trace(module.eval(), torch.zeros(2, *arch.input_shape)).symmetry
     else:
         given = "Name the network" if module is None else "Say the shape of one input"
-        step = declare_step(contents, f"{given}, {_options(contents)}, so that it is traced")
+        step = declare_step(contents, given)
         location, what = f"{contents.files.name}/{SYMMETRY}", f"symmetry table of {arch.name}"
         raise SymmetryError(Problem(location, what, "one", "none", step))
     symmetry.check(arch)
@@ -81,22 +81,23 @@ def traced_shape(
 
 
 def _options(contents: Contents) -> str:
-    """The options that name the network of a zoo."""
-    return "--module FILE.py:NAME" + (" --input-shape SHAPE" if contents.architecture.input_shape is None else "")
+    """The options that name the network of a zoo, and what is to be said of them."""
+    if contents.architecture.input_shape is not None:
+        return "--module FILE.py:NAME"
+    return "--module FILE.py:NAME --input-shape SHAPE (SHAPE of one input, such as 64 or 3x32x32)"
 
 
-def declare_step(contents: Contents, traced: str | None = None) -> str:
+def declare_step(contents: Contents, lacking: str = "") -> str:
     """A next step for a zoo without a symmetry table.
 
     Parameters
     ----------
-    traced
-        how its network is traced; by default by the command ``derive``.
+    lacking
+        what the call should have said, in words that go before the command.
     """
-    if traced is None:
-        folder, shape = contents.files.here or "FOLDER", contents.architecture.input_shape
-        note = "" if shape is not None else " (SHAPE of one input, such as 64 or 3x32x32)"
-        traced = f"Run ckptzoo derive {folder} {_options(contents)}{note}, which traces your network"
+    folder = contents.files.here or "FOLDER"
+    command = f"ckptzoo derive {folder} {_options(contents)}, which traces your network"
+    traced = f"{lacking}: {command}" if lacking else f"Run {command}"
     path = contents.files.name if contents.files.here is None else str(contents.files.here)
     way = f"{traced}; or declare one with"
     declaration = f"ckptzoo.derive.declare({path!r}, ckptzoo.symmetry.trace(module, inputs))"

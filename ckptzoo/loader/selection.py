@@ -16,6 +16,7 @@ from ckptzoo.errors import Problem, UnknownNameError, ZooError
 from ckptzoo.format.reader import Contents
 from ckptzoo.format.tree import places_of
 from ckptzoo.loader.checkpoint import Checkpoint
+from ckptzoo.loader.derived_command import derived_command
 from ckptzoo.loader.extra import PREFIX, extra_column, extra_names, names_in
 from ckptzoo.loader.filters import Filters, columns_in, expression, kept, unfit
 from ckptzoo.loader.lazy_tensor import StackedTensor
@@ -206,7 +207,7 @@ class Selection:
         if inputs not in self.predicted:
             raise UnknownNameError(self.name, "set of predictions", inputs, self.predicted)
         rows = places_of(self.ids, self.contents.derived(layout.predictions_name(inputs)).rows["id"])
-        self._require_all(rows, "predictions", inputs, f"predict {{}} {inputs}")
+        self._require_all(rows, "predictions", inputs)
         return Predictions(self.contents, inputs, self.ids, rows)
 
     def variant_rows(self, variant: str) -> tuple[Variant, NDArray[np.int64]]:
@@ -229,7 +230,7 @@ class Selection:
         opened = self.variants[variant]
         if variant not in self._rows_in:
             rows = places_of(self.ids, opened.tree.rows["id"])
-            self._require_all(rows, "variant", variant, f"derive {{}} --gauge {variant}")
+            self._require_all(rows, "variant", variant)
             self._rows_in[variant] = rows
         return opened, self._rows_in[variant]
 
@@ -313,11 +314,11 @@ class Selection:
             return f"{name!r} is a checkpoint: write zoo.checkpoint({name!r})."
         return None
 
-    def _require_all(self, rows: NDArray[np.int64], what: str, name: str, command: str) -> None:
-        """Raise where some of these checkpoints lack what is derived; ``command`` with the zoo's folder makes it."""
+    def _require_all(self, rows: NDArray[np.int64], what: str, name: str) -> None:
+        """Raise where some of these checkpoints lack what is derived, with the command that makes it."""
         if missing := int((rows < 0).sum()):
             here = self.contents.files.here
-            run = "" if here is None else f", or run ckptzoo {command.format(here)}"
+            run = "" if here is None else f", or run {derived_command(self.contents, name, str(here))}"
             expected, got = f"all {len(rows):,} checkpoints", f"{len(rows) - missing:,} ({missing:,} without it)"
             step = f"Take those that have it with zoo.having({name!r}){run}."
             raise ZooError(Problem(self.name, f"{what} {name!r}", expected, got, step))

@@ -74,7 +74,7 @@ def test_when_neither_is_there_both_are_named(
 def test_a_server_without_a_listing_says_how_to_write_one(quick: RetryPolicy) -> None:
     with (
         running(Served({"/zoo/zoo.json": b"{}"})) as server,
-        pytest.raises(AbsentError, match="ckptzoo compact --index"),
+        pytest.raises(AbsentError, match="ckptzoo compact ZOO --index"),
     ):
         open_remote(f"{server.url}/zoo", retry_policy=quick)
 

@@ -4,14 +4,11 @@ What the zoo has already is left as it is, so that the same may be done again.
 """
 
 import math
-import re
-import shlex
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ckptzoo import archs
 from ckptzoo.derive import derive, predict
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import ZooError
@@ -24,7 +21,7 @@ from ckptzoo.hub.contributions.inputs import stored_inputs
 from ckptzoo.hub.contributions.run_checks import StageProgress
 from ckptzoo.hub.contributions.target_zoo import open_target
 from ckptzoo.hub.push import push
-from ckptzoo.image_sets.lookup import is_known
+from ckptzoo.loader.derived_command import derived_command
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.symmetry import GAUGES
@@ -92,7 +89,7 @@ def complete(
             try:
                 make(network, None if progress is None else partial(progress, f"{stage} {name}"))
             except ZooError as error:
-                step = f"ckptzoo pull {repo} -o FOLDER, {_command(zoo, name)} and ckptzoo push FOLDER {repo}"
+                step = f"ckptzoo pull {repo} -o FOLDER, {derived_command(zoo.contents, name)} and ckptzoo push FOLDER {repo}"
                 said = f"merged, but {name} was not made for the new checkpoints: {error}"
                 notes.append(f"{said} It is made later with {step}.")
     _renumber(folder, zoo)
@@ -105,26 +102,6 @@ def complete(
         progress=None if progress is None else partial(progress, "uploading"),
     )
     return (*notes, *pushed.notes)
-
-
-def _command(zoo: Zoo, name: str) -> str:
-    """The command that makes a variant or a set of predictions, by its name, of all checkpoints of a zoo in FOLDER."""
-    module = "" if archs.known(zoo.arch.forward) else " --module FILE.py:NAME"
-    if name in zoo.predicted:
-        own = "" if is_known(name.partition("/")[0]) else " --inputs FILE.npz"
-        return f"ckptzoo predict FOLDER {name}{own}{module}"
-    if not name.startswith(layout.ALIGNED):
-        return f"ckptzoo derive FOLDER --gauge {name}{module}"
-    facts, label = zoo.contents.derived(name).parts[-1].facts, name.removeprefix(layout.ALIGNED)
-    source = str(facts.get("source"))
-    checkpoint = re.fullmatch(r"checkpoint (.+) of .+?", source)
-    reference = "barycentre" if source.startswith("barycentre in ") else checkpoint[1] if checkpoint else source
-    options = [f" --gauge {facts['scales']['name']}"] if facts.get("scales") else []
-    options += [" --scales fit"] if facts.get("fitted") else []
-    if facts.get("method") == "activations":
-        options.append(f" --method activations --inputs {shlex.quote(str(facts.get('inputs_name') or 'FILE'))}")
-    # printed for a person to paste, and the zoo may be somebody else's
-    return f"ckptzoo align FOLDER --to {shlex.quote(reference)} --label {label}{''.join(options)}{module}"
 
 
 def _add_figures(folder: Path, measured: Mapping[str, Figures], by: str) -> None:

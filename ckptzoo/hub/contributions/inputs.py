@@ -173,7 +173,7 @@ def _evaluations(zoo: Zoo) -> tuple[Evaluation, Mapping[Evaluation, frozenset[st
         if evaluation is not None:
             by_recipe.setdefault(row["recipe"], set()).add(evaluation)
     kinds = list(dict.fromkeys(evaluation for evaluation in stated if evaluation is not None))
-    where = "Choose others with --where, or pass inputs as the networks take them: --inputs FILE.npz."
+    where = "Choose checkpoints that agree, or pass inputs as the networks take them: --inputs FILE.npz."
     if not kinds:
         where = (
             "Pass inputs as the networks take them, --inputs FILE.npz; rows that are written say it so that inputs are "

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ckptzoo import archs
 from ckptzoo.derive.tables import declare_step
 from ckptzoo.errors import Problem, SymmetryError, UnknownNameError, ZooError
+from ckptzoo.image_sets.lookup import is_known
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
@@ -194,5 +195,7 @@ def predict_command(zoo: Zoo, *others: str) -> str:
     folder, datasets = zoo.contents.files.here, zoo.metadata["dataset"].drop_null().unique().to_pylist()
     name = f"{datasets[0]}/test" if len(datasets) == 1 else "mnist/test"
     sets = " ".join(quote(item) for item in (name, *others))
-    command = f"ckptzoo predict {quote(str(folder)) if folder else 'FOLDER'} {sets}"
+    options = " --inputs FILE.npz" if datasets and not is_known(str(datasets[0])) else ""
+    options += "" if archs.known(zoo.arch.forward) else " --module FILE.py:NAME"
+    command = f"ckptzoo predict {quote(str(folder)) if folder else 'FOLDER'} {sets}{options}"
     return f"{'Run' if folder else 'Pull the zoo, then run'} {command}, which writes into that folder"

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ckptzoo.errors import Problem, UnknownNameError, ZooError
+from ckptzoo.errors import Problem, UnknownNameError, ZooError, suggestion
 from ckptzoo.format.reader import Contents
 from ckptzoo.format.tree import places_of
 from ckptzoo.loader.checkpoint import Checkpoint
@@ -161,9 +161,11 @@ class Selection:
         known, hint = self.contents.raw.rows.schema.names, None
         # the rows of a zoo on another machine are not fetched for this
         if self.contents.files.here is not None or "extra" in self._columns:
-            within = extra_names(self.columns(["extra"])["extra"])
-            if found := get_close_matches(f"{PREFIX}{name}", within, n=1, cutoff=0.8):
-                hint = f"Did you mean {found[0]}?"
+            keys = [key.removeprefix(PREFIX) for key in sorted(extra_names(self.columns(["extra"])["extra"]))]
+            near = get_close_matches(str(name), keys, n=1, cutoff=0.8)
+            within = f"Did you mean {PREFIX}{near[0]}?" if near else ""
+            # a column that may be meant goes before a key that is spelt in part alike
+            hint = within if str(name) in keys else suggestion(str(name), known, within) or None
         return UnknownNameError(self.name, "column", str(name), known, hint)
 
     def last_steps(self) -> NDArray[np.int64]:

@@ -6,6 +6,7 @@ statistics of section 3.2.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -297,16 +298,20 @@ def _permuted(zoo: Zoo, copies: int, seed: int) -> list[Values]:
     return found
 
 
+def _listed(zoo: Zoo) -> str:
+    return f"ckptzoo info {quote(zoo.address)} lists the columns."
+
+
 def _with_target(zoo: Zoo, target: str) -> tuple[Zoo, Values]:
     try:
         values = np.array(zoo.metadata[target].to_pylist(), np.float64)
     except (KeyError, TypeError, ValueError):
-        step = f"Name a column of numbers, such as {TARGET}."
+        step = f"Name a column of numbers, such as {TARGET}; {_listed(zoo)}"
         raise ZooError(Problem(zoo.name, f"target {target!r}", "a column of numbers", "none", step)) from None
     kept = np.isfinite(values) & usable_rows(zoo.metadata)
     if kept.sum() < _LEAST or np.ptp(values[kept]) == 0:
         got = f"{kept.sum():,} of {len(zoo):,}" if kept.sum() < _LEAST else "one value for all"
-        step = "Choose others, or another target; ckptzoo show says which columns there are."
+        step = f"Choose others, or another target; {_listed(zoo)}"
         expected = f"{_LEAST} or more usable checkpoints with several values"
         raise ZooError(Problem(zoo.name, f"target {target!r}", expected, got, step))
     return zoo.take(np.flatnonzero(kept).tolist()), values[kept]

@@ -79,7 +79,8 @@ def test_a_module_is_traced_for_a_table(tmp_path: Path) -> None:
             writer.add(network().state_dict(), {"id": f"net-{number}"})
     for call in (lambda: derive(tmp_path / "mine"), lambda: dedupe(ckptzoo.open(tmp_path / "mine"))):
         with pytest.raises(
-            SymmetryError, match=r"Name the network: ckptzoo derive .+ --module FILE\.py:NAME, which traces your network; or decl"
+            SymmetryError,
+            match=r"Name the network: ckptzoo derive .+ --module FILE\.py:NAME, which traces your network; or decl",
         ):
             call()
     with pytest.raises(

@@ -5,14 +5,16 @@ import re
 import subprocess
 import sys
 from importlib import metadata
+from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 import ckptzoo
 import ckptzoo_build
-from ckptzoo.doctor import NOTE, OK, PROBLEM, Check, installation
+from ckptzoo.doctor import NOTE, OK, PROBLEM, Check, Examination, installation
 
 RELEASE = """Metadata-Version: 2.1
 Name: ckptzoo

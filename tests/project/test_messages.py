@@ -91,11 +91,13 @@ def mentioned(text: str) -> Iterator[tuple[str, list[str]]]:
         options = {option: param for param in COMMANDS[name].params for option in getattr(param, "opts", ())}
         arguments: list[str] = []
         tokens = text[match.end() :].split(" ") if text[match.end() - 1 : match.end()] == " " else []
-        value = False
+        value, least = False, sum(param.required and not param.opts[0].startswith("-") for param in COMMANDS[name].params)
         for token in tokens:
             word = token.rstrip(".,;:)`'")
             option = word.split("=")[0]
-            if not (value or re.match("--?[a-z]", word) or re.fullmatch(r"[A-Z0-9{][\w./:{}'-]*", word)):
+            given = sum(not item.startswith("-") for item in arguments)
+            lacks = 0 < given < least
+            if not (value or lacks or re.match("--?[a-z]", word) or re.fullmatch(r"[A-Z0-9{][\w./:{}'-]*", word)):
                 break
             arguments.append("1" if word[:1].isupper() else word)
             value = not value and word.startswith("-") and option in options and not options[option].is_flag
@@ -136,7 +138,9 @@ def test_options_that_messages_name_are_those_of_their_commands() -> None:
             alone = re.sub(r"(?:ckptzoo [a-z]|python -m builders|diff |pip |^[a-z-]+ \{)[^.;:)`]*", "", text)
             for option in set(re.findall(r"(?<![\w`-])--[a-z][a-z-]+", alone)) - ELSEWHERE.keys():
                 option = option.replace("--no-", "--")
-                lacking = [name for name in commands if option not in known[name]] or ([] if option in every else ["any"])
+                lacking = [name for name in commands if option not in known[name]] or (
+                    [] if option in every else ["any"]
+                )
                 wrong += [f"{place}: {option} is no option of {name}: {text!r}" for name in lacking]
     assert not wrong, "\n".join(wrong)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo import image_sets
+from ckptzoo import archs, image_sets
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.derive.predictions import digest_of_inputs
 from ckptzoo.errors import MissingExtraError, Problem, ZooError
@@ -175,9 +175,10 @@ def _evaluations(zoo: Zoo) -> tuple[Evaluation, Mapping[Evaluation, frozenset[st
     kinds = list(dict.fromkeys(evaluation for evaluation in stated if evaluation is not None))
     where = "Choose checkpoints that agree, or pass inputs as the networks take them: --inputs FILE.npz."
     if not kinds:
+        network = "" if archs.known(zoo.arch.forward) else " and the network, --module FILE.py:NAME"
         where = (
-            "Pass inputs as the networks take them, --inputs FILE.npz; rows that are written say it so that inputs are "
-            '(pixel / 255 - mean) / std: "extra": {"mean": 0, "std": 1}.'
+            f"Pass inputs as the networks take them, --inputs FILE.npz{network}; rows that are written say it so that "
+            'inputs are (pixel / 255 - mean) / std: "extra": {"mean": 0, "std": 1}.'
         )
         raise ZooError(Problem(zoo.name, "scaling of the pixels", "one in the rows", "no row that says it", where))
     chosen, ids_of = set(zoo.ids), dict[Evaluation, set[str]]()

@@ -190,12 +190,18 @@ def default_sets(zoo: Zoo) -> tuple[str | None, tuple[str, ...]]:
     return own, tuple(name for name in zoo.predicted if name not in labelled and not is_sample(name))
 
 
+NETWORK = " --module FILE.py:NAME"
+"""The option of a network that is not in ``ckptzoo.archs``."""
+
+
 def predict_command(zoo: Zoo, *others: str) -> str:
     """The command that stores predictions with labels, those on the data set of the networks, and on other sets."""
     folder, datasets = zoo.contents.files.here, zoo.metadata["dataset"].drop_null().unique().to_pylist()
-    name = f"{datasets[0]}/test" if len(datasets) == 1 else "mnist/test"
-    sets = " ".join(quote(item) for item in (name, *others))
-    options = " --inputs FILE.npz" if datasets and not is_known(str(datasets[0])) else ""
-    options += "" if archs.known(zoo.arch.forward) else " --module FILE.py:NAME"
-    command = f"ckptzoo predict {quote(str(folder)) if folder else 'FOLDER'} {sets}{options}"
+    sets = [f"{datasets[0]}/test" if len(datasets) == 1 else "mnist/test", *others]
+    own = bool(datasets) and not is_known(str(datasets[0]))
+    place, module = quote(str(folder)) if folder else "FOLDER", "" if archs.known(zoo.arch.forward) else NETWORK
+    # inputs of one's own are in one file a set
+    calls = [[name] for name in sets] if own else [sets]
+    options = f"{' --inputs FILE.npz' if own else ''}{module}"
+    command = " and ".join(f"ckptzoo predict {place} {' '.join(map(quote, call))}{options}" for call in calls)
     return f"{'Run' if folder else 'Pull the zoo, then run'} {command}, which writes into that folder"

@@ -43,9 +43,7 @@ def accuracy(module: nn.Module, inputs: np.ndarray, targets: np.ndarray) -> floa
 
 
 @pytest.fixture
-def say(
-    server: Hosted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Say:
+def say(server: Hosted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
     """Run a command line as somebody, in a folder with the network, its inputs, a card and a file to contribute."""
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
     monkeypatch.chdir(tmp_path)

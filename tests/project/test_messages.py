@@ -91,7 +91,10 @@ def mentioned(text: str) -> Iterator[tuple[str, list[str]]]:
         options = {option: param for param in COMMANDS[name].params for option in getattr(param, "opts", ())}
         arguments: list[str] = []
         tokens = text[match.end() :].split(" ") if text[match.end() - 1 : match.end()] == " " else []
-        value, least = False, sum(param.required and not param.opts[0].startswith("-") for param in COMMANDS[name].params)
+        value, least = (
+            False,
+            sum(param.required and not param.opts[0].startswith("-") for param in COMMANDS[name].params),
+        )
         for token in tokens:
             word = token.rstrip(".,;:)`'")
             option = word.split("=")[0]
@@ -150,7 +153,7 @@ def test_options_that_messages_name_are_those_of_their_commands() -> None:
     [
         ("Run ckptzoo align FOLDER --to best, then more.", [("align", ["1", "--to", "best"])]),
         ("ckptzoo verify lists them", []),
-        ("ckptzoo predict FOLDER mnist/test", [("predict", ["1"])]),
+        ("ckptzoo predict FOLDER mnist/test", [("predict", ["1", "mnist/test"])]),
         ("(ckptzoo serve user --root FOLDER NAME)", [("serve user", ["--root", "1", "1"])]),
     ],
 )

@@ -1,5 +1,6 @@
 """The commands that need a hub: card, push, search, pull, contribute and review, as the README goes through them."""
 
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -378,6 +379,9 @@ def contribute(
         raise SpecError(
             replace(problem, next_step=problem.next_step.partition("\n")[0]) for problem in error.problems
         ) from error
+    if dry_run and new is None and result.folder is not None:
+        shutil.rmtree(result.folder.parent, ignore_errors=True)
+        result = replace(result, folder=None)
     print_result(result, as_json)
     if result.status == "refused":
         raise typer.Exit(PROBLEMS)

@@ -12,7 +12,7 @@ from ckptzoo.console import columns
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
-from ckptzoo.studies.equal_marginals import LEAST, LEVEL, PairTests, compare_pairs, position_pairs
+from ckptzoo.studies.equal_marginals import LEAST, LEVEL, RESOLVED, PairTests, compare_pairs, position_pairs
 from ckptzoo.studies.principal_components import LayerComponents, bytes_to_read, layer_components
 from ckptzoo.studies.shared.result import StudyResult
 from ckptzoo.studies.shared.selection import parameter_names, parameters_by_layer, table_of, thinned, usable_rows
@@ -195,8 +195,11 @@ class Marginals(StudyResult):
             for variant in self._variants():
                 p = self.within.uniform(variant)
                 assert p is not None  # there are pairs
-                more = "no more" if p >= LEVEL else "more"
-                small = f"{more} small p-values than equal marginals give (p = {p:.2g})"
+                if p >= LEVEL and self.members < RESOLVED:
+                    small = f"not resolved with {self.members} members (p = {p:.2g}); equal marginals take {RESOLVED} or more"
+                else:
+                    more = "no more" if p >= LEVEL else "more"
+                    small = f"{more} small p-values than equal marginals give (p = {p:.2g})"
                 yield f"Within orbits, {printable(variant)}: {small}."
 
     def _variants(self) -> tuple[str, str]:

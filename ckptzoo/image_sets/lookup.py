@@ -303,7 +303,7 @@ def is_known(name: str) -> bool:
 def not_a_set(name: str) -> ZooError:
     """The error to raise for what is not the name of a set of inputs."""
     expected = "a data set and /test or /train, as mnist/test or mnist/train-100"
-    step = "Choose such a one, or pass inputs of your own, as predict takes them: ckptzoo predict ZOO SET --inputs FILE.npz."
+    step = "Choose such a one; inputs of your own are stored by ckptzoo predict ZOO SET --inputs FILE.npz."
     return ZooError(Problem("data", "set of inputs", expected, repr(name)[:100], step))
 
 

@@ -19,7 +19,6 @@ from ckptzoo.schema.folds import Fold, fold_from_json, fold_problems, fold_probl
 from ckptzoo.schema.groups import MATRICES, AxisAction, Fixed, Group, Like, Perm, Segment, Sym, Wreath
 from ckptzoo.schema.symmetry_checks import problems, problems_with
 
-
 _SHOWN = 8
 """Groups that ``repr`` names."""
 

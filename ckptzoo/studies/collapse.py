@@ -152,7 +152,8 @@ class Collapse(StudyResult):
         if pearson.p_value is None:
             return
         if pearson.p_value > SIGNIFICANT and self.members < ENOUGH:
-            yield f"A correlation is not resolved with {self.members} members: that there is none takes {ENOUGH} or more."
+            members = f"{self.members} members"
+            yield f"A correlation is not resolved with {members}: that there is none takes {ENOUGH} or more."
         elif pearson.p_value > SIGNIFICANT:
             yield "No more correlation than by chance: how far two members differ on one set says nothing of the other."
         else:

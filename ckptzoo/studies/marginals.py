@@ -196,7 +196,8 @@ class Marginals(StudyResult):
                 p = self.within.uniform(variant)
                 assert p is not None  # there are pairs
                 if p >= LEVEL and self.members < RESOLVED:
-                    small = f"not resolved with {self.members} members (p = {p:.2g}); equal marginals take {RESOLVED} or more"
+                    took = f"not resolved with {self.members} members (p = {p:.2g})"
+                    small = f"{took}; equal marginals take {RESOLVED} or more"
                 else:
                     more = "no more" if p >= LEVEL else "more"
                     small = f"{more} small p-values than equal marginals give (p = {p:.2g})"

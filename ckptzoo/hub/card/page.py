@@ -230,7 +230,7 @@ def _first(items: list[str]) -> list[str]:
 
 
 def _differing(values: Sequence[str | None]) -> str:
-    """Several values of one entry, each as JSON or None where a row lacks it; empty for one value, objects and lists."""
+    """Several values of an entry, each as JSON or None where a row lacks it; empty for one value, objects and lists."""
     found = [json.loads(value) for value in values if value is not None]
     if len(values) < 2 or any(isinstance(value, dict | list) for value in found):
         return ""

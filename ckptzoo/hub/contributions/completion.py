@@ -89,7 +89,8 @@ def complete(
             try:
                 make(network, None if progress is None else partial(progress, f"{stage} {name}"))
             except ZooError as error:
-                step = f"ckptzoo pull {repo} -o FOLDER, {derived_command(zoo.contents, name)} and ckptzoo push FOLDER {repo}"
+                again = derived_command(zoo.contents, name)
+                step = f"ckptzoo pull {repo} -o FOLDER, {again} and ckptzoo push FOLDER {repo}"
                 said = f"merged, but {name} was not made for the new checkpoints: {error}"
                 notes.append(f"{said} It is made later with {step}.")
     _renumber(folder, zoo)

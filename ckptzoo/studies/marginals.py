@@ -123,13 +123,13 @@ class Marginals(StudyResult):
         for kind, title in (("within", "Within one orbit"), ("across", "Across orbits")):
             if getattr(self, kind).pairs:
                 yield ""
-                yield f"{title}: p below {LEVEL} ({100 * LEVEL:g} % at most where equal), and median p"
+                yield f"{title}: p below {LEVEL} ({100 * LEVEL:g}% at most where equal), and median p"
                 yield from self._tests(kind)
         yield ""
         yield from self._conclusions()
         if self.members > 1:
             yield ""
-            yield "Principal components: share of the first, and how many hold 90 %"
+            yield "Principal components: share of the first, and how many hold 90%"
             yield from self._components()
 
     def _figures(self) -> dict[str, "Figure"]:
@@ -164,7 +164,7 @@ class Marginals(StudyResult):
             yield f"and {counted(left_out, 'more tensor')}"
 
     def _components(self) -> Iterator[RenderableType]:
-        table = self._table("layer", "parameters", "members", second="90 %")
+        table = self._table("layer", "parameters", "members", second="90%")
         shown, left_out = thinned(self.layers, MAX_ROWS)
         for item in shown:
             cells: list[str] = []

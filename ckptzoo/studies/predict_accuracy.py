@@ -16,7 +16,7 @@ from rich.table import Table
 
 from ckptzoo import symmetry
 from ckptzoo.console import columns, facts
-from ckptzoo.errors import Problem, ZooError, require
+from ckptzoo.errors import Problem, UnknownNameError, ZooError, require
 from ckptzoo.format.splits import members_of
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.ranks import kendall_tau_b
@@ -130,7 +130,7 @@ class PredictAccuracy(StudyResult):
         return {**{name: getattr(self, name) for name in names}, "scores": [item.to_json() for item in self.scores]}
 
     def _lines(self) -> Iterator[RenderableType]:
-        sides = f"{self.splits}, 70 % of the members to train"
+        sides = f"{self.splits}, 70% of the members to train"
         zoo = f"{self.name}: {counted(self.checkpoints, 'checkpoint')} of {counted(self.members, 'member')}"
         rows = [("zoo", zoo), ("target", self.target), ("splits", sides)]
         if self.left_out:
@@ -304,8 +304,10 @@ def _listed(zoo: Zoo) -> str:
 
 def _with_target(zoo: Zoo, target: str) -> tuple[Zoo, Values]:
     try:
-        values = np.array(zoo.metadata[target].to_pylist(), np.float64)
-    except (KeyError, TypeError, ValueError):
+        values = np.array(zoo.column(target).to_pylist(), np.float64)
+    except (UnknownNameError, TypeError, ValueError) as error:
+        if isinstance(error, UnknownNameError) and error.hint:  # a name that is spelt nearly so
+            raise
         step = f"Name a column of numbers, such as {TARGET}; {_listed(zoo)}"
         raise ZooError(Problem(zoo.name, f"target {target!r}", "a column of numbers", "none", step)) from None
     kept = np.isfinite(values) & usable_rows(zoo.metadata)

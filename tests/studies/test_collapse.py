@@ -144,7 +144,10 @@ def test_members_that_are_not_finite_are_left_out_and_many_are_thinned(
 
 def test_what_is_missing_is_said_with_the_command_that_makes_it(predicted: Make, tmp_path: Path) -> None:
     zoo = predicted(spread_members(4, 1.0, 1.0), (), dataset="mnist")
-    command = f"Run ckptzoo predict {tmp_path / 'c'} mnist/test fashion-mnist/test --module FILE.py:NAME, which writes into that folder"
+    # rows do not say how pixels are scaled, so that inputs are one's own: a file a set
+    own = "--inputs FILE.npz --module FILE.py:NAME"
+    place = f"ckptzoo predict {tmp_path / 'c'}"
+    command = f"Run {place} mnist/test {own} and {place} fashion-mnist/test {own}, which writes into that folder"
     with pytest.raises(ZooError, match=rf"expected a set with labels among them, got none. {command}"):
         collapse(zoo)
 

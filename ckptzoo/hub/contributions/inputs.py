@@ -175,9 +175,9 @@ def _evaluations(zoo: Zoo) -> tuple[Evaluation, Mapping[Evaluation, frozenset[st
     kinds = list(dict.fromkeys(evaluation for evaluation in stated if evaluation is not None))
     where = "Choose checkpoints that agree, or pass inputs as the networks take them: --inputs FILE.npz."
     if not kinds:
-        network = "" if archs.known(zoo.arch.forward) else " and the network, --module FILE.py:NAME"
+        network = "" if archs.known(zoo.arch.forward) else ", and the network: --module FILE.py:NAME"
         where = (
-            f"Pass inputs as the networks take them, --inputs FILE.npz{network}; rows that are written say it so that "
+            f"Pass inputs as the networks take them: --inputs FILE.npz{network}; rows that are written say it so that "
             'inputs are (pixel / 255 - mean) / std: "extra": {"mean": 0, "std": 1}.'
         )
         raise ZooError(Problem(zoo.name, "scaling of the pixels", "one in the rows", "no row that says it", where))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ckptzoo import archs
 from ckptzoo.derive.tables import declare_step
 from ckptzoo.errors import Problem, SymmetryError, UnknownNameError, ZooError
-from ckptzoo.image_sets.lookup import is_known
+from ckptzoo.loader.derived_command import derived_command
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
@@ -190,18 +190,15 @@ def default_sets(zoo: Zoo) -> tuple[str | None, tuple[str, ...]]:
     return own, tuple(name for name in zoo.predicted if name not in labelled and not is_sample(name))
 
 
-NETWORK = " --module FILE.py:NAME"
-"""The option of a network that is not in ``ckptzoo.archs``."""
-
-
 def predict_command(zoo: Zoo, *others: str) -> str:
     """The command that stores predictions with labels, those on the data set of the networks, and on other sets."""
     folder, datasets = zoo.contents.files.here, zoo.metadata["dataset"].drop_null().unique().to_pylist()
-    sets = [f"{datasets[0]}/test" if len(datasets) == 1 else "mnist/test", *others]
-    own = bool(datasets) and not is_known(str(datasets[0]))
-    place, module = quote(str(folder)) if folder else "FOLDER", "" if archs.known(zoo.arch.forward) else NETWORK
-    # inputs of one's own are in one file a set
-    calls = [[name] for name in sets] if own else [sets]
-    options = f"{' --inputs FILE.npz' if own else ''}{module}"
-    command = " and ".join(f"ckptzoo predict {place} {' '.join(map(quote, call))}{options}" for call in calls)
+    own = f"{datasets[0]}/test" if len(datasets) == 1 else "mnist/test"
+    labelled = any(has_labels(zoo, item) for item in zoo.predicted)
+    names = list(others) if labelled and others else [own, *others]
+    calls = [derived_command(zoo.contents, name, str(folder or "FOLDER")) for name in names]
+    # sets of images are evaluated by one call, inputs of one's own by one a set
+    if "--inputs" not in calls[0]:
+        calls = [calls[0].replace(quote(names[0]), " ".join(map(quote, names)))]
+    command = " and ".join(calls)
     return f"{'Run' if folder else 'Pull the zoo, then run'} {command}, which writes into that folder"

@@ -71,10 +71,12 @@ def _with_extras_together(checks: Sequence[Check]) -> Iterator[Check]:
             yield check
         elif check is extras[0]:
             step = "pip install 'ckptzoo[NAME]' installs one; ckptzoo doctor --json says what each needs."
-            for outcome, words in ((OK, "installed"), (NOTE, "not installed")):
-                names = [item.name.removeprefix(installation.EXTRA) for item in extras if item.outcome == outcome]
-                if names:
-                    yield Check("extras", outcome, f"{words}: {', '.join(names)}", step if outcome == NOTE else "")
+            there, lacking = (
+                ", ".join(item.name.removeprefix(installation.EXTRA) for item in extras if item.outcome == outcome)
+                for outcome in (OK, NOTE)
+            )
+            yield from [Check("extras", OK, f"installed: {there}")] * bool(there)
+            yield from [Check("extras", NOTE, f"not installed: {lacking}", step)] * bool(lacking)
 
 
 def examine(zoo: str | os.PathLike[str] | None = None) -> Examination:

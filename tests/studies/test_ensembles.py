@@ -289,7 +289,9 @@ def test_what_cannot_be_scored_is_said(made: Make, tmp_path: Path) -> None:
         ensembles(zoo, references={"percent": 95.3})
     with ckptzoo.create(tmp_path / "plain", arch=zoo.arch) as writer:
         writer.add({"weight": np.asarray(zoo["weight"])}, [{"id": f"{at}"} for at in range(3)])
-    command = rf"Run ckptzoo predict {tmp_path / 'plain'} mnist/test --inputs FILE.npz --module .*, which writes into that"
+    command = (
+        rf"Run ckptzoo predict {tmp_path / 'plain'} mnist/test --inputs FILE.npz --module .*, which writes into that"
+    )
     with pytest.raises(ZooError, match=command):
         ensembles(ckptzoo.open(tmp_path / "plain"))
     linear = torch.nn.Linear(OWN + OTHER, CLASSES, bias=False)

@@ -179,7 +179,7 @@ def merging(folder: Path, members: int) -> list[Row]:
 
     watching = threading.Thread(target=watch)
     watching.start()
-    seconds = timed(lambda: merge(recipe, path))
+    seconds = timed(lambda: merge(path, recipe))
     ended.set()
     watching.join()
     shutil.rmtree(path)

@@ -225,6 +225,7 @@ class BuildRequest:
             self.first_seed,
             code_version(),
             self.transpositions,
+            self.recipe.content,
         )
         plan = build_folder.settle_plan(wanted, BuildPlan)
         assert plan is not None
@@ -232,7 +233,6 @@ class BuildRequest:
 
     @property
     def transpositions(self) -> tuple[int, ...]:
-        """See ``BuildPlan``."""
         return ()
 
     def lacking_seeds(self, present: set[int], taken: set[int]) -> tuple[int, ...]:
@@ -492,32 +492,25 @@ class MemberTraining(UnitTraining):
 
     @property
     def name(self) -> str:
-        """See ``UnitTraining``."""
         return self.trainer.recipe.name
 
     @property
     def steps(self) -> int:
-        """See ``UnitTraining``."""
         return self.trainer.recipe.steps
 
     def stops(self, unit: Unit) -> Sequence[int]:
-        """See ``UnitTraining``."""
         return self.plan.keep_steps
 
     def is_finished(self, unit: Unit) -> bool:
-        """See ``UnitTraining``."""
         return self.build_folder.is_finished(unit, self.plan.keep_steps)
 
     def is_stored(self, unit: Unit, step: int) -> bool:
-        """See ``UnitTraining``."""
         return self.build_folder.is_kept(unit, step)
 
     def start(self, unit: Unit) -> TrainingState:
-        """See ``UnitTraining``."""
         return self.trainer.start(unit.seeds)
 
     def at_stop(self, unit: Unit, state: TrainingState, total: Spent) -> None:
-        """See ``UnitTraining``."""
         if self.build_folder.is_kept(unit, state.step):
             return
         self.build_folder.keep(unit, state.step, state.weights, self.rows(unit, state, total))
@@ -537,6 +530,5 @@ class MemberTraining(UnitTraining):
         )
 
     def describe(self, steps_per_second: float) -> str:
-        """See ``UnitTraining``."""
         members, checkpoints = len(self.plan.seeds), len(self.plan.keep_steps)
         return Estimate.of(self.trainer, self.engine, members, checkpoints, steps_per_second).line()

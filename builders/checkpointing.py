@@ -23,7 +23,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 from builders import work_files
 from builders.energy import Spent
 from builders.state import Tensors, TrainingState, as_stored
+from ckptzoo import __version__
 from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.format.durable import TEMPORARY, regular, write_file
 from ckptzoo.schema.documents import seal, unseal
@@ -46,11 +47,11 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 WORK_FOLDER = ".work"
-"""Of unfinished builds, in a zoo's folder."""
+"""The folder of unfinished builds, in a zoo's folder."""
 PLAN = "plan.json"
 """What is being built, in the folder of a build."""
 Plan = TypeVar("Plan", bound="DataclassInstance")
-"""A dataclass whose fields are texts, numbers and tuples of such."""
+"""A dataclass whose fields are texts, numbers, tuples of such and mappings."""
 Row = dict[str, Any]
 WORK_AGAIN = "Run python -m builders work, which trains such units again, and then merge; or build, which does both."
 """What to do about units whose files are missing, or have no digest."""
@@ -106,6 +107,8 @@ class BuildPlan:
         versions of this package and of torch; None where that is not known.
     transpositions
         of a build of planted pairs, see ``builders.planted``; none of others.
+    recipe_content
+        the recipe's keys and values, see ``builders.recipe.Recipe.from_content``; None in plans of older versions.
     """
 
     recipe: str
@@ -120,6 +123,7 @@ class BuildPlan:
     first_seed: int | None = None
     code: str | None = None
     transpositions: tuple[int, ...] = ()
+    recipe_content: Mapping[str, Any] | None = None
 
     @property
     def units(self) -> list[Unit]:
@@ -158,8 +162,12 @@ class BuildFolder:
         # JSON has no tuples
         return {key: tuple(value) if type(value) is list else value for key, value in content.items()}, digest
 
+    def plans_members(self) -> bool:
+        """Whether the plan is a ``BuildPlan``, and not one of draws."""
+        return {"unit_size", "seeds", "keep_steps"} <= self._read_plan()[0].keys()
+
     def settle_plan(
-        self, wanted: Plan | None, kind: type[Plan], allotted: Collection[str] = ("seeds", "code")
+        self, wanted: Plan | None, kind: type[Plan], allotted: Collection[str] = ("seeds", "code", "recipe_content")
     ) -> Plan | None:
         """The plan of the unfinished build, or ``wanted`` when there is none.
 
@@ -181,6 +189,11 @@ class BuildFolder:
                 return None
             write_file(path, seal(asdict(wanted)))
         values, self._plan_digest = self._read_plan()
+        known = [field.name for field in fields(kind)]
+        if later := [name for name in values if name not in known]:
+            step = "Go on with the version that made it, or give the build up by removing that folder."
+            expected, got = f"the fields of a {kind.__name__} of version {__version__}", ", ".join(map(repr, later))
+            raise IntegrityError(Problem(str(path), "plan", expected, excerpt(got), step))
         try:
             plan = kind(**values)
         except TypeError as error:
@@ -190,7 +203,7 @@ class BuildFolder:
             unknown = {
                 name for name, value in (("first_seed", None), ("starts", ())) if getattr(plan, name, 0) == value
             }
-            names = [field.name for field in fields(kind) if field.name not in {*allotted, *unknown}]
+            names = [name for name in known if name not in {*allotted, *unknown}]
             differ = [name for name in names if getattr(plan, name) != getattr(wanted, name)]
             if differ:
                 expected = ", ".join(f"{name} {_format_value(getattr(plan, name))}" for name in differ)
@@ -311,6 +324,22 @@ class BuildFolder:
         return self.folder / f"{unit.name}-{number:06d}.kept.safetensors"
 
 
+def member_plans(zoo: Path) -> Iterator[tuple[BuildFolder, BuildPlan]]:
+    """The plans of members in a zoo's folder, in order of their names; those of draws are passed over.
+
+    Raises
+    ------
+    ZooError
+        A plan is damaged, or of a later version.
+    """
+    for path in sorted((zoo / WORK_FOLDER).glob(f"*/{PLAN}")):
+        build_folder = BuildFolder(path.parent)
+        # a build that ends removes its folder
+        with suppress(FileNotFoundError):
+            if build_folder.plans_members() and (plan := build_folder.settle_plan(None, BuildPlan)) is not None:
+                yield build_folder, plan
+
+
 @contextmanager
 def locked_build_folder(zoo: Path, prefix: str) -> Iterator[BuildFolder]:
     """The folder of a zoo's build of one recipe, locked against other processes until the end or this one's death.
@@ -386,7 +415,7 @@ def _iso(value: object) -> str:
 
 
 def _format_value(value: object) -> str:
-    """Of a plan's field; of more than three values the first and the last."""
+    """The text of a plan's field; of more than three values the first and the last."""
     if not isinstance(value, tuple):
         return str(value)
     values = [str(entry) for entry in value]

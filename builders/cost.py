@@ -55,7 +55,7 @@ class Spending:
 
     @property
     def device_hours(self) -> float | None:
-        """Of the members whose time is known."""
+        """Hours of a device that members took whose time is known."""
         return self.seconds / 3600 if self.timed else None
 
     @property
@@ -70,7 +70,7 @@ class Spending:
 
     @property
     def kilowatt_hours(self) -> float | None:
-        """Of the members whose energy is known."""
+        """Kilowatt-hours that members took whose energy is known."""
         return self.joules / JOULES_PER_KWH if self.metered else None
 
     def to_json(self) -> dict[str, Any]:

@@ -144,7 +144,7 @@ class DataSource:
         return pixels.sub_(shift).mul_(scale)
 
     def batches(self, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[TrainingBatch]:
-        """See ``Feed``; inputs (M, B, C, H, W) are crops, mirrored where the recipe flips, and normalised last."""
+        """Inputs (M, B, C, H, W) are crops, mirrored where the recipe flips, and normalised last."""
         windows = self._windows()
         for step in steps(self, keys, start, stop):
             raw = windows[step.corners]
@@ -199,7 +199,7 @@ class TabularData:
         return raw
 
     def batches(self, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[TrainingBatch]:
-        """See ``Feed``; inputs (M, B, D)."""
+        """Inputs have the shape (M, B, D)."""
         batch, rates = self.recipe.batch, self.recipe.rates
         for epoch, positions, items in _draw_order(self.recipe, keys, self.device, start, stop):
             scales = _dropout_scales(self.recipe, _lanes(keys, self.device), epoch, positions)

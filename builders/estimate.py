@@ -116,7 +116,7 @@ class Estimate:
 
     @property
     def device_hours(self) -> float:
-        """Of training alone, as ``builders.cost`` counts them."""
+        """Hours of a device for training alone, as ``builders.cost`` counts them."""
         return self.member_steps / self.steps_per_second / 3600
 
     @property
@@ -155,12 +155,12 @@ class Estimate:
 
     @property
     def kilowatt_hours(self) -> float | None:
-        """Of training alone."""
+        """Kilowatt-hours of training alone."""
         return None if self.joules_per_step is None else self.joules_per_step * self.member_steps / JOULES_PER_KWH
 
     @property
     def nbytes(self) -> int:
-        """Of the new part, about: raw weights, metadata and index; and of the outputs that are stored too."""
+        """About the bytes of the new part: raw weights, metadata and index; and of the outputs that are stored too."""
         return self.checkpoints * (self.parameter_bytes + _ROW_BYTES + self.output_bytes) + _PART_BYTES
 
     @property
@@ -305,7 +305,7 @@ class TimedSteps:
 
     @property
     def joules_per_step(self) -> float | None:
-        """Of a member-step; None where unknown."""
+        """Joules of one step of one member; None where unknown."""
         return None if self.spent.joules is None else self.spent.joules / self.member_steps
 
 

@@ -92,11 +92,10 @@ class CrossEntropy:
         return int(targets.max()) + 1
 
     def mean(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """See ``Loss``."""
         return functional.cross_entropy(outputs, targets.long())
 
     def output_gradient(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        r"""See ``Loss``: :math:`(\mathrm{softmax}(z)_k - [k = y]) / B`."""
+        r"""The gradient is :math:`(\mathrm{softmax}(z)_k - [k = y]) / B`."""
         probabilities = torch.softmax(outputs.double(), -1)
         index = targets.long()[..., None]
         # each row has one label, so that no two additions meet and the order of a GPU does not matter
@@ -106,17 +105,16 @@ class CrossEntropy:
         return (probabilities / targets.shape[-1]).to(outputs.dtype)
 
     def hessian_root(self, outputs: torch.Tensor) -> torch.Tensor:
-        r"""See ``Loss``: :math:`S_{kl} = \sqrt{p_k} [k = l] - p_k \sqrt{p_l}` of the Hessian diag(p) - p p^T; R = K."""
+        r"""The root is :math:`S_{kl} = \sqrt{p_k} [k = l] - p_k \sqrt{p_l}` of the Hessian diag(p) - p p^T; R = K."""
         probabilities = torch.softmax(outputs.double(), -1)
         roots = probabilities.sqrt()
         return torch.diag_embed(roots) - probabilities[..., :, None] * roots[..., None, :]
 
     def likelihood(self, mean: float, count: int) -> Likelihood:
-        """See ``Loss``: the loss is the negative log-likelihood."""
+        """The loss is the negative log-likelihood."""
         return Likelihood(-count * mean, 1.0)
 
     def columns(self, train: MemberOutputs, test: MemberOutputs) -> Columns:
-        """See ``Loss``."""
         logs = [torch.log_softmax(torch.from_numpy(half.outputs), -1).numpy() for half in (train, test)]
         return _classifier_columns(logs, [half.targets.astype(np.int64) for half in (train, test)])
 
@@ -133,24 +131,22 @@ class BinaryCrossEntropy:
         return 1
 
     def mean(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """See ``Loss``."""
         return functional.binary_cross_entropy_with_logits(outputs[:, 0], targets.to(outputs.dtype))
 
     def output_gradient(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        r"""See ``Loss``: :math:`(1 / (1 + e^{-z}) - y) / B`."""
+        r"""The gradient is :math:`(1 / (1 + e^{-z}) - y) / B`."""
         return ((torch.sigmoid(outputs.double()) - targets[..., None]) / targets.shape[-1]).to(outputs.dtype)
 
     def hessian_root(self, outputs: torch.Tensor) -> torch.Tensor:
-        r"""See ``Loss``: :math:`\sqrt{p (1 - p)}`, R = 1."""
+        r"""The root is :math:`\sqrt{p (1 - p)}`, R = 1."""
         logits = outputs.double()
         return (torch.sigmoid(logits) * torch.sigmoid(-logits)).sqrt()[..., None]
 
     def likelihood(self, mean: float, count: int) -> Likelihood:
-        """See ``Loss``: the loss is the negative log-likelihood."""
+        """The loss is the negative log-likelihood."""
         return Likelihood(-count * mean, 1.0)
 
     def columns(self, train: MemberOutputs, test: MemberOutputs) -> Columns:
-        """See ``Loss``."""
         logits = [torch.from_numpy(half.outputs) for half in (train, test)]
         logs = [torch.cat([functional.logsigmoid(-z), functional.logsigmoid(z)], -1).numpy() for z in logits]
         return _classifier_columns(logs, [half.targets.astype(np.int64) for half in (train, test)])
@@ -168,19 +164,18 @@ class SquaredError:
         return 1
 
     def mean(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """See ``Loss``."""
         return functional.mse_loss(outputs[:, 0], targets.to(outputs.dtype))
 
     def output_gradient(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """See ``Loss``: ``2 (f - y) / B``."""
+        """The gradient is ``2 (f - y) / B``."""
         return (outputs - targets[..., None]) * (2 / targets.shape[-1])
 
     def hessian_root(self, outputs: torch.Tensor) -> torch.Tensor:
-        r"""See ``Loss``: :math:`\sqrt 2`, R = 1."""
+        r"""The root is :math:`\sqrt 2`, R = 1."""
         return torch.full_like(outputs, math.sqrt(2), dtype=torch.float64)[..., None]
 
     def likelihood(self, mean: float, count: int) -> Likelihood:
-        r"""See ``Loss``: of :math:`y = f + \epsilon` with normal noise of variance :math:`s^2`.
+        r"""The likelihood is that of :math:`y = f + \epsilon` with normal noise of variance :math:`s^2`.
 
         The negative log-likelihood is :math:`(f - y)^2 / (2 s^2) + \log(2 \pi s^2) / 2`, so that the loss as it is
         would mean noise of variance 1/2, whatever the unit of the targets. The variance taken is that of the greatest
@@ -197,7 +192,6 @@ class SquaredError:
         return Likelihood(-count / 2 * (math.log(2 * math.pi * mean) + 1), 1 / (2 * mean))
 
     def columns(self, train: MemberOutputs, test: MemberOutputs) -> Columns:
-        """See ``Loss``."""
         with np.errstate(over="ignore", invalid="ignore"):
             loss, other = (np.square(half.outputs[..., 0] - half.targets).mean(-1) for half in (train, test))
         return {"train_loss": loss, "test_loss": other, "diverged": ~(loss <= train.targets.astype(np.float64).var())}

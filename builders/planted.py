@@ -60,7 +60,6 @@ class PlantedMember:
         return cls(run, place - 1 if place else None)
 
     def seed(self, most: int) -> int:
-        """See ``of``."""
         return self.run * (most + 2) + (0 if self.transpositions is None else 1 + self.transpositions)
 
 
@@ -159,16 +158,14 @@ class _PlantedRequest(BuildRequest):
 
     @property
     def transpositions(self) -> tuple[int, ...]:
-        """See ``BuildPlan``."""
         return self.numbers
 
     def lacking_seeds(self, present: set[int], taken: set[int]) -> tuple[int, ...]:
-        """See ``BuildRequest``; ids that others have are found when units are compared with the zoo."""
+        """Ids that others have are found when units are compared with the zoo."""
         members = [PlantedMember(run, number) for run in range(self.runs) for number in (None, *self.numbers)]
         return tuple(seed for member in members if (seed := member.seed(self.most)) not in present)
 
     def training(self, *arguments: Any) -> MemberTraining:
-        """See ``BuildRequest``."""
         return _PlantedTraining(*arguments)
 
 
@@ -177,12 +174,11 @@ class _PlantedTraining(MemberTraining):
     """The training of references and planted members."""
 
     def start(self, unit: Unit) -> TrainingState:
-        """See ``UnitTraining``."""
         weights, _ = initial_weights(self.trainer.recipe, unit.seeds)
         return self.trainer.start(unit.seeds, weights)
 
     def rows(self, unit: Unit, state: TrainingState, total: Spent) -> list[dict[str, Any]]:
-        """See ``MemberTraining``; with ``planted`` in ``extra``, see docs/format.md."""
+        """Rows have ``planted`` in ``extra``, see docs/format.md."""
         recipe = self.trainer.recipe
         table = archs.symmetry(recipe.architecture)
         most, leaders = most_transpositions(table), {table.leader(group.id).id for group in table.groups}

@@ -150,7 +150,6 @@ class _YieldedFiles(BuildFolder):
         self.written: dict[str, bytes] = {}
 
     def write(self, name: str, data: bytes | bytearray) -> None:
-        """See ``BuildFolder``."""
         self.written[name] = bytes(data)
 
     def take(self) -> dict[str, bytes]:
@@ -159,5 +158,4 @@ class _YieldedFiles(BuildFolder):
         return taken
 
     def is_kept(self, unit: Unit, number: int) -> bool:
-        """See ``BuildFolder``."""
         return number in self._stored

@@ -54,15 +54,14 @@ class _OutdatedError(Exception):
 
 
 def work(
-    recipe: Recipe | str | Path,
     to: str | Path,
+    recipe: Recipe | str | Path | None = None,
     *,
     address: str | None = None,
     unit: str | None = None,
     share: tuple[int, int] | None = None,
     seconds: float | None = None,
     folder: str | Path | None = None,
-    epochs: int | None = None,
     device: str | None = None,
     threads: int | None = None,
     save_seconds: float = SAVE_SECONDS,
@@ -77,7 +76,7 @@ def work(
         variable ``RAY_ADDRESS``, else the cluster that this machine belongs to, else one of this machine alone.
     threads
         cores of a unit, by default 1; on a GPU, of which a unit has one, streams.
-    recipe, to, unit, share, seconds, folder, epochs, device, save_seconds
+    to, recipe, unit, share, seconds, folder, device, save_seconds
         as for ``builders.shared.work``. Only this machine needs the data.
 
     Raises
@@ -95,7 +94,7 @@ def work(
     save; a unit that is lost five times without progress counts as failed.
     """
     console = console or Console()
-    order = WorkOrder.of(Recipe.of(recipe, epochs), to, folder, unit=unit, share=share)
+    order = WorkOrder.of(to, recipe, folder, unit=unit, share=share)
     end = None if seconds is None else time.monotonic() + seconds
     done: set[str] = set()
     failed: dict[str, str] = {}
@@ -148,7 +147,7 @@ class _Driver:
 
     @cached_property
     def claims(self) -> Claims:
-        """Of the units."""
+        """The claims of the units."""
         return Claims(self.order.build_folder.folder)
 
     @cached_property

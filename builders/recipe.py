@@ -4,11 +4,11 @@ import dataclasses
 import json
 import math
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from builders import rng, schedules
 from builders.schedules import CosineSchedule, MilestoneSchedule, Schedule
@@ -159,30 +159,42 @@ class Recipe:
             content = tomllib.loads(path.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise SpecError(Problem(path.name, "TOML", "a recipe", str(error), _STEP)) from error
-        kind = content.pop("inputs", _IMAGES)
+        return cls.from_content(content, location=path.name, excluded=("full_epochs",))
+
+    @classmethod
+    def from_content(cls, content: Mapping[str, Any], *, location: str, excluded: Collection[str] = ()) -> "Recipe":
+        """The recipe with these keys and values, as JSON or TOML has them.
+
+        Parameters
+        ----------
+        content
+            the keys and values.
+        location
+            where they are, for errors.
+        excluded
+            keys that may not be there.
+
+        Raises
+        ------
+        SpecError
+            With every problem found.
+        """
+        kind = content.get("inputs", _IMAGES)
         recipe_class = KINDS.get(kind) if isinstance(kind, str) else None
         if recipe_class is None:
-            raise SpecError(Problem(path.name, "key 'inputs'", "one of " + ", ".join(KINDS), repr(kind), _STEP))
-        known = {field.name: field for field in fields(recipe_class) if field.name != "full_epochs"}
+            raise SpecError(Problem(location, "key 'inputs'", "one of " + ", ".join(KINDS), repr(kind), _STEP))
+        values = {key: _as_tuples(value) for key, value in content.items() if key != "inputs"}
+        known = {field.name: field for field in fields(recipe_class) if field.name not in excluded}
         needed = [key for key, field in known.items() if field.default is dataclasses.MISSING]
+        unknown, listed = [key for key in values if key not in known], ", ".join(known)
         problems = [
-            Problem(
-                path.name,
-                f"key {key!r}",
-                f"one of {', '.join(known)}",
-                "an unknown one",
-                suggestion(key, list(known), _STEP),
-            )
-            for key in content
-            if key not in known
+            Problem(location, f"key {key!r}", f"one of {listed}", "an unknown one", suggestion(key, list(known), _STEP))
+            for key in unknown
         ]
-        problems += [
-            Problem(path.name, f"key {key!r}", "a value", "none", _STEP) for key in needed if key not in content
-        ]
+        problems += [Problem(location, f"key {key!r}", "a value", "none", _STEP) for key in needed if key not in values]
         if problems:
             raise SpecError(problems)
-        values: dict[str, Any] = {key: _as_tuples(value) for key, value in content.items()}
-        return recipe_class(**values)
+        return recipe_class(**cast(dict[str, Any], values))
 
     @classmethod
     def of(
@@ -264,17 +276,24 @@ class Recipe:
         """The recipe's numbers, for the ``extra`` column."""
         return {key: value for key, value in self._content().items() if key not in ("name", "summary")}
 
+    @property
+    def content(self) -> dict[str, Any]:
+        """The keys and values from which ``from_content`` makes the same recipe; those with their default left out."""
+        kind = next(name for name, recipe_class in KINDS.items() if type(self) is recipe_class)
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        defaults = {field.name: field.default for field in fields(self)}
+        content = {key: value for key, value in given.items() if value != defaults[key]}
+        return content if kind == _IMAGES else {"inputs": kind, **content}
+
     def to_toml(self) -> str:
         """The text of a file from which ``load`` reads the same recipe, but for ``full_epochs``, which no file has."""
-        kind = next(name for name, recipe_class in KINDS.items() if type(self) is recipe_class)
-        content: dict[str, Any] = {} if kind == _IMAGES else {"inputs": kind}
-        content |= {
-            field.name: value
-            for field in fields(self)
-            if field.name != "full_epochs" and (value := getattr(self, field.name)) != field.default
-        }
         # strings, numbers, lists and booleans are written in TOML as in JSON
-        return "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in content.items())
+        lines = (
+            f"{key} = {json.dumps(value, ensure_ascii=False)}\n"
+            for key, value in self.content.items()
+            if key != "full_epochs"
+        )
+        return "".join(lines)
 
     def input_problems(self) -> Iterator[Problem]:
         """What is wrong with the keys that say what the inputs are."""
@@ -336,7 +355,6 @@ class ImageRecipe(Recipe):
         return mean, std
 
     def input_problems(self) -> Iterator[Problem]:
-        """See ``Recipe``."""
         if type(self.crop_pad) is not int or not 0 <= self.crop_pad <= 2**10:
             yield self.problem_with("crop_pad", f"an integer from 0 to {2**10}")
         if type(self.flip) is not bool:
@@ -357,7 +375,7 @@ class ImageRecipe(Recipe):
             yield self.problem_with("train_of", "an integer from the number of training images, train")
 
     def _content(self) -> dict[str, Any]:
-        """See ``Recipe``; the set that no training uses is left out."""
+        """The set that no training uses is left out."""
         content = super()._content()
         del content["ood"]
         return content
@@ -385,7 +403,6 @@ class TableRecipe(Recipe):
     target_std: float
 
     def input_problems(self) -> Iterator[Problem]:
-        """See ``Recipe``."""
         if not isinstance(self.mean, tuple) or not all(map(_finite, self.mean)):
             yield self.problem_with("mean", "a list of finite numbers")
         elif not _positives(self.std, len(self.mean)):
@@ -412,7 +429,6 @@ class GaussianRecipe(Recipe):
     data_seed: int
 
     def input_problems(self) -> Iterator[Problem]:
-        """See ``Recipe``."""
         centres = self.centres
         points = isinstance(centres, tuple) and all(isinstance(point, tuple) and point for point in centres)
         if not points or len(centres) < 2 or len({len(point) for point in centres}) > 1:

@@ -24,7 +24,7 @@ from ckptzoo.text import counted
 DTYPES = ("float16", "bfloat16")
 _WIDE = ("float32", "float64")
 _MEASURED_BYTES = 64 * 2**20
-"""Of the checkpoints that are measured before the bar of progress moves."""
+"""Bytes of the checkpoints that are measured before the bar of progress moves."""
 _PART = 256
 """Checkpoints of a part: as many are measured again at most when a copy was interrupted."""
 

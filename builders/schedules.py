@@ -114,7 +114,7 @@ class CosineSchedule:
         return self.learning_rate / 2 * (1 + math.cos(math.pi * epoch / self.epochs))
 
     def wrong_values(self) -> Iterator[tuple[str, str]]:
-        """See ``Schedule``; a recipe checks its epochs itself."""
+        """A recipe checks its epochs itself."""
         if not _is_rate(self.learning_rate):
             yield "learning_rate", "a finite number, at least 0"
 

@@ -213,7 +213,7 @@ class _Training:
     threads: int | None
 
     def accuracies(self, recipe: Recipe, progress: Progress, should_stop: StopRequested) -> Sequence[float]:
-        """Of each member of a recipe, on the test set."""
+        """The accuracy of each member of a recipe on the test set."""
         with open_trainer(recipe, self.source, device=self.device, engine=ENGINE, threads=self.threads) as trainer:
             state = trainer.start(range(self.members))
             for stop in range(recipe.epoch_steps, recipe.steps + 1, recipe.epoch_steps):

@@ -243,7 +243,6 @@ class _Lock(JournalFileOpenLock):
         self._journal, self._locks, self._held = journal, locks, ExitStack()
 
     def acquire(self) -> bool:
-        """See ``JournalFileOpenLock``."""
         self._held.enter_context(_alone(self._locks, "journal"))
         with self._journal.open("r+b") as file:
             size = file.seek(0, 2)
@@ -254,7 +253,6 @@ class _Lock(JournalFileOpenLock):
         return True
 
     def release(self) -> None:
-        """See ``JournalFileOpenLock``."""
         self._held.close()
 
 

@@ -35,6 +35,7 @@ from builders.build import (
     write_page,
 )
 from builders.checkpointing import (
+    PLAN,
     WORK_AGAIN,
     WORK_FOLDER,
     BuildFolder,
@@ -43,6 +44,7 @@ from builders.checkpointing import (
     Unit,
     catch_stop_signals,
     locked_build_folder,
+    member_plans,
 )
 from builders.claims import Claim, Claims
 from builders.energy import counter_of
@@ -158,14 +160,13 @@ def plan(
 
 
 def work(
-    recipe: Recipe | str | Path,
     to: str | Path,
+    recipe: Recipe | str | Path | None = None,
     *,
     unit: str | None = None,
     share: tuple[int, int] | None = None,
     seconds: float | None = None,
     folder: str | Path | None = None,
-    epochs: int | None = None,
     device: str | None = None,
     threads: int | None = None,
     save_seconds: float = SAVE_SECONDS,
@@ -175,10 +176,10 @@ def work(
 
     Parameters
     ----------
-    recipe, epochs
-        those of the plan.
     to
         the zoo's folder, which all processes share.
+    recipe
+        of the plan; needed where the folder has plans of several recipes, or one that an older version made.
     unit
         the name of one unit; by default all.
     share
@@ -195,7 +196,7 @@ def work(
     Interrupted
         On Ctrl-C or SIGTERM, after the state was saved.
     ZooError
-        There is no plan, it is another recipe's, or of other data; or there is no such unit.
+        There is no plan, there are several, or it is of another recipe or of other data; or there is no such unit.
 
     Notes
     -----
@@ -204,7 +205,7 @@ def work(
     ``.failures.json`` is removed. Its log has the tracebacks.
     """
     console = console or Console()
-    order = WorkOrder.of(Recipe.of(recipe, epochs), to, folder, unit=unit, share=share)
+    order = WorkOrder.of(to, recipe, folder, unit=unit, share=share)
     end = None if seconds is None else time.monotonic() + seconds
     where = device or order.plan.device
     with (
@@ -232,24 +233,15 @@ def work(
     return order.worked(job.finished_here, job.failures_here, taken, spent)
 
 
-def planned_on(recipe: Recipe, to: str | Path) -> str:
-    """The device of a plan: ``cpu`` or ``cuda``. Raises as ``work`` where there is none."""
-    return _settled(Path(to).absolute(), recipe)[1].device
-
-
-def merge(
-    recipe: Recipe | str | Path, to: str | Path, *, epochs: int | None = None, push_to: str | None = None
-) -> Merged:
+def merge(to: str | Path, recipe: Recipe | str | Path | None = None, *, push_to: str | None = None) -> Merged:
     """Add the units that are finished to the zoo, in parts of at most 32 GiB, and remove their files.
 
     Killed at any moment, the next call carries on; nothing is added twice.
 
     Parameters
     ----------
-    recipe, epochs
-        those of the plan.
-    to
-        the zoo's folder.
+    to, recipe
+        as for ``work``.
     push_to
         the repository that the zoo is published in, part by part; see ``ckptzoo.hub.push``.
 
@@ -262,9 +254,8 @@ def merge(
     ZooError
         There is no plan, or another process merges.
     """
-    recipe = Recipe.of(recipe, epochs)
     root = Path(to).absolute()
-    build_folder, settled = _settled(root, recipe)
+    recipe, build_folder, settled = find_plan(root, recipe)
     parts: list[str] = []
     count = checkpoints = 0
     with _one_merge(build_folder, root):
@@ -331,17 +322,17 @@ class WorkOrder:
     @classmethod
     def of(
         cls,
-        recipe: Recipe,
         to: str | Path,
+        recipe: Recipe | str | Path | None,
         folder: str | Path | None,
         *,
         unit: str | None,
         share: tuple[int, int] | None,
     ) -> "WorkOrder":
         """Find them; parameters and errors are those of ``work``."""
-        source = sources.load(recipe, folder)
         root = Path(to).absolute()
-        build_folder, plan = _settled(root, recipe)
+        recipe, build_folder, plan = find_plan(root, recipe)
+        source = sources.load(recipe, folder)
         if plan.dataset_digest != source.digest:
             step = "Name the folder of the data that it was planned with by --data."
             raise ZooError(Problem(str(root), "data of the plan", plan.dataset_digest, source.digest, step))
@@ -383,7 +374,7 @@ class _SharedTraining(MemberTraining):
     finished_here: set[str] = field(default_factory=set)
 
     def _train(self, unit: Unit, progress: Progress, claim: Claim) -> bool:
-        """See ``UnitTraining``; what happens is in the unit's log."""
+        """What happens is in the unit's log."""
         holder = f"process {os.getpid()} on {socket.gethostname()}, {self.trainer.data_source.device}"
         log(self.build_folder, unit.name, f"begun by {holder}", begin=True)
         began = time.monotonic()
@@ -397,7 +388,6 @@ class _SharedTraining(MemberTraining):
         return finished
 
     def finish(self, unit: Unit) -> None:
-        """See ``UnitTraining``."""
         self.finished_here.add(unit.name)
         forget_failures(self.build_folder, unit.name)
 
@@ -409,18 +399,48 @@ class _SharedTraining(MemberTraining):
         note_failure(self.build_folder, unit.name, step, error)
 
 
-def _settled(root: Path, recipe: Recipe) -> tuple[BuildFolder, BuildPlan]:
-    """The plan of a recipe in a zoo's folder."""
-    build_folder = BuildFolder(root / WORK_FOLDER / recipe.prefix)
-    settled = build_folder.settle_plan(None, BuildPlan) if build_folder.folder.is_dir() else None
-    if settled is None:
-        step = f"Plan it first: python -m builders plan {recipe.name} --members N --to {root}."
-        raise ZooError(Problem(str(root), f"plan of {recipe.prefix}", "one", "none", step))
-    if (settled.recipe, settled.prefix) != (recipe.digest, recipe.prefix):
-        step = "Give the build up by removing that folder."
-        got = f"one of {settled.prefix}"
-        raise IntegrityError(Problem(str(build_folder.folder), "plan", f"one of {recipe.prefix}", got, step))
-    return build_folder, settled
+def find_plan(root: Path, recipe: Recipe | str | Path | None) -> tuple[Recipe, BuildFolder, BuildPlan]:
+    """The plan of a recipe in a zoo's folder, or its only plan; errors are those of ``work``."""
+    if recipe is None:
+        build_folder, settled = _only_plan(root)
+        recipe = _planned_recipe(settled, str(build_folder.folder / PLAN), root)
+    else:
+        recipe = Recipe.of(recipe)
+        build_folder = BuildFolder(root / WORK_FOLDER / recipe.prefix)
+        found = build_folder.settle_plan(None, BuildPlan) if build_folder.folder.is_dir() else None
+        if found is None:
+            step = f"Plan it first: python -m builders plan {recipe.name} --members N --to {root}."
+            raise ZooError(Problem(str(root), f"plan of {recipe.prefix}", "one", "none", step))
+        settled = found
+    expected = build_folder.folder.name
+    if (settled.recipe, settled.prefix, expected) != (recipe.digest, recipe.prefix, recipe.prefix):
+        step, got = "Give the build up by removing that folder.", f"one of {settled.prefix}"
+        raise IntegrityError(Problem(str(build_folder.folder), "plan", f"one of {expected}", got, step))
+    return recipe, build_folder, settled
+
+
+def _only_plan(root: Path) -> tuple[BuildFolder, BuildPlan]:
+    plans = list(member_plans(root))
+    if len(plans) != 1:
+        got = ", ".join(plan.prefix for _, plan in plans) or "none"
+        step = f"Plan it first: python -m builders plan RECIPE --members N --to {root}."
+        if plans:
+            step = (
+                f"Name the recipe of one: python -m builders work RECIPE --to {root}, with --epochs and so on if any."
+            )
+        raise ZooError(Problem(str(root), "plans", "one", got, step))
+    return plans[0]
+
+
+def _planned_recipe(settled: BuildPlan, location: str, root: Path) -> Recipe:
+    """The recipe that a plan has in it."""
+    if settled.transpositions:
+        step = "Carry it on with the command that started it: python -m builders planted."
+        raise ZooError(Problem(location, "plan", "one of members of a recipe", "one of planted pairs", step))
+    if settled.recipe_content is None:
+        step = f"Name it: python -m builders work RECIPE --to {root}."
+        raise ZooError(Problem(location, "recipe", "its content", "a plan of an older version", step))
+    return Recipe.from_content(settled.recipe_content, location=location)
 
 
 def _chosen(units: Sequence[Unit], name: str | None, share: tuple[int, int] | None, *, location: str) -> list[Unit]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from builders.checkpointing import WORK_FOLDER
 from builders.recipe import Recipe
-from builders.shared import Worked, planned_on, work
+from builders.shared import Worked, find_plan, work
 from ckptzoo.errors import MissingExtraError, Problem, ZooError
 
 TURN_SECONDS = 3600.0
@@ -52,7 +52,7 @@ class ArrayTask:
 
     Parameters
     ----------
-    recipe, to
+    to, recipe
         of the plan.
     seconds
         of one turn.
@@ -60,8 +60,8 @@ class ArrayTask:
         further arguments of ``builders.shared.work``.
     """
 
-    recipe: Recipe
     to: Path
+    recipe: Recipe
     seconds: float
     options: Mapping[str, Any]
 
@@ -86,16 +86,15 @@ class ArrayTask:
         return DelayedSubmission(self)
 
     def _work(self, end: float) -> Worked:
-        return work(self.recipe, self.to, seconds=max(0.0, end - time.monotonic()), **self.options)
+        return work(self.to, self.recipe, seconds=max(0.0, end - time.monotonic()), **self.options)
 
 
 def submit(
-    recipe: Recipe | str | Path,
     to: str | Path,
+    recipe: Recipe | str | Path | None = None,
     *,
     tasks: int,
     seconds: float = TURN_SECONDS,
-    epochs: int | None = None,
     sbatch: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Submitted:
@@ -103,10 +102,10 @@ def submit(
 
     Parameters
     ----------
-    recipe, epochs
-        those of the plan.
     to
         the zoo's folder, which the nodes share with this machine, as they do this Python.
+    recipe
+        as for ``builders.shared.work``.
     tasks
         how many; more than there are units serve nothing.
     seconds
@@ -128,17 +127,18 @@ def submit(
     ::
 
         plan("cifar100-resnet18", "zoo", members=2000, device="cuda")
-        submit("cifar100-resnet18", "zoo", tasks=50, sbatch={"partition": "gpu"})
+        submit("zoo", tasks=50, sbatch={"partition": "gpu"})
         # later, as often as one likes
-        merge("cifar100-resnet18", "zoo")
+        merge("zoo")
     """
     try:
         from submitit import SlurmExecutor
         from submitit.core.utils import FailedJobError
     except ModuleNotFoundError:
         raise MissingExtraError("submitit", "slurm") from None
-    recipe, root = Recipe.of(recipe, epochs), Path(to).absolute()
-    device = options.get("device") or planned_on(recipe, root)
+    root = Path(to).absolute()
+    recipe, _, settled = find_plan(root, recipe)
+    device = options.get("device") or settled.device
     # beside the build's folder, which merge removes while the last tasks may still be writing
     folder = root / WORK_FOLDER / f"{recipe.prefix}-slurm"
     parameters: dict[str, Any] = {"gpus_per_task": 1} if device == "cuda" else {}
@@ -157,7 +157,7 @@ def submit(
         additional_parameters={"requeue": True, **(sbatch or {})},
         **parameters,
     )
-    task = ArrayTask(recipe, root, seconds, options)
+    task = ArrayTask(root, recipe, seconds, options)
     try:
         with executor.batch():
             jobs = [executor.submit(task) for _ in range(tasks)]
@@ -169,21 +169,20 @@ def submit(
     return Submitted(jobs[0].job_id.partition("_")[0], tasks, folder)
 
 
-def command(recipe: str, to: str | Path, seconds: float, arguments: Mapping[str, str | int | float | None]) -> str:
+def command(zoo: str, seconds: float, options: Mapping[str, Any]) -> str:
     """The shell command that any scheduler may run any number of times at once.
 
     Parameters
     ----------
-    recipe
-        its name, or the path of its file.
+    zoo
+        the argument of ``work``.
     seconds
         of one turn.
-    arguments
+    options
         options of ``work`` with their values; those that are None are left out.
     """
-    words = [sys.executable, "-m", "builders", "work", recipe, "--to", str(Path(to).absolute()), "--for"]
-    words.append(f"{seconds:.0f}s")
-    for name, value in arguments.items():
+    words = [sys.executable, "-m", "builders", "work", zoo, "--for", f"{seconds:.0f}s"]
+    for name, value in options.items():
         if value is not None:
             words += [f"--{name}", str(value)]
     return shlex.join(words)

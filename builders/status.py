@@ -9,15 +9,13 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from builders.checkpointing import WORK_FOLDER, BuildFolder, BuildPlan
+from builders.checkpointing import PLAN, BuildFolder, BuildPlan, member_plans
 from builders.claims import Claims, Holder
 from builders.failures import ATTEMPTS, failures_of
 from builders.progress import duration
-from builders.work_files import read_small
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import read_contents
-from ckptzoo.schema.documents import unseal
 from ckptzoo.text import counted
 
 
@@ -143,8 +141,7 @@ def status(to: str | Path) -> tuple[BuildStatus, ...]:
     root = Path(to).absolute()
     if not root.is_dir():
         raise ZooError(Problem(str(root), "a zoo", "a folder", "nothing", "Plan a build there first."))
-    plans = sorted((root / WORK_FOLDER).glob("*/plan.json"))
-    return tuple(found for path in plans if (found := _status_of(root, path)) is not None)
+    return tuple(found for plan in member_plans(root) if (found := _status_of(root, *plan)) is not None)
 
 
 def watch(to: str | Path, console: Console, *, seconds: float = 2.0) -> None:
@@ -158,20 +155,14 @@ def watch(to: str | Path, console: Console, *, seconds: float = 2.0) -> None:
             time.sleep(seconds)
 
 
-def _status_of(root: Path, path: Path) -> BuildStatus | None:
-    """The status of one plan; None of one of draws, or of a build that ended at this moment."""
-    build_folder = BuildFolder(path.parent)
+def _status_of(root: Path, build_folder: BuildFolder, settled: BuildPlan) -> BuildStatus | None:
+    """The status of one plan; None of a build that ended at this moment."""
     try:
-        content, _ = unseal(read_small(path), location=str(path))
-        if "unit_size" not in content or "seeds" not in content or "keep_steps" not in content:
-            return None
-        settled = build_folder.settle_plan(None, BuildPlan)
         names = {item.name for item in build_folder.folder.iterdir()}
         holders = Claims(build_folder.folder).holders()
-        seconds = max(0.0, time.time() - path.stat().st_mtime)
+        seconds = max(0.0, time.time() - (build_folder.folder / PLAN).stat().st_mtime)
     except FileNotFoundError:
         return None
-    assert settled is not None
     merged = set(read_contents(Folder(root)).raw.rows["unit"].to_pylist())
     last = settled.keep_steps[-1]
     units: list[UnitStatus] = []

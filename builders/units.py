@@ -17,7 +17,7 @@ from builders.state import TrainingState
 from builders.train import Trainer
 
 _SAVING_SHARE = 0.01
-"""Of the time that saving states may take."""
+"""The share of the time that saving states may take."""
 _SPAN_SECONDS = 1.0
 """Steps are taken in spans of about this length: between two the process can be stopped, and progress is shown."""
 
@@ -145,7 +145,7 @@ class UnitTraining(ABC):
 
     @cached_property
     def claims(self) -> Claims:
-        """Of the units, by all processes that share the folder."""
+        """The claims of the units, by all processes that share the folder."""
         return Claims(self.build_folder.folder)
 
     def _train(self, unit: Unit, progress: Progress, claim: Claim) -> bool:

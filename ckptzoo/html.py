@@ -7,9 +7,9 @@ from html import escape
 from ckptzoo.text import counted, printable, shortened
 
 MAX_BYTES = 20_000
-"""Of one fragment: a notebook keeps each in its file."""
+"""The largest fragment in bytes: a notebook keeps each in its file."""
 MAX_ROWS, MAX_COLUMNS = 40, 16
-"""Of a table that are shown."""
+"""Rows and columns of a table that are shown at most."""
 MAX_TEXT = 500
 """Characters of a cell or a paragraph that are shown."""
 _NOTE_BYTES = 400

@@ -11,24 +11,17 @@ import typer
 from rich.console import Console
 
 from builders.cli.options import (
-    ArchitectureName,
     AsJson,
-    DataFolder,
-    Device,
-    Engine,
-    Epochs,
     FirstSeed,
-    KeepSteps,
     Members,
+    MemberTraining,
     NewZoo,
-    PlannedDevice,
-    Precision,
+    PlanChoice,
+    PlannedZoo,
     Predictions,
     RecipeName,
     SaveEvery,
-    SharedZoo,
-    Threads,
-    UnitSize,
+    Work,
     console_of,
     parse_numbers,
     parse_pairs,
@@ -36,28 +29,21 @@ from builders.cli.options import (
     print_report,
 )
 from ckptzoo.cli.exits import PROBLEMS
+from ckptzoo.cli.options import expand_dataclasses
 from ckptzoo.text import counted
 
 if TYPE_CHECKING:
     from builders.build import Built
-    from builders.recipe import Recipe
     from builders.shared import Worked
 
 
+@expand_dataclasses
 def build(
     recipe: RecipeName,
     members: Members,
     to: NewZoo,
-    data: DataFolder = None,
-    keep_steps: KeepSteps = "",
-    epochs: Epochs = None,
-    precision: Precision = None,
-    architecture: ArchitectureName = None,
+    training: MemberTraining,
     first_seed: FirstSeed = 0,
-    device: Device = "cpu",
-    engine: Engine = None,
-    threads: Threads = None,
-    unit_size: UnitSize = None,
     save_every: SaveEvery = 20,
     predictions: Predictions = False,
 ) -> None:
@@ -66,7 +52,6 @@ def build(
     Stopped or killed at any moment, the same command carries on; when the zoo holds them all, it adds nothing.
     """
     from builders.build import build as train
-    from builders.recipe import Recipe
 
     def report(built: "Built", console: Console) -> None:
         if built.part is None:
@@ -74,24 +59,11 @@ def build(
         else:
             console.print(f"{to}: {built.checkpoints:,} checkpoints of {built.members:,} members in part {built.part}.")
 
-    _train(
-        train,
-        report,
-        Recipe.of(recipe, epochs, precision, architecture),
-        to,
-        data,
-        predictions=predictions,
-        members=members,
-        keep_steps=parse_numbers(keep_steps),
-        first_seed=first_seed,
-        device=device,
-        unit_size=unit_size,
-        engine=engine,
-        threads=threads,
-        save_seconds=save_every,
-    )
+    options: dict[str, Any] = {"members": members, "first_seed": first_seed, "save_seconds": save_every}
+    _train(train, report, training, recipe, to, predictions=predictions, **options)
 
 
+@expand_dataclasses
 def planted(
     recipe: RecipeName,
     transpositions: Annotated[
@@ -99,15 +71,7 @@ def planted(
     ],
     runs: Annotated[int, typer.Option(min=1, help="How many initial networks, each with its reference and members.")],
     to: NewZoo,
-    data: DataFolder = None,
-    keep_steps: KeepSteps = "",
-    epochs: Epochs = None,
-    precision: Precision = None,
-    architecture: ArchitectureName = None,
-    device: Device = "cpu",
-    engine: Engine = None,
-    threads: Threads = None,
-    unit_size: UnitSize = None,
+    training: MemberTraining,
     save_every: SaveEvery = 20,
     predictions: Predictions = False,
 ) -> None:
@@ -118,7 +82,6 @@ def planted(
     the same command carries on.
     """
     from builders.planted import build as train
-    from builders.recipe import Recipe
 
     def report(built: "Built", console: Console) -> None:
         line = f"{to}: holds these members already; nothing was added."
@@ -127,78 +90,34 @@ def planted(
             line = f"{to}: {added} in part {built.part}."
         console.print(line, highlight=False, soft_wrap=True)
 
-    _train(
-        train,
-        report,
-        Recipe.of(recipe, epochs, precision, architecture),
-        to,
-        data,
-        predictions=predictions,
-        runs=runs,
-        transpositions=parse_numbers(transpositions, "--transpositions"),
-        keep_steps=parse_numbers(keep_steps),
-        device=device,
-        unit_size=unit_size,
-        engine=engine,
-        threads=threads,
-        save_seconds=save_every,
-    )
+    options: dict[str, Any] = {"runs": runs, "transpositions": parse_numbers(transpositions, "--transpositions")}
+    _train(train, report, training, recipe, to, predictions=predictions, save_seconds=save_every, **options)
 
 
-def plan(
-    recipe: RecipeName,
-    members: Members,
-    to: NewZoo,
-    data: DataFolder = None,
-    keep_steps: KeepSteps = "",
-    epochs: Epochs = None,
-    precision: Precision = None,
-    architecture: ArchitectureName = None,
-    first_seed: FirstSeed = 0,
-    device: Device = "cpu",
-    engine: Engine = None,
-    threads: Threads = None,
-    unit_size: UnitSize = None,
-) -> None:
+@expand_dataclasses
+def plan(recipe: RecipeName, members: Members, to: NewZoo, training: MemberTraining, first_seed: FirstSeed = 0) -> None:
     """Settle what is to be trained, in units, for any number of work processes; nothing is trained.
 
     With the same arguments as build, which is plan, work and merge in one process.
     """
-    from builders.recipe import Recipe
     from builders.shared import plan as settle
 
-    planned = settle(
-        Recipe.of(recipe, epochs, precision, architecture),
-        to,
-        members=members,
-        folder=data,
-        keep_steps=parse_numbers(keep_steps),
-        first_seed=first_seed,
-        device=device,
-        engine=engine,
-        threads=threads,
-        unit_size=unit_size,
-    )
+    planned = settle(training.of(recipe), to, members=members, first_seed=first_seed, **training.options())
     units = f"{counted(planned.units, 'unit')} of {counted(planned.unit_size, 'member')}"
     what = f"{counted(planned.members, 'member')} to train, in {units}" if planned.units else "nothing is left to train"
     console_of().print(f"{to}: {planned.prefix}: {what}.", highlight=False, soft_wrap=True)
 
 
+@expand_dataclasses
 def work(
-    recipe: RecipeName,
-    to: SharedZoo,
+    zoo: PlannedZoo,
+    choice: PlanChoice,
+    settings: Work,
     unit: Annotated[str | None, typer.Option(metavar="NAME", help="Only this unit; status lists them.")] = None,
     share: Annotated[str, typer.Option(metavar="I/N", help="Only every N-th unit, from the I-th, from 0.")] = "",
     duration: Annotated[
         str, typer.Option("--for", metavar="TIME", help="Stop after 90s, 50m or 8h, when all is saved.")
     ] = "",
-    data: DataFolder = None,
-    epochs: Epochs = None,
-    precision: Precision = None,
-    architecture: ArchitectureName = None,
-    device: PlannedDevice = None,
-    threads: Threads = None,
-    save_every: SaveEvery = 20,
     on: Annotated[
         str | None,
         typer.Option(
@@ -210,21 +129,17 @@ def work(
 
     Stopped or killed at any moment, nothing is lost: others take over. Exits with 1 where units failed.
     """
-    from builders.recipe import Recipe
     from ckptzoo.text import parse_share
 
-    console, run_units = console_of(), _work_on(on)
+    console, run_units, (to, recipe) = console_of(), _work_on(on), choice.of(zoo)
     done = run_units(
-        Recipe.of(recipe, epochs, precision, architecture),
         to,
+        recipe,
         unit=unit,
         share=parse_share(share) if share else None,
         seconds=parse_seconds(duration) if duration else None,
-        folder=data,
-        device=device,
-        threads=threads,
-        save_seconds=save_every,
         console=console,
+        **settings.options(),
     )
     line = f"{to}: {counted(done.units, 'unit')} done ({counted(done.members, 'member')}), {done.left:,} left."
     console.print(line, highlight=False, soft_wrap=True)
@@ -234,9 +149,11 @@ def work(
         raise typer.Exit(PROBLEMS)
 
 
+@expand_dataclasses
 def submit(
-    recipe: RecipeName,
-    to: SharedZoo,
+    zoo: PlannedZoo,
+    choice: PlanChoice,
+    settings: Work,
     slurm: Annotated[bool, typer.Option("--slurm", help="Submit an array of tasks to Slurm.")] = False,
     as_command: Annotated[
         bool, typer.Option("--print", help="Print the command that any other scheduler may run any number of times.")
@@ -248,63 +165,41 @@ def submit(
     options: Annotated[
         list[str] | None, typer.Option("--sbatch", metavar="KEY=VALUE", help="An option of sbatch; repeatable.")
     ] = None,
-    data: DataFolder = None,
-    epochs: Epochs = None,
-    precision: Precision = None,
-    architecture: ArchitectureName = None,
-    device: PlannedDevice = None,
-    threads: Threads = None,
-    save_every: SaveEvery = 20,
 ) -> None:
     """Let a cluster work on a plan, by as many tasks as you like; those of Slurm come back until nothing is left."""
     from builders import slurm as cluster
-    from builders.recipe import Recipe
 
     if slurm == as_command:
         raise typer.BadParameter("expected one of --slurm and --print.")
-    seconds, folder = parse_seconds(duration), None if data is None else data.absolute()
+    seconds, (to, recipe) = parse_seconds(duration), choice.of(zoo)
     if as_command:
-        name = str(Path(recipe).absolute()) if Path(recipe).is_file() else recipe
-        arguments = {"data": None if folder is None else str(folder), "epochs": epochs, "precision": precision}
-        arguments["architecture"] = architecture
-        arguments |= {"device": device, "threads": threads, "save-every": f"{save_every:g}"}
-        print(cluster.command(name, to, seconds, arguments))
+        argument, words = choice.words(zoo)
+        print(cluster.command(argument, seconds, {**words, **settings.words()}))
         return
-    submitted = cluster.submit(
-        Recipe.of(recipe, epochs, precision, architecture),
-        to,
-        tasks=tasks,
-        seconds=seconds,
-        sbatch=parse_pairs(options or [], "--sbatch"),
-        folder=folder,
-        device=device,
-        threads=threads,
-        save_seconds=save_every,
-    )
+    sbatch = parse_pairs(options or [], "--sbatch")
+    submitted = cluster.submit(to, recipe, tasks=tasks, seconds=seconds, sbatch=sbatch, **settings.options())
     line = f"{to}: job {submitted.job}, {counted(submitted.tasks, 'task')}; logs in {submitted.folder}."
     console_of().print(line, highlight=False, soft_wrap=True)
 
 
+@expand_dataclasses
 def merge(
-    recipe: RecipeName,
-    to: Annotated[Path, typer.Option(metavar="ZOO", help="The zoo's folder.")],
+    zoo: PlannedZoo,
+    choice: PlanChoice,
     push_to: Annotated[
         str | None, typer.Option("--push", metavar="ORG/ZOO", help="Publish the zoo there, part by part.")
     ] = None,
-    epochs: Epochs = None,
-    precision: Precision = None,
-    architecture: ArchitectureName = None,
 ) -> None:
     """Add the units of a plan that are finished to the zoo; the others stay for the next time."""
-    from builders.recipe import Recipe
     from builders.shared import merge as add_units
 
+    to, recipe = choice.of(zoo)
     with contextlib.ExitStack() as stack:
         if push_to is not None:
             from ckptzoo.hub.client.quiet import quietly
 
             stack.enter_context(quietly())
-        done = add_units(Recipe.of(recipe, epochs, precision, architecture), to, push_to=push_to)
+        done = add_units(to, recipe, push_to=push_to)
     parts = f"{counted(done.checkpoints, 'checkpoint')} of {counted(done.units, 'unit')} in {', '.join(done.parts)}"
     left = f"; {counted(done.left, 'unit')} are not finished" if done.left else ""
     there = f"; published in {push_to}" if push_to else ""
@@ -335,18 +230,11 @@ def status(
         console.print(f"{to}: nothing is planned; all that was is in the zoo.", highlight=False, soft_wrap=True)
 
 
+@expand_dataclasses
 def estimate(
     recipe: RecipeName,
     members: Annotated[int, typer.Option(min=1, help="How many members are to be trained.")],
-    data: DataFolder = None,
-    keep_steps: KeepSteps = "",
-    epochs: Epochs = None,
-    precision: Precision = None,
-    architecture: ArchitectureName = None,
-    device: Device = "cpu",
-    engine: Engine = None,
-    threads: Threads = None,
-    unit_size: UnitSize = None,
+    training: MemberTraining,
     predictions: Predictions = False,
     devices: Annotated[int, typer.Option(min=1, help="How many devices such as this one work side by side.")] = 1,
     price: Annotated[
@@ -360,24 +248,12 @@ def estimate(
     """
     from builders import predicting
     from builders.estimate import estimate as compute
-    from builders.recipe import Recipe
 
-    wanted = Recipe.of(recipe, epochs, precision, architecture)
-    sets = predicting.input_sets(wanted, data) if predictions else ()
-    result = compute(
-        wanted,
-        members=members,
-        folder=data,
-        keep_steps=parse_numbers(keep_steps),
-        device=device,
-        unit_size=unit_size,
-        engine=engine,
-        threads=threads,
-        examples=sum(len(item.inputs) for item in sets),
-        devices=devices,
-        price=price,
-    )
-    print_report(result, as_json)
+    wanted = training.of(recipe)
+    sets = predicting.input_sets(wanted, training.data) if predictions else ()
+    examples = sum(len(item.inputs) for item in sets)
+    counts: dict[str, Any] = {"members": members, "examples": examples, "devices": devices, "price": price}
+    print_report(compute(wanted, **counts, **training.options()), as_json)
 
 
 def cost(
@@ -411,9 +287,9 @@ def _work_on(on: str | None) -> "Callable[..., Worked]":
 def _train(
     train: "Callable[..., Built]",
     report: "Callable[[Built, Console], None]",
-    recipe: "Recipe",
+    training: MemberTraining,
+    recipe: str,
     to: Path,
-    data: Path | None,
     *,
     predictions: bool,
     **options: Any,
@@ -421,9 +297,9 @@ def _train(
     """Train members, report what was added and what it cost, and add the predictions that are asked for."""
     from builders import predicting
 
-    console = console_of()
-    sets = predicting.input_sets(recipe, data) if predictions else ()
-    built = train(recipe, to, folder=data, console=console, **options)
+    console, wanted = console_of(), training.of(recipe)
+    sets = predicting.input_sets(wanted, training.data) if predictions else ()
+    built = train(wanted, to, console=console, **training.options(), **options)
     report(built, console)
     for item in built.cost:
         console.print(f"{to}: {item.line()}.", highlight=False, soft_wrap=True)

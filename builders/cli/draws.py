@@ -6,25 +6,23 @@ from typing import Annotated, Any
 import typer
 
 from builders.cli.options import (
-    ArchitectureName,
     AsJson,
     DataFolder,
     Device,
-    Engine,
-    Epochs,
     NewZoo,
-    Precision,
     Predictions,
     RecipeName,
     SaveEvery,
-    UnitSize,
+    Training,
     console_of,
     parse_settings,
     print_report,
 )
+from ckptzoo.cli.options import expand_dataclasses
 from ckptzoo.cli.ray_shares import On, work_on_ray
 
 
+@expand_dataclasses
 def posterior(
     context: typer.Context,
     method: Annotated[
@@ -35,25 +33,19 @@ def posterior(
     modes: Annotated[int, typer.Option(min=1, help="How many modes: chains, or members of the zoo named by --from.")],
     draws: Annotated[int, typer.Option(min=1, help="How many draws of each mode the zoo is to hold.")],
     to: NewZoo,
+    training: Training,
     start: Annotated[
         str | None,
         typer.Option(
             "--from", metavar="ZOO", help="The zoo whose members are the modes: swag, laplace, and bnn if asked."
         ),
     ] = None,
-    data: DataFolder = None,
-    epochs: Epochs = None,
-    precision: Precision = None,
-    architecture: ArchitectureName = None,
     settings: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The method's settings; by default those of the paper.")
     ] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Another value of a setting; repeatable.")
     ] = None,
-    device: Device = "cpu",
-    engine: Engine = None,
-    unit_size: UnitSize = None,
     share: Annotated[
         str, typer.Option(metavar="I/N", help="Only every N-th unit, from the I-th, from 0; others take the rest.")
     ] = "",
@@ -71,20 +63,19 @@ def posterior(
     """
     from builders import predicting
     from builders.posterior import build as posterior_build
-    from builders.recipe import Recipe
     from ckptzoo.text import parse_share
 
     if on is not None and share:
         raise typer.BadParameter("expected one of --share and --on.")
-    console, wanted = console_of(), Recipe.of(recipe, epochs, precision, architecture)
-    shared: dict[str, Any] = {"modes": modes, "draws": draws, "start": start, "folder": data, "settings": settings}
-    shared |= {"changes": parse_settings(changes or []), "device": device, "unit_size": unit_size, "engine": engine}
+    console, wanted = console_of(), training.of(recipe)
+    shared: dict[str, Any] = {"modes": modes, "draws": draws, "start": start, "settings": settings}
+    shared |= {"changes": parse_settings(changes or []), **training.options()}
     if estimate:
         print_report(posterior_build.estimate(method, wanted, **shared), as_json)
         return
-    sets = predicting.input_sets(wanted, data) if predictions else ()
+    sets = predicting.input_sets(wanted, training.data) if predictions else ()
     if on is not None:
-        work_on_ray(context, on, device)
+        work_on_ray(context, on, training.device)
     if share:
         shared["share"] = parse_share(share)
     built = posterior_build.build(method, wanted, to, **shared, save_seconds=save_every, console=console)

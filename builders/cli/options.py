@@ -1,17 +1,23 @@
 """What the commands share: options, how their texts are read, and how results are printed."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 from rich.console import Console
+
+if TYPE_CHECKING:
+    from builders.recipe import Recipe
 
 RecipeName = Annotated[
     str, typer.Argument(metavar="RECIPE", help="The name of a recipe, or the path of a .toml file.", show_default=False)
 ]
 NewZoo = Annotated[Path, typer.Option(metavar="ZOO", help="The zoo's folder; made where there is none.")]
-SharedZoo = Annotated[Path, typer.Option(metavar="ZOO", help="The zoo's folder, shared by all.")]
+PlannedZoo = Annotated[
+    str, typer.Argument(metavar="ZOO", help="The zoo's folder, with the plan; all share it.", show_default=False)
+]
 DataFolder = Annotated[
     Path | None,
     typer.Option("--data", metavar="FOLDER", help="Where the data set is; by default $CKPTZOO_DATA, else fetched."),
@@ -57,6 +63,100 @@ Predictions = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
+@dataclass(frozen=True)
+class RecipeChanges:
+    """What may be different from a recipe, which makes another recipe of it."""
+
+    epochs: Epochs = None
+    precision: Precision = None
+    architecture: ArchitectureName = None
+
+    def of(self, recipe: str) -> "Recipe":
+        """The changed recipe of a name or file."""
+        from builders.recipe import Recipe
+
+        return Recipe.of(recipe, self.epochs, self.precision, self.architecture)
+
+
+@dataclass(frozen=True)
+class Training(RecipeChanges):
+    """How members are trained."""
+
+    data: DataFolder = None
+    device: Device = "cpu"
+    engine: Engine = None
+    unit_size: UnitSize = None
+
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of ``build`` and its like, the recipe's left out."""
+        return {"folder": self.data, "device": self.device, "engine": self.engine, "unit_size": self.unit_size}
+
+
+@dataclass(frozen=True)
+class MemberTraining(Training):
+    """How members are trained by plain training."""
+
+    keep_steps: KeepSteps = ""
+    threads: Threads = None
+
+    def options(self) -> dict[str, Any]:
+        return {**super().options(), "keep_steps": parse_numbers(self.keep_steps), "threads": self.threads}
+
+
+@dataclass(frozen=True)
+class PlanChoice:
+    """Which plan of a folder is meant, where it has several; spelled as in ``work RECIPE --to ZOO --epochs 2``."""
+
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="ZOO", help="The zoo's folder, with a recipe as the argument: chooses one of several plans."
+        ),
+    ] = None
+    epochs: Annotated[int | None, typer.Option(min=1, hidden=True)] = None
+    precision: Annotated[str | None, typer.Option(hidden=True)] = None
+    architecture: Annotated[str | None, typer.Option(hidden=True)] = None
+
+    def of(self, zoo: str) -> "tuple[Path, Recipe | None]":
+        """The folder, and the recipe where one was named."""
+        changes = RecipeChanges(self.epochs, self.precision, self.architecture)
+        if self.to is not None:
+            return self.to, changes.of(zoo)
+        if changes != RecipeChanges():
+            text = "--epochs, --precision and --architecture choose a plan by its recipe: RECIPE --to ZOO --epochs N."
+            raise typer.BadParameter(text)
+        return Path(zoo), None
+
+    def words(self, zoo: str) -> tuple[str, dict[str, Any]]:
+        """The argument and the options that choose the same plan from any folder."""
+        if self.to is None:
+            return str(Path(zoo).absolute()), {}
+        recipe = str(Path(zoo).absolute()) if Path(zoo).is_file() else zoo
+        changes = {"epochs": self.epochs, "precision": self.precision, "architecture": self.architecture}
+        return recipe, {"to": self.to.absolute(), **changes}
+
+
+@dataclass(frozen=True)
+class Work:
+    """How units of a plan are trained here."""
+
+    data: DataFolder = None
+    device: PlannedDevice = None
+    threads: Threads = None
+    save_every: SaveEvery = 20
+
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of ``builders.shared.work``."""
+        folder = None if self.data is None else self.data.absolute()
+        return {"folder": folder, "device": self.device, "threads": self.threads, "save_seconds": self.save_every}
+
+    def words(self) -> dict[str, Any]:
+        """The same as options of a command, by name."""
+        options = self.options()
+        save_every = f"{options.pop('save_seconds'):g}"
+        return {"data": options.pop("folder"), **options, "save-every": save_every}
+
+
 class Report(Protocol):
     """A result that people and programs can read."""
 
@@ -78,7 +178,7 @@ def print_report(report: Report, as_json: bool) -> None:
 
 
 def console_of(*, stderr: bool = False) -> Console:
-    """Of the standard output or error, which wraps nothing where that is no terminal."""
+    """The console of the standard output or error, which wraps nothing where that is no terminal."""
     console = Console(stderr=stderr)
     # rich would wrap at 80 columns
     return console if console.is_terminal else Console(stderr=stderr, width=100_000, color_system=None)

@@ -19,13 +19,13 @@ from ckptzoo.errors import Problem, ZooError
 
 
 def advance(data_source: Feed, state: TrainingState, stop: int) -> None:
-    """See ``builders.engines.Engine``; raises as ``gradient_steps``."""
+    """Raises as ``gradient_steps``."""
     steps = gradient_steps(data_source, state.keys, state.step, stop)
     sgd.advance(data_source.recipe, state, steps)
 
 
 def gradient_steps(data_source: Feed, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[GradientStep]:
-    """See ``builders.engines.gradient_steps``.
+    """Yield the steps with their gradients, as ``builders.engines.gradient_steps``.
 
     Raises
     ------

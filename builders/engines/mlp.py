@@ -29,7 +29,6 @@ _RELU: Activation = (torch.relu_, lambda value: (value > 0).to(value.dtype))
 
 
 def advance(data_source: Feed, state: TrainingState, stop: int) -> None:
-    """See ``builders.engines.Engine``."""
     members_last = TrainingState(state.keys, _members_last(state.weights), _members_last(state.momentum), state.step)
     sgd.advance(data_source.recipe, members_last, gradient_steps(data_source, state.keys, state.step, stop))
     for target, source in ((state.weights, members_last.weights), (state.momentum, members_last.momentum)):
@@ -39,7 +38,7 @@ def advance(data_source: Feed, state: TrainingState, stop: int) -> None:
 
 
 def gradient_steps(data_source: Feed, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[GradientStep]:
-    """See ``builders.engines.gradient_steps``; fastest for weights whose members are neighbours in memory."""
+    """Fastest for weights whose members are neighbours in memory."""
     recipe = data_source.recipe
     loss, activation = losses.get(recipe.loss), _TANH if recipe.architecture.startswith("mlp-tanh-") else _RELU
     for batch in data_source.batches(keys, start, stop):

@@ -72,12 +72,11 @@ class _Workspace:
 
 
 def advance(data_source: DataSource, state: TrainingState, stop: int) -> None:
-    """See ``builders.engines.Engine``; a group of 4 to 16 members is fastest on one CPU core, all of them on a GPU."""
+    """A group of 4 to 16 members is fastest on one CPU core, all of them on a GPU."""
     sgd.advance(data_source.recipe, state, gradient_steps(data_source, state.keys, state.step, stop))
 
 
 def gradient_steps(data_source: DataSource, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[GradientStep]:
-    """See ``builders.engines.gradient_steps``."""
     workspace = _Workspace(len(keys), data_source.recipe.batch, data_source)
     for step in steps(data_source, keys, start, stop):
         patches = workspace.patches(step)

@@ -87,7 +87,7 @@ class Bnn(Method):
         return derived(self.recipe, weight_decay=0.0)
 
     def start(self, surroundings: Surroundings, keys: NDArray[np.uint64], weights: Tensors | None) -> TrainingState:
-        """See ``Method``; the weights of the state are the means."""
+        """The weights of the state are the means."""
         state = super().start(surroundings, keys, weights)
         names, arch = parameters(self.recipe.arch), self.recipe.arch
         flat = flatten(state.weights, names)
@@ -105,7 +105,6 @@ class Bnn(Method):
         return state
 
     def advance(self, surroundings: Surroundings, state: TrainingState, stop: int) -> None:
-        """See ``Method``."""
         names = parameters(self.recipe.arch)
         mean, rho = flatten(state.weights, names), state.extra["rho"]
         noise = StepNormals(state.keys, rng.NOISE, mean)
@@ -133,7 +132,6 @@ class Bnn(Method):
             state.weights[name].copy_(part)
 
     def draw(self, surroundings: Surroundings, state: TrainingState, number: int) -> Tensors:
-        """See ``Method``."""
         names = parameters(self.recipe.arch)
         mean = flatten(state.weights, names)
         normals = standard_normals(state.keys, rng.DRAWS, number, mean)
@@ -142,7 +140,7 @@ class Bnn(Method):
         return renewed_statistics(self.recipe, surroundings.source, weights)
 
     def gaussian(self, surroundings: Surroundings, state: TrainingState) -> Tensors | None:
-        """See ``Method``; statistics of BatchNorm are those of the means."""
+        """Statistics of BatchNorm are those of the means."""
         names = parameters(self.recipe.arch)
         deviations = unflatten(torch.nn.functional.softplus(state.extra["rho"]), state.weights, names)
         means = renewed_statistics(self.recipe, surroundings.source, state.weights)
@@ -155,16 +153,14 @@ class Bnn(Method):
 
     @property
     def modes_are(self) -> str:
-        """See ``Method``."""
         return "member" if self.means == MEMBER else "chain"
 
     def from_members(self) -> Self:
-        """See ``Method``."""
         return replace(self, means=MEMBER)
 
     @property
     def digested(self) -> dict[str, Any]:
-        """See ``Method``; kappa stands for the temperature, 0 for 1 / N, as when it was the setting."""
+        """Kappa stands for the temperature, 0 for 1 / N, as when it was the setting."""
         settings = dict(self.settings)
         settings["kl_weight"] = 0 if settings.pop("temperature") == 1 else self.divergence_weight
         if settings["means"] == RANDOM:

@@ -1,11 +1,12 @@
 """``posterior``: makes draws of an approximate posterior and adds them to a zoo, in units, resumable at any moment."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from rich.console import Console
@@ -24,7 +25,7 @@ from builders.checkpointing import (
 from builders.energy import Counter, counter_of
 from builders.estimate import SECONDS, Estimate, require_at_least, time_measuring, time_steps
 from builders.posterior.method import Method, Surroundings
-from builders.posterior.modes import check_starts, draw_id, draws_of, find_modes, present_draws
+from builders.posterior.modes import FoundModes, check_starts, draw_id, draws_of, find_modes, present_draws
 from builders.posterior.plan import DrawUnit, PosteriorPlan
 from builders.posterior.training import FIRST_GAUSSIAN, DrawTraining, with_steps
 from builders.recipe import Recipe
@@ -36,7 +37,7 @@ from ckptzoo.errors import Problem, UnknownNameError, ZooError
 from ckptzoo.text import counted
 
 MAX_DRAWS = 10**5
-"""Of a mode."""
+"""The largest number of draws of a mode."""
 _SETTLE_SECONDS = 60.0
 """How long another process may take to settle a build."""
 Settled = tuple[PosteriorPlan, list[DrawUnit]] | None
@@ -88,6 +89,167 @@ class BuiltDraws:
         return f"{self.zoo}: {what}{marked} in part {self.part}.{beside}"
 
 
+class DrawOptions(TypedDict, total=False):
+    """Keyword arguments that ``build`` and ``estimate`` have in common.
+
+    Attributes
+    ----------
+    start
+        a zoo whose members are the modes, the first that are finite and did not diverge; for methods that start from
+        members, or can: ``bnn`` takes their weights as its first means. Each is its member's last checkpoint.
+    epochs
+        of the recipe, as for ``builders.build.build``.
+    settings, changes
+        the file of the method's settings, and other values for some of them.
+    folder, device, unit_size, engine
+        as for ``builders.build.build``.
+    """
+
+    start: str | Path | None
+    folder: str | Path | None
+    epochs: int | None
+    settings: str | Path | None
+    changes: Mapping[str, Any] | None
+    device: str
+    unit_size: int | None
+    engine: str | None
+
+
+@dataclass(frozen=True, eq=False)
+class DrawRequest:
+    """What ``build`` or ``estimate`` was asked for.
+
+    Parameters
+    ----------
+    model
+        the method with its settings.
+    recipe, source
+        whose posterior it is, and its data.
+    modes, draws
+        how many are asked for.
+    found
+        the modes.
+    device, unit_size, asked_engine
+        as they were asked for.
+    """
+
+    model: Method
+    recipe: Recipe
+    source: Source
+    modes: int
+    draws: int
+    found: FoundModes
+    device: str
+    unit_size: int | None
+    asked_engine: str | None
+
+    @classmethod
+    def of(
+        cls,
+        method: str,
+        recipe: Recipe | str | Path,
+        modes: int,
+        draws: int,
+        *,
+        start: str | Path | None = None,
+        folder: str | Path | None = None,
+        epochs: int | None = None,
+        settings: str | Path | None = None,
+        changes: Mapping[str, Any] | None = None,
+        device: str = "cpu",
+        unit_size: int | None = None,
+        engine: str | None = None,
+    ) -> "DrawRequest":
+        """Check the arguments, load the data, and find the modes; parameters and errors are those of ``build``."""
+        recipe = Recipe.of(recipe, epochs)
+        require_at_least(modes=modes, draws=draws, unit_size=unit_size)
+        model = posterior.get(method).load(recipe, settings, changes)
+        if start is not None:
+            model = model.from_members()
+        _check_draws(model, draws)
+        source = sources.load(recipe, folder)
+        found = find_modes(model, modes, start)
+        request = cls(model, recipe, source, modes, draws, found, device, unit_size, engine)
+        # refuses what the method, the recipe or the device does not have
+        _ = request.engine
+        return request
+
+    @cached_property
+    def engine(self) -> str:
+        """The engine of the trainer where nothing in the zoo decides it; a method's own sampler measures with it."""
+        if self.model.sampler is not None and self.asked_engine is not None:
+            what, step = f"engine of method {self.model.name}", "Leave out --engine."
+            expected = f"none, because {self.model.sampler} takes the steps"
+            raise ZooError(Problem("posterior", what, expected, self.asked_engine, step))
+        return choose_engine(self.model.chain, device_kind(self.device), self.asked_engine)
+
+    def size(self, engine: str) -> int:
+        """Modes of a unit where no number is asked for."""
+        if self.model.one_at_a_time:
+            return available_cores()
+        return self.model.unit_size or default_unit_size(self.source, self.device, engine)
+
+    def settle(self, root: Path, build_folder: BuildFolder) -> Settled:
+        """The plan, and the units that the zoo lacks; None where it lacks nothing."""
+        model, found = self.model, self.found
+        contents = read_zoo(root, self.recipe)
+        rows = contents.raw.rows.select(["id", "recipe_digest", "mode", "draw", "seed", "extra"])
+        present = present_draws(rows, model, found)
+        check_starts(rows, model, found, location=str(root))
+        unfinished = build_folder.settle_plan(None, PosteriorPlan)
+        # one for other modes or draws is for the command that started it
+        carries_on = unfinished is not None and (unfinished.modes, unfinished.draws) == (self.modes, self.draws)
+        if not carries_on and min(present) >= self.draws:
+            return None
+        engine = unfinished.engine if unfinished else self.engine
+        # a sampler takes all steps itself
+        if model.sampler is None:
+            engine = engine_for(
+                engines_of(draws_of(rows, model).values()),
+                recipe=model.chain,
+                device=self.device,
+                location=str(root),
+                asked=self.asked_engine,
+                unfinished=unfinished.engine if unfinished else None,
+            )
+        wanted = PosteriorPlan(
+            model.digest,
+            model.prefix,
+            self.modes,
+            self.draws,
+            found.names,
+            found.seeds,
+            present,
+            self.unit_size or (unfinished.unit_size if unfinished else self.size(engine)),
+            self.device,
+            engine,
+            self.source.digest,
+            found.digests,
+        )
+        plan = build_folder.settle_plan(wanted, PosteriorPlan, ("present",))
+        assert plan is not None
+        ids = {
+            unit: {draw_id(model, seed, number) for seed in unit.seeds for number in unit.draws} for unit in plan.units
+        }
+        return plan, units_to_build(root.name, contents.raw, ids)
+
+    @contextmanager
+    def training(
+        self, build_folder: BuildFolder, plan: PosteriorPlan, save_seconds: float, counter: Counter | None
+    ) -> Iterator[DrawTraining]:
+        """The training of the chains, which stops on Ctrl-C and SIGTERM."""
+        with (
+            catch_stop_signals() as should_stop,
+            open_trainer(self.model.chain, self.source, device=self.device, engine=plan.engine) as plain,
+            counter_of(self.device) as own_counter,
+        ):
+            surroundings = Surroundings(plain.data_source, self.source, plan.engine)
+            trainer, meter = with_steps(plain, self.model, surroundings), counter or own_counter
+            taking_steps = self.model.sampler or plan.engine
+            common = (build_folder, trainer, taking_steps, save_seconds, should_stop, meter)
+            yield DrawTraining(*common, plan, self.model, self.found, surroundings)
+
+
 def build(
     method: str,
     recipe: Recipe | str | Path,
@@ -95,18 +257,11 @@ def build(
     *,
     modes: int,
     draws: int,
-    start: str | Path | None = None,
-    folder: str | Path | None = None,
-    epochs: int | None = None,
-    settings: str | Path | None = None,
-    changes: Mapping[str, Any] | None = None,
-    device: str = "cpu",
-    unit_size: int | None = None,
-    engine: str | None = None,
     share: tuple[int, int] | None = None,
     save_seconds: float = SAVE_SECONDS,
     counter: Counter | None = None,
     console: Console | None = None,
+    **options: Unpack[DrawOptions],
 ) -> BuiltDraws:
     """Take draws until a zoo holds draws 0 to ``draws - 1`` of ``modes`` modes, and add them as one part.
 
@@ -121,18 +276,13 @@ def build(
         whose posterior is approximated: a recipe, its name, or the path of its file.
     to
         the zoo's folder; made where there is none.
-    start
-        a zoo whose members are the modes, the first that are finite and did not diverge; for methods that start from
-        members, or can: ``bnn`` takes their weights as its first means. Each is its member's last checkpoint.
-    epochs
-        of the recipe, as for ``builders.build.build``.
-    settings, changes
-        the file of the method's settings, and other values for some of them.
     share
         ``(i, n)`` to take the draws of every n-th unit alone, from the i-th, counted from 0, beside other processes
         that share the zoo's folder; they are added to the zoo by a call without it, before or after.
-    folder, device, unit_size, engine, save_seconds, counter
+    save_seconds, counter
         as for ``builders.build.build``.
+    options
+        those of ``DrawOptions``.
 
     Raises
     ------
@@ -141,97 +291,23 @@ def build(
     ZooError
         The arguments do not fit each other, the zoos, or an unfinished build there.
     """
-    recipe = Recipe.of(recipe, epochs)
-    require_at_least(modes=modes, draws=draws, unit_size=unit_size)
-    model = _load(method, recipe, settings, changes, start)
-    _check_draws(model, draws)
-    console = console or Console()
-    source = sources.load(recipe, folder)
-    root = Path(to).absolute()
-    found = find_modes(model, modes, start)
-    default_engine = _choose_engine(model, device, engine)
-    create_zoo(root, recipe, _card(root, recipe))
-
-    def settle(build_folder: BuildFolder) -> Settled:
-        """The plan, and the units that the zoo lacks; None where it lacks nothing."""
-        contents = read_zoo(root, recipe)
-        rows = contents.raw.rows.select(["id", "recipe_digest", "mode", "draw", "seed", "extra"])
-        present = present_draws(rows, model, found)
-        check_starts(rows, model, found, location=str(root))
-        unfinished = build_folder.settle_plan(None, PosteriorPlan)
-        lacks = any(count < draws for count in present)
-        # one for other modes or draws is for the command that started it
-        carries_on = unfinished is not None and (unfinished.modes, unfinished.draws) == (modes, draws)
-        if not lacks and not carries_on:
-            return None
-        engine_name = unfinished.engine if unfinished else default_engine
-        # a sampler takes all steps itself
-        if model.sampler is None:
-            engine_name = engine_for(
-                engines_of(draws_of(rows, model).values()),
-                recipe=model.chain,
-                device=device,
-                location=str(root),
-                asked=engine,
-                unfinished=unfinished.engine if unfinished else None,
-            )
-        wanted = PosteriorPlan(
-            model.digest,
-            model.prefix,
-            modes,
-            draws,
-            found.names,
-            found.seeds,
-            present,
-            unit_size or (unfinished.unit_size if unfinished else _unit_size(model, source, device, engine_name)),
-            device,
-            engine_name,
-            source.digest,
-            found.digests,
-        )
-        plan = build_folder.settle_plan(wanted, PosteriorPlan, ("present",))
-        assert plan is not None
-        ids = {
-            unit: {draw_id(model, seed, number) for seed in unit.seeds for number in unit.draws} for unit in plan.units
-        }
-        return plan, units_to_build(root.name, contents.raw, ids)
-
-    @contextmanager
-    def training(build_folder: BuildFolder, plan: PosteriorPlan) -> Iterator[DrawTraining]:
-        with (
-            catch_stop_signals() as should_stop,
-            open_trainer(model.chain, source, device=device, engine=plan.engine) as plain,
-            counter_of(device) as own_counter,
-        ):
-            surroundings = Surroundings(plain.data_source, source, plan.engine)
-            trainer, meter = with_steps(plain, model, surroundings), counter or own_counter
-            yield DrawTraining(
-                build_folder,
-                trainer,
-                model.sampler or plan.engine,
-                save_seconds,
-                should_stop,
-                meter,
-                plan,
-                model,
-                found,
-                surroundings,
-            )
-
+    request = DrawRequest.of(method, recipe, modes, draws, **options)
+    console, root, model = console or Console(), Path(to).absolute(), request.model
+    create_zoo(root, request.recipe, _card(root, request.recipe))
     nothing = BuiltDraws(root, None, 0, 0, 0, None, 0, 0.0)
     if share is not None:
         build_folder = BuildFolder(root / WORK_FOLDER / model.prefix)
-        settled = _settle_beside_others(root, build_folder, settle)
+        settled = _settle_beside_others(root, build_folder, request)
         if settled is None:
             return nothing
-        with training(build_folder, settled[0]) as job:
+        with request.training(build_folder, settled[0], save_seconds, counter) as job:
             return _take_share(root, job, settled[1], share, console)
     with locked_build_folder(root, model.prefix) as build_folder:
-        settled = settle(build_folder)
+        settled = request.settle(root, build_folder)
         if settled is None:
             return nothing
         plan, units = settled
-        with training(build_folder, plan) as job:
+        with request.training(build_folder, plan, save_seconds, counter) as job:
             steps_taken, seconds = train_all(job, units, console)
         part, count, diverged = _merge(root, build_folder, units)
         # of all units: a process that was killed here had merged the draws alone
@@ -242,16 +318,16 @@ def build(
     return BuiltDraws(root, part, count, drawn, diverged, gaussian, steps_taken, seconds)
 
 
-def _settle_beside_others(root: Path, build_folder: BuildFolder, settle: Callable[[BuildFolder], Settled]) -> Settled:
+def _settle_beside_others(root: Path, build_folder: BuildFolder, request: DrawRequest) -> Settled:
     """Settle a build that others may settle, carry on or end at the same time; the lock is for settling alone."""
     folder, end = build_folder.folder, time.monotonic() + _SETTLE_SECONDS
     while True:
         is_settled = (folder / PLAN).exists()
         try:
             if is_settled:
-                return settle(build_folder)
+                return request.settle(root, build_folder)
             with locked_build_folder(root, folder.name) as locked:
-                return settle(locked)
+                return request.settle(root, locked)
         except LockedError:
             # who holds it settles the build, or has settled and ended it
             if time.monotonic() > end:
@@ -287,15 +363,8 @@ def estimate(
     *,
     modes: int,
     draws: int,
-    start: str | Path | None = None,
-    folder: str | Path | None = None,
-    epochs: int | None = None,
-    settings: str | Path | None = None,
-    changes: Mapping[str, Any] | None = None,
-    device: str = "cpu",
-    unit_size: int | None = None,
-    engine: str | None = None,
     seconds: float = SECONDS,
+    **options: Unpack[DrawOptions],
 ) -> Estimate:
     """Take steps of some modes for a few seconds, and report what ``build`` would take; writes nothing.
 
@@ -303,22 +372,22 @@ def estimate(
     ----------
     seconds
         how long steps are taken; of a method with a single step, such as Laplace's, it is taken once at least.
+    options
+        those of ``DrawOptions``.
 
     Notes
     -----
     Other Parameters and Raises as for ``build``. Draws themselves are not timed: measuring each takes much longer.
     """
-    recipe = Recipe.of(recipe, epochs)
-    require_at_least(modes=modes, draws=draws, unit_size=unit_size)
-    model = _load(method, recipe, settings, changes, start)
-    _check_draws(model, draws)
-    source = sources.load(recipe, folder)
-    found = find_modes(model, modes, start)
-    engine = _choose_engine(model, device, engine)
-    together = list(range(min(modes, unit_size or _unit_size(model, source, device, engine))))
+    request = DrawRequest.of(method, recipe, modes, draws, **options)
+    model, found, engine, device = request.model, request.found, request.engine, request.device
+    together = list(range(min(modes, request.unit_size or request.size(engine))))
     keys = rng.member_keys(model.digest, [found.seeds[mode] for mode in together])
-    with open_trainer(model.chain, source, device=device, engine=engine) as plain, counter_of(device) as counter:
-        surroundings = Surroundings(plain.data_source, source, engine)
+    with (
+        open_trainer(model.chain, request.source, device=device, engine=engine) as plain,
+        counter_of(device) as counter,
+    ):
+        surroundings = Surroundings(plain.data_source, request.source, engine)
         trainer = with_steps(plain, model, surroundings)
         timed = time_steps(
             trainer,
@@ -341,26 +410,6 @@ def estimate(
     )
 
 
-def _load(
-    method: str,
-    recipe: Recipe,
-    settings: str | Path | None,
-    changes: Mapping[str, Any] | None,
-    start: str | Path | None,
-) -> Method:
-    """A method with its settings, which starts at members where a zoo of them is named."""
-    model = posterior.get(method).load(recipe, settings, changes)
-    return model if start is None else model.from_members()
-
-
-def _choose_engine(model: Method, device: str, engine: str | None) -> str:
-    """The engine of the trainer, which a method with a sampler of its own only measures with."""
-    if model.sampler is not None and engine is not None:
-        what, step = f"engine of method {model.name}", "Leave out --engine."
-        raise ZooError(Problem("posterior", what, f"none, because {model.sampler} takes the steps", engine, step))
-    return choose_engine(model.chain, device_kind(device), engine)
-
-
 def _check_draws(model: Method, draws: int) -> None:
     most = MAX_DRAWS if model.max_draws is None else model.max_draws
     if draws > most:
@@ -371,13 +420,6 @@ def _check_draws(model: Method, draws: int) -> None:
 def _card(root: Path, recipe: Recipe) -> ckptzoo.Card:
     summary = f"Draws of approximate posteriors of {recipe.architecture} on {recipe.dataset}."
     return ckptzoo.Card(root.name, summary=summary, dataset=recipe.dataset)
-
-
-def _unit_size(model: Method, source: Source, device: str, engine: str) -> int:
-    """Modes of a unit where no number is asked for."""
-    if model.one_at_a_time:
-        return available_cores()
-    return model.unit_size or default_unit_size(source, device, engine)
 
 
 def _merge(root: Path, build_folder: BuildFolder, units: list[DrawUnit]) -> tuple[str | None, int, int]:

@@ -96,13 +96,12 @@ class CyclicalSghmc(MarkovChain):
         return [epoch * self.chain.epoch_steps for epoch in spread(epochs)]
 
     def start(self, surroundings: Surroundings, keys: NDArray[np.uint64], weights: Tensors | None) -> TrainingState:
-        """See ``Method``; adds the velocity."""
+        """Adds the velocity."""
         state = super().start(surroundings, keys, weights)
         state.extra = {"velocity": torch.zeros_like(flatten(state.weights, parameters(self.recipe.arch)))}
         return state
 
     def advance(self, surroundings: Surroundings, state: TrainingState, stop: int) -> None:
-        """See ``Method``."""
         names, epoch_steps = parameters(self.recipe.arch), self.chain.epoch_steps
         cycle_steps, velocity = self.cycle_epochs * epoch_steps, state.extra["velocity"]
         position = flatten(state.weights, names)
@@ -122,7 +121,6 @@ class CyclicalSghmc(MarkovChain):
             state.weights[name].copy_(part)
 
     def unservable(self) -> Iterator[Problem]:
-        """See ``Method``."""
         if self.epochs % self.cycles:
             yield self.problem_with("epochs", f"a multiple of {self.cycles}, the number of cycles")
         if self.draws_per_cycle > self.cycle_epochs:

@@ -44,17 +44,14 @@ class Dropout(Method):
         return derived(self.recipe, dropout=self.p)
 
     def advance(self, surroundings: Surroundings, state: TrainingState, stop: int) -> None:
-        """See ``Method``."""
         surroundings.train(state, stop)
 
     def draw(self, surroundings: Surroundings, state: TrainingState, number: int) -> Tensors:
-        """See ``Method``."""
         head = state.weights[self.chain.head]
         kept = rng.kept_units(state.keys, number, np.zeros(1, np.int64), head.shape[2], self.p, rng.DRAWN_MASKS)
         scales = torch.from_numpy(kept[:, 0].astype(np.float32)).to(head.device) / (1 - self.p)
         return {**state.weights, self.chain.head: head * scales[:, None]}
 
     def unservable(self) -> Iterator[Problem]:
-        """See ``Method``."""
         if not any(len(tensor.shape) == 2 for tensor in self.recipe.arch.tensors):
             yield self.refusal("a linear layer", "none", "Choose another method.")

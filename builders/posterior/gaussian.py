@@ -19,7 +19,7 @@ from builders.posterior.curvature import LastLayer
 from ckptzoo.errors import Problem, ZooError, require
 
 _TOLERANCE = 1e-12
-"""Of the logarithm of the best prior precision."""
+"""How exactly the logarithm of the best prior precision is found."""
 
 
 @dataclass(frozen=True, eq=False)

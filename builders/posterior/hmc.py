@@ -167,7 +167,7 @@ class Hmc(MarkovChain):
         return spread(range(self.burn_in + self.thinning, self.burn_in + self.transitions + 1, self.thinning))
 
     def start(self, surroundings: Surroundings, keys: NDArray[np.uint64], weights: Tensors | None) -> TrainingState:
-        """See ``Method``; adds the chains.
+        """Adds the chains.
 
         Raises
         ------
@@ -185,7 +185,7 @@ class Hmc(MarkovChain):
         return state
 
     def advance(self, surroundings: Surroundings, state: TrainingState, stop: int) -> None:
-        """See ``Method``.
+        """Take the transitions up to ``stop``.
 
         Raises
         ------
@@ -208,7 +208,7 @@ class Hmc(MarkovChain):
         state.step = stop
 
     def mode_facts(self, state: TrainingState) -> list[dict[str, Any]]:
-        """See ``Method``: the step size, and of the transitions after burn-in the part accepted and the divergent."""
+        """Rows tell the step size and, of the transitions after burn-in, the accepted part and the divergent ones."""
         taken = max(1, state.step - self.burn_in)
         counts = (state.extra[name].tolist() for name in ("step_size", "accepted", "divergent"))
         return [
@@ -217,7 +217,6 @@ class Hmc(MarkovChain):
         ]
 
     def unservable(self) -> Iterator[Problem]:
-        """See ``Method``."""
         yield from refusals(self.name, self.recipe)
         if self.least_leapfrogs > self.most_leapfrogs:
             yield self.problem_with("least_leapfrogs", f"at most most_leapfrogs, {self.most_leapfrogs}")

@@ -66,7 +66,7 @@ class Laplace(Method):
         return 1
 
     def start(self, surroundings: Surroundings, keys: NDArray[np.uint64], weights: Tensors | None) -> TrainingState:
-        """See ``Method``; adds places for eigenvalues, eigenvectors and the prior precision."""
+        """Adds places for eigenvalues, eigenvectors and the prior precision."""
         state = super().start(surroundings, keys, weights)
         rows, columns, modes = *self._shape, len(state)
         sizes = {"values": (rows, columns), "left": (rows, rows), "right": (columns, columns), "precision": ()}
@@ -77,7 +77,6 @@ class Laplace(Method):
         return state
 
     def advance(self, surroundings: Surroundings, state: TrainingState, stop: int) -> None:
-        """See ``Method``."""
         raw = torch.from_numpy(np.require(surroundings.source.half("train")[0], requirements=["C", "W"]))
         inputs = TrainingInputs(raw, surroundings.data_source.network_inputs)
         architecture, loss = self.recipe.architecture, self.recipe.loss
@@ -98,7 +97,6 @@ class Laplace(Method):
         state.step = stop
 
     def draw(self, surroundings: Surroundings, state: TrainingState, number: int) -> Tensors:
-        """See ``Method``."""
         names = self._names
         normals = standard_normals(state.keys, rng.DRAWS, number, flatten(state.weights, names).double())
         drawn: dict[str, list[torch.Tensor]] = {name: [] for name in names}
@@ -113,7 +111,6 @@ class Laplace(Method):
         return {**state.weights, **{name: torch.stack(tensors) for name, tensors in drawn.items()}}
 
     def unservable(self) -> Iterator[Problem]:
-        """See ``Method``."""
         if not self._is_dense:
             weight = self.recipe.arch[self.recipe.head]
             if weight.name != next(t.name for t in reversed(self.recipe.arch.tensors) if t.name.endswith(".weight")):
@@ -135,7 +132,7 @@ class Laplace(Method):
 
     @property
     def _shape(self) -> tuple[int, int]:
-        """Of the eigenvalues; see ``builders.posterior.gaussian.Spectrum``."""
+        """The shape of the eigenvalues; see ``builders.posterior.gaussian.Spectrum``."""
         arch = self.recipe.arch
         if self._is_dense:
             return 1, arch.parameters
@@ -143,7 +140,7 @@ class Laplace(Method):
         return outputs, features + len(self._names) - 1
 
     def _mean_loss(self, surroundings: Surroundings, weights: Tensors) -> float:
-        """Of the training set without augmentation."""
+        """The mean loss on the training set without augmentation."""
         recipe, source = self.recipe, surroundings.source
         module, mean, total = archs.get(recipe.architecture)().eval(), losses.get(recipe.loss).mean, 0.0
         device, targets = surroundings.data_source.device, np.require(source.half("train")[1], requirements="W")

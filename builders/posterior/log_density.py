@@ -42,7 +42,7 @@ _LOSSES = {
     "binary-cross-entropy": _binary_cross_entropy,
     "squared-error": _squared_error,
 }
-"""Of each example, (N,), from outputs (K, N) and targets (N,)."""
+"""The loss of each example, (N,), from outputs (K, N) and targets (N,)."""
 
 
 def refusals(method: str, recipe: Recipe) -> Iterator[Problem]:
@@ -138,7 +138,6 @@ def _outputs(architecture: str) -> Callable[[dict[str, Any], Any], Any] | None:
 
 def _mlp(activation: Callable[[Any], Any]) -> Callable[[dict[str, Any], Any], Any]:
     def outputs(weights: dict[str, Any], inputs: Any) -> Any:
-        """See ``ckptzoo.archs.mlp.MLP``."""
         hidden, count = inputs, len(weights) // 2
         for number in range(1, count + 1):
             hidden = weights[f"fc{number}.weight"] @ hidden + weights[f"fc{number}.bias"][:, None]
@@ -149,7 +148,7 @@ def _mlp(activation: Callable[[Any], Any]) -> Callable[[dict[str, Any], Any], An
 
 
 def _optunet(weights: dict[str, Any], images: Any) -> Any:
-    """See ``ckptzoo.archs.optunet.OptuNet``; each convolution is a product with patches (pixels, places x images)."""
+    """Each convolution is a product with patches (pixels, places x images)."""
     count = images.shape[-1]
     before = weights["conv1.weight"].reshape(2, 16) @ _patches(images[None], 4, 24)[0]
     # the last of the 25 places are in no window of the max-pool

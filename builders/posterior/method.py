@@ -259,16 +259,15 @@ class MarkovChain(Method):
 
     @property
     def max_draws(self) -> int | None:
-        """See ``Method``."""
         return len(self.draw_steps)
 
     def stops(self, numbers: Sequence[int]) -> list[tuple[int, list[int]]]:
-        """See ``Method``; each draw is the chain at one step."""
+        """Each draw is the chain at one step."""
         steps = self.draw_steps
         return sorted((steps[item], [item]) for item in numbers)
 
     def draw(self, surroundings: Surroundings, state: TrainingState, number: int) -> Tensors:
-        """See ``Method``; statistics of BatchNorm are computed for each draw, because gradients move none."""
+        """Statistics of BatchNorm are computed for each draw, because gradients move none."""
         weights = {name: tensor.clone() for name, tensor in state.weights.items()}
         return renewed_statistics(self.recipe, surroundings.source, weights)
 

@@ -42,7 +42,7 @@ class FoundModes:
 
     @cached_property
     def digests(self) -> tuple[str, ...]:
-        """Of every member's weights, with which draws tell what they were taken around; none of chains."""
+        """Digests of every member's weights, with which draws tell what they were taken around; none of chains."""
         if self.weights is None:
             return ()
         return tuple(

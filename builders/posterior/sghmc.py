@@ -126,7 +126,7 @@ class Sghmc(MarkovChain):
         return [step * self.chain.epoch_steps for step in spread(epochs)]
 
     def start(self, surroundings: Surroundings, keys: NDArray[np.uint64], weights: Tensors | None) -> TrainingState:
-        """See ``Method``; adds momentum, scales, precisions and norms."""
+        """Adds momentum, scales, precisions and norms."""
         state = super().start(surroundings, keys, weights)
         names = parameters(self.recipe.arch)
         flat = flatten(state.weights, names)
@@ -142,7 +142,6 @@ class Sghmc(MarkovChain):
         return state
 
     def advance(self, surroundings: Surroundings, state: TrainingState, stop: int) -> None:
-        """See ``Method``."""
         names, count = parameters(self.recipe.arch), self.recipe.train
         position = flatten(state.weights, names)
         sizes = torch.tensor([state.weights[name][0].numel() for name in names], device=position.device)
@@ -168,7 +167,6 @@ class Sghmc(MarkovChain):
             state.weights[name].copy_(part)
 
     def unservable(self) -> Iterator[Problem]:
-        """See ``Method``."""
         if not self.burn_in < self.first_draw <= self.epochs:
             yield self.problem_with("first_draw", f"an epoch after burn-in, {self.burn_in + 1} to {self.epochs}")
 

@@ -88,7 +88,7 @@ class Swag(Method):
         )
 
     def start(self, surroundings: Surroundings, keys: NDArray[np.uint64], weights: Tensors | None) -> TrainingState:
-        """See ``Method``; adds sums of snapshots and the deviations."""
+        """Adds sums of snapshots and the deviations."""
         state = super().start(surroundings, keys, weights)
         flat = flatten(state.weights, parameters(self.recipe.arch))
         # sums in double precision: a variance is a small difference of large sums
@@ -100,7 +100,6 @@ class Swag(Method):
         return state
 
     def advance(self, surroundings: Surroundings, state: TrainingState, stop: int) -> None:
-        """See ``Method``."""
         names, epoch_steps = parameters(self.recipe.arch), self.chain.epoch_steps
         for index in range(self.snapshots):
             moment = (self.ramp + (index + 1) * self.distance) * epoch_steps
@@ -115,7 +114,6 @@ class Swag(Method):
             state.extra["deviations"][:, index] = (snapshot - state.extra["sum"] / (index + 1)).float()
 
     def draw(self, surroundings: Surroundings, state: TrainingState, number: int) -> Tensors:
-        """See ``Method``."""
         names, deviations = parameters(self.recipe.arch), state.extra["deviations"]
         mean, variance = self.moments(state)
         count = self.snapshots

@@ -50,39 +50,32 @@ class DrawTraining(UnitTraining):
 
     @property
     def name(self) -> str:
-        """See ``UnitTraining``."""
         return self.model.label
 
     @property
     def steps(self) -> int:
-        """See ``UnitTraining``."""
         return self.model.steps
 
     def stops(self, unit: Unit) -> Sequence[int]:
-        """See ``UnitTraining``."""
         assert isinstance(unit, DrawUnit)
         return sorted({*(step for step, _ in self.model.stops(unit.draws)), self.model.steps})
 
     def is_finished(self, unit: Unit) -> bool:
-        """See ``UnitTraining``."""
         assert isinstance(unit, DrawUnit)
         return self.build_folder.is_finished(unit, unit.draws) and not self._unmeasured(unit)
 
     def is_stored(self, unit: Unit, step: int) -> bool:
-        """See ``UnitTraining``."""
         assert isinstance(unit, DrawUnit)
         numbers = (number for at, places in self.model.stops(unit.draws) if at == step for number in places)
         return all(self.build_folder.is_kept(unit, number) for number in numbers)
 
     def start(self, unit: Unit) -> TrainingState:
-        """See ``UnitTraining``."""
         assert isinstance(unit, DrawUnit)
         keys = rng.member_keys(self.model.digest, unit.seeds)
         weights = self.modes.weights_of(list(unit.modes), self.surroundings.data_source.device)
         return self.model.start(self.surroundings, keys, weights)
 
     def at_stop(self, unit: Unit, state: TrainingState, total: Spent) -> None:
-        """See ``UnitTraining``."""
         assert isinstance(unit, DrawUnit)
         gaussian = self.model.gaussian(self.surroundings, state) if state.step == self.steps else None
         if gaussian is not None and not self.build_folder.is_kept(unit, FIRST_GAUSSIAN):
@@ -160,7 +153,6 @@ class DrawTraining(UnitTraining):
         }
 
     def describe(self, steps_per_second: float) -> str:
-        """See ``UnitTraining``."""
         units = self.plan.units
         modes = sum(len(unit.modes) for unit in units)
         seconds = modes * self.steps / steps_per_second

@@ -26,7 +26,7 @@ from ckptzoo.schema.metadata import COLUMNS
 MAX_COMPLETIONS = 200
 """Words that the shell is offered."""
 MAX_ENTRIES = 1_000
-"""Of a folder that are looked at."""
+"""How many entries of a folder are looked at."""
 _DATASETS = "hf://datasets/"
 _CONDITION = re.compile(r"(.*?)([A-Za-z_]\w*)?", re.DOTALL)
 """What is before the last word of a condition, and that word."""

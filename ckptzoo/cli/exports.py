@@ -17,7 +17,7 @@ from ckptzoo.cli.options import (
     bar,
     emit,
     opened,
-    print_study,
+    print_result,
 )
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ def compare(
     table = _table(zoo or other, module)
     with bar("comparing") as progress:
         found = differences(first, second, table, names=names, progress=progress)
-    print_study(found, output, as_json)
+    print_result(found, as_json, [] if output is None else found.plot(output))
 
 
 def _table(zoo: "Zoo | None", module: str | None) -> "Symmetry | None":

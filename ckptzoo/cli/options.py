@@ -1,11 +1,15 @@
 """What commands share: arguments, options, and what goes to the standard output and error."""
 
+import dataclasses
+import functools
+import importlib
+import inspect
 import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TextIO, get_type_hints
 
 import typer
 
@@ -115,6 +119,38 @@ Output = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
+def expand_dataclasses(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the fields of its parameters that are dataclasses as options of its own, in their place.
+
+    So that options which several commands have in common are written once; each field is annotated as an option.
+    """
+    hints, given = get_type_hints(command, include_extras=True), inspect.signature(command).parameters
+    groups = {name: hints[name] for name in given if dataclasses.is_dataclass(hints[name])}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in given.items():
+        if name not in groups:
+            parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        options = get_type_hints(groups[name], include_extras=True)
+        parameters += [
+            inspect.Parameter(
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=options[field.name]
+            )
+            for field in dataclasses.fields(groups[name])
+        ]
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in dataclasses.fields(group)})
+        command(**values)
+
+    # Typer reads the one and the other
+    run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
 def parse_input_shape(text: str | None) -> tuple[int, ...] | None:
     """The sizes in ``3x32x32``, ``3,32,32`` or ``64``; None where nothing is given."""
     if text is None:
@@ -187,9 +223,40 @@ def print_result(result: Result, as_json: bool, files: Sequence[Path] | None = N
         print(path)
 
 
-def print_study(result: "StudyResult", output: Path | None, as_json: bool) -> None:
-    """Write the pictures of a study's result where that is asked for, and print it."""
-    print_result(result, as_json, [] if output is None else result.plot(output))
+@dataclass(frozen=True)
+class ResultOptions:
+    """How the result of a study is shown."""
+
+    output: Output = None
+    as_json: AsJson = False
+
+    def answer(self, study: str, *arguments: Any, said: str, nbytes: bool = False, **options: Any) -> None:
+        """Carry out a study while a bar shows how far it is, print the result, and write its pictures if asked for.
+
+        Parameters
+        ----------
+        study
+            the name of a module of ``ckptzoo.studies`` and of its function.
+        arguments, options
+            of the function, all but ``progress``.
+        said, nbytes
+            what the bar says, and whether it counts bytes.
+        """
+        compute = getattr(importlib.import_module(f"ckptzoo.studies.{study}"), study)
+        with bar(said, nbytes=nbytes) as progress:
+            result: StudyResult = compute(*arguments, progress=progress, **options)
+        print_result(result, self.as_json, [] if self.output is None else result.plot(self.output))
+
+
+@dataclass(frozen=True)
+class StudyOptions(ResultOptions):
+    """The options of every study of one zoo."""
+
+    where: Where = None
+
+    def opened(self, address: str) -> "Zoo":
+        """The zoo, or those of its checkpoints that are to be studied."""
+        return opened(address, self.where)
 
 
 def complain(kind: str, text: str) -> None:

@@ -73,7 +73,7 @@ def run(
         raise typer.BadParameter("expected --root FOLDER, got none.")
     _need_server()
     from ckptzoo.server.app import Application
-    from ckptzoo.server.errors import ServerLimits
+    from ckptzoo.server.limits import ServerLimits
     from ckptzoo.server.oidc import provider_in
     from ckptzoo.server.run import serve as run_server
     from ckptzoo.server.service import Service
@@ -160,7 +160,9 @@ def user(
         return
     _show("users", rows, as_json, ("name", "disabled", "organisations", "created"))
     if link is not None:
-        print(f"Signs in once, within 24 hours: {link}")
+        from ckptzoo.server.store.sessions import LINK_HOURS
+
+        print(f"Signs in once, within {LINK_HOURS} hours: {link}")
 
 
 @serve.command()

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,14 +16,15 @@ from ckptzoo.cli.completion import (
 from ckptzoo.cli.loss_studies import barriers, compact, pairs, steps, transpositions
 from ckptzoo.cli.options import (
     AsJson,
-    Output,
+    ResultOptions,
+    StudyOptions,
     VariantName,
     Where,
     ZooAddress,
     bar,
+    expand_dataclasses,
     opened,
     print_result,
-    print_study,
 )
 from ckptzoo.cli.ray_shares import On, work_on_ray
 
@@ -41,22 +42,13 @@ study = typer.Typer(name="study", help="Put a question to a zoo.", rich_markup_m
 
 
 @study.command()
-def symmetries(
-    zoo: ZooAddress,
-    variant: Studied = "canonical",
-    output: Output = None,
-    where: Where = None,
-    as_json: AsJson = False,
-) -> None:
+@expand_dataclasses
+def symmetries(zoo: ZooAddress, variant: Studied = "canonical", *, shown: StudyOptions) -> None:
     """How much of a zoo is symmetry?
 
     Counts of the symmetries, how well the gauge is defined, and how far raw checkpoints are from it.
     """
-    from ckptzoo.studies.symmetries import symmetries as compute
-
-    with bar("reading weights", nbytes=True) as progress:
-        result = compute(opened(zoo, where), variant, progress=progress)
-    print_study(result, output, as_json)
+    shown.answer("symmetries", shown.opened(zoo), variant, said="reading weights", nbytes=True)
 
 
 class OrderKey(StrEnum):
@@ -67,6 +59,7 @@ class OrderKey(StrEnum):
 
 
 @study.command()
+@expand_dataclasses
 def permutations(
     zoo: ZooAddress,
     variant: Studied = "canonical",
@@ -77,22 +70,18 @@ def permutations(
             "arXiv 2310.08287, which needs no variant."
         ),
     ] = OrderKey.gauge,
-    output: Output = None,
-    where: Where = None,
-    as_json: AsJson = False,
+    *,
+    shown: StudyOptions,
 ) -> None:
     """How does the order of the neurons move during training?
 
     Follows members from kept step to kept step; build them with --keep-steps.
     """
-    from ckptzoo.studies.permutations import permutations as compute
-
-    with bar("following members") as progress:
-        result = compute(opened(zoo, where), variant, key=key.value, progress=progress)
-    print_study(result, output, as_json)
+    shown.answer("permutations", shown.opened(zoo), variant, key=key.value, said="following members")
 
 
 @study.command()
+@expand_dataclasses
 def mass(
     zoo: ZooAddress,
     formulation: Annotated[
@@ -104,60 +93,41 @@ def mass(
             autocompletion=lambda incomplete: [name for name in _FORMULATIONS if name.startswith(incomplete)],
         ),
     ] = "pinned",
-    output: Output = None,
-    where: Where = None,
-    as_json: AsJson = False,
+    convex: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Solve N networks by cvxpy too, and compare the optima.")
+    ] = 0,
+    *,
+    shown: StudyOptions,
 ) -> None:
     """How much lighter could the same networks be?
 
     Masses (sums of squared weights) as trained and at the certified minimum over scales.
     """
-    from ckptzoo.studies.mass import mass as compute
-
-    with bar("minimising masses") as progress:
-        result = compute(opened(zoo, where), formulation=formulation, progress=progress)
-    print_study(result, output, as_json)
+    shown.answer("mass", shown.opened(zoo), formulation=formulation, convex=convex, said="minimising masses")
 
 
 @study.command()
-def marginals(
-    zoo: ZooAddress,
-    variant: Studied = "canonical",
-    output: Output = None,
-    where: Where = None,
-    as_json: AsJson = False,
-) -> None:
+@expand_dataclasses
+def marginals(zoo: ZooAddress, variant: Studied = "canonical", *, shown: StudyOptions) -> None:
     """How are the weights of each layer distributed, with and without symmetries?
 
     Densities, Kolmogorov-Smirnov tests within and across orbits of the permutations, and principal components.
     """
-    from ckptzoo.studies.marginals import marginals as compute
-
-    with bar("reading weights", nbytes=True) as progress:
-        result = compute(opened(zoo, where), variant, progress=progress)
-    print_study(result, output, as_json)
+    shown.answer("marginals", shown.opened(zoo), variant, said="reading weights", nbytes=True)
 
 
 @study.command()
-def modes(
-    zoo: ZooAddress,
-    variant: Studied = "canonical",
-    output: Output = None,
-    where: Where = None,
-    as_json: AsJson = False,
-) -> None:
+@expand_dataclasses
+def modes(zoo: ZooAddress, variant: Studied = "canonical", *, shown: StudyOptions) -> None:
     """How many modes does the posterior have?
 
     What symmetries alone make of one mode, and what mean shift finds, over its bandwidth.
     """
-    from ckptzoo.studies.modes import modes as compute
-
-    with bar("shifting means") as progress:
-        result = compute(opened(zoo, where), variant, progress=progress)
-    print_study(result, output, as_json)
+    shown.answer("modes", shown.opened(zoo), variant, said="shifting means")
 
 
 @study.command()
+@expand_dataclasses
 def predict_accuracy(
     zoo: ZooAddress,
     variant: Studied = "canonical",
@@ -169,38 +139,30 @@ def predict_accuracy(
         int, typer.Option(metavar="N", min=0, help="Permuted copies of each training network, in one of the rows.")
     ] = 4,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of splits, permutations and trees.")] = 0,
-    output: Output = None,
-    where: Where = None,
-    as_json: AsJson = False,
+    *,
+    shown: StudyOptions,
 ) -> None:
     """How well do weights alone tell a network's accuracy?
 
     Ridge regression and trees on statistics of the weights and on the weights, as trained and in a gauge, split by
     member; and what a split of checkpoints would claim.
     """
-    from ckptzoo.studies.predict_accuracy import predict_accuracy as compute
-
-    with bar("fitting regressors") as progress:
-        result = compute(
-            opened(zoo, where), variant, target=target, splits=splits, copies=copies, seed=seed, progress=progress
-        )
-    print_study(result, output, as_json)
+    options: dict[str, Any] = {"target": target, "splits": splits, "copies": copies, "seed": seed}
+    shown.answer("predict_accuracy", shown.opened(zoo), variant, **options, said="fitting regressors")
 
 
 @study.command()
-def toy(zoo: ZooAddress, output: Output = None, where: Where = None, as_json: AsJson = False) -> None:
+@expand_dataclasses
+def toy(zoo: ZooAddress, *, shown: StudyOptions) -> None:
     """What do symmetries do to the posterior of a perceptron with two neurons?
 
     The density of its two last weights: as trained, at equal incoming norms, and in order.
     """
-    from ckptzoo.studies.toy import toy as compute
-
-    with bar("reading weights") as progress:
-        result = compute(opened(zoo, where), progress=progress)
-    print_study(result, output, as_json)
+    shown.answer("toy", shown.opened(zoo), said="reading weights")
 
 
 @study.command()
+@expand_dataclasses
 def ensembles(
     zoo: ZooAddress,
     set: Annotated[
@@ -227,23 +189,19 @@ def ensembles(
         ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the order that makes ensembles.")] = 0,
-    output: Output = None,
-    where: Where = None,
-    as_json: AsJson = False,
+    *,
+    shown: StudyOptions,
 ) -> None:
     """How good are ensembles, and from which size on do they gain no more?
 
     Single members and averages of 2, 4, 8, ... of them, from stored predictions; ckptzoo predict makes these.
     """
-    from ckptzoo.studies.ensembles import ensembles as compute
-
-    references = dict(_reference(text) for text in reference or ())
-    with bar("reading predictions", nbytes=True) as progress:
-        result = compute(opened(zoo, where), set, ood=ood, references=references, seed=seed, progress=progress)
-    print_study(result, output, as_json)
+    options: dict[str, Any] = {"ood": ood, "references": dict(map(_reference, reference or ())), "seed": seed}
+    shown.answer("ensembles", shown.opened(zoo), set, **options, said="reading predictions", nbytes=True)
 
 
 @study.command()
+@expand_dataclasses
 def posteriors(
     target: Annotated[
         str,
@@ -276,8 +234,8 @@ def posteriors(
     ensemble: Annotated[int, typer.Option(min=2, help="Members of an ensemble.")] = 100,
     replicates: Annotated[int, typer.Option(min=1, help="The greatest number of replicates of each figure.")] = 3,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the members that make ensembles.")] = 0,
-    output: Output = None,
-    as_json: AsJson = False,
+    *,
+    shown: ResultOptions,
 ) -> None:
     """Compare approximate posteriors with independently trained members.
 
@@ -285,25 +243,19 @@ def posteriors(
     symmetries removed, and accuracy, likelihood, calibration, detection and mutual information of its predictions,
     beside the figures of arXiv 2310.08287 where it has some.
     """
-    from ckptzoo.studies.posteriors import posteriors as compute
-
-    with bar("comparing") as progress:
-        result = compute(
-            opened(target),
-            opened(samples),
-            set,
-            ood=ood,
-            modes=modes,
-            draws=draws,
-            ensemble=ensemble,
-            replicates=replicates,
-            seed=seed,
-            progress=progress,
-        )
-    print_study(result, output, as_json)
+    options: dict[str, Any] = {
+        "ood": ood,
+        "modes": modes,
+        "draws": draws,
+        "ensemble": ensemble,
+        "replicates": replicates,
+        "seed": seed,
+    }
+    shown.answer("posteriors", opened(target), opened(samples), set, **options, said="comparing")
 
 
 @study.command()
+@expand_dataclasses
 def collapse(
     zoo: ZooAddress,
     set: Annotated[
@@ -327,27 +279,15 @@ def collapse(
         int, typer.Option(metavar="N", min=0, help="The number of resamples of members, for intervals.")
     ] = 1000,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of exchanges and resamples.")] = 0,
-    output: Output = None,
-    where: Where = None,
-    as_json: AsJson = False,
+    *,
+    shown: StudyOptions,
 ) -> None:
     """Do pairs of members that differ in distribution differ out of it, too?
 
     The mutual information of every pair, from stored predictions; ckptzoo predict makes these.
     """
-    from ckptzoo.studies.collapse import collapse as compute
-
-    with bar("comparing members") as progress:
-        result = compute(
-            opened(zoo, where),
-            set,
-            ood,
-            permutations=permutations,
-            resamples=resamples,
-            seed=seed,
-            progress=progress,
-        )
-    print_study(result, output, as_json)
+    options: dict[str, Any] = {"permutations": permutations, "resamples": resamples, "seed": seed}
+    shown.answer("collapse", shown.opened(zoo), set, ood, **options, said="comparing members")
 
 
 # in the order of ckptzoo study --help

@@ -56,7 +56,7 @@ class VariantRule(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the variant."""
+        """The name of the variant."""
         ...
 
     def facts(self, symmetry: Symmetry) -> Document:
@@ -86,16 +86,13 @@ class GaugeRule:
     name: GaugeName
 
     def facts(self, symmetry: Symmetry) -> Document:
-        """See ``VariantRule``."""
         return {"gauge": self.name, "version": gauge_of(self.name, symmetry).version}
 
     @property
     def notes(self) -> Document:
-        """See ``VariantRule``."""
         return {}
 
     def transform(self, weights: Weights, symmetry: Symmetry) -> Transformed:
-        """See ``VariantRule``."""
         made = canonicalize(weights, symmetry, gauge=self.name, threads=1)
         # with matrices rounding moves canonical weights too far for digests of them
         marks = fingerprint(made) if made.gauge.complete and not symmetry.has_matrices else None
@@ -156,11 +153,10 @@ class AlignmentRule:
 
     @property
     def name(self) -> str:
-        """See ``VariantRule``."""
         return layout.ALIGNED + self.label
 
     def facts(self, symmetry: Symmetry) -> Document:
-        """See ``VariantRule``; the digest of the reference stands for its weights."""
+        """The digest of the reference stands for its weights."""
         gauge = None
         if self.gauge is not None:
             gauge = {"name": self.gauge, "version": gauge_of(self.gauge, symmetry).version}
@@ -186,12 +182,10 @@ class AlignmentRule:
 
     @property
     def notes(self) -> Document:
-        """See ``VariantRule``."""
         named = {} if self.activations is None else {"inputs_name": self.activations.name}
         return {"source": self.source, **named}
 
     def transform(self, weights: Weights, symmetry: Symmetry) -> Transformed:
-        """See ``VariantRule``."""
         K = len(next(iter(weights.values())))
         size = K if self.activations is None else max(1, _PRODUCTS_BYTES // max(1, self.activations.source.nbytes))
         made = [

@@ -32,12 +32,12 @@ class Bundle:
 
     @property
     def script_hash(self) -> str:
-        """Of the script, as a Content-Security-Policy has it."""
+        """The digest of the script, as a Content-Security-Policy has it."""
         return policy_hash(self.script)
 
     @property
     def style_hash(self) -> str:
-        """Of the style sheet."""
+        """The digest of the style sheet."""
         return policy_hash(self.style)
 
 

@@ -20,7 +20,7 @@ from ckptzoo.schema.explorer import head
 from ckptzoo.text import counted
 
 _HEIGHT = 100
-"""Of a picture of marginals, in its own units; its bins are one wide."""
+"""The height of a picture of marginals, in its own units; its bins are one wide."""
 _MAX_LISTED = 4
 """Distinct texts of a column that are named."""
 

@@ -10,7 +10,7 @@ Values = NDArray[np.float64]
 Scale = Literal["linear", "log"]
 
 BINS = 60
-"""Of a histogram, at most; twice the square root of the number of values where that is less, and 8 at least."""
+"""The most bins of a histogram: twice the square root of the number of values where that is less, and 8 at least."""
 _FEWEST_BINS = 8
 _MAX_WHOLE = 40
 """Whole numbers in a range of at most this many get a bin each."""
@@ -87,7 +87,7 @@ def histogram(values: Values, is_null: NDArray[np.bool_], scale: Scale = "linear
 
 
 def _edges(values: Values, scale: Scale) -> Values:
-    """Of bins for finite values, at least one; positive ones on a logarithmic scale."""
+    """Edges of bins for finite values, at least one; positive ones on a logarithmic scale."""
     low, high = float(values.min()), float(values.max())
     if scale == "linear" and high - low <= _MAX_WHOLE and abs(high) < 2**50 and (values == np.floor(values)).all():
         return np.arange(low - 0.5, high + 1.0, 1.0)

@@ -4,7 +4,7 @@ No shard is read. ``ckptzoo.format.verify`` reads them.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -150,113 +150,143 @@ def geometry_problems(files: Files, arch: Architecture, symmetry: Symmetry | Non
     bounds = np.searchsorted(numbers, np.arange(len(tree.parts) + 1))
     table = symmetry, None if symmetry is None or tree.kind != "variant" else symmetry.digest
     for part, start, stop in zip(tree.parts, bounds[:-1], bounds[1:], strict=True):
-        problems.extend(_of_part(files, arch, table, part, outline.slice(start, stop - start)))
+        found = _PartIndex(files, part)
+        found.read(outline.slice(start, stop - start))
+        # further checks would only repeat what is wrong with the index
+        if not found.problems:
+            found.compare_shards()
+            found.compare_kind(arch, *table)
+        problems.extend(found.problems)
     return [*problems, *input_problems(files, tree)]
 
 
-def _of_part(
-    files: Files, arch: Architecture, table: tuple[Symmetry | None, str | None], part: Part, index: pa.Table
-) -> list[Problem]:
-    location = f"{files.name}/{part.path}"
-    problems: list[Problem] = []
+class _PartIndex:
+    """What the index of a part says of its shards and tensors, and what is wrong with it.
 
-    def wrong(file: str, what: str, expected: object, got: object) -> None:
-        problems.append(Problem(f"{location}/{file}", what, str(expected), str(got), REFETCH))
+    Attributes
+    ----------
+    problems
+        found so far.
+    """
 
-    sizes: dict[str, int] = {}
-    """Bytes of each shard."""
-    shard_rows: dict[str, tuple[int, int]] = {}
-    """First row of each shard, and the one behind its last."""
-    row_zero: dict[tuple[str, str], int] = {}
-    """Offset at which a tensor's row 0 of the part would be in a shard: one for all its blocks there."""
-    rows: dict[str, list[tuple[int, int]]] = {}
-    """The rows of every shard of a stem."""
-    spans: dict[tuple[str, str], list[tuple[int, int]]] = {}
-    """The rows of every block of a stem's tensor."""
-    kinds: dict[tuple[str, str], Kind] = {}
-    columns = index.to_pydict()
-    shard = ""
-    for file, tensor, start, stop, offset, nbytes, dtype, shape in zip(
-        *(columns[name] for name in ("file", "tensor", "row_start", "row_stop", "offset", "nbytes", "dtype", "shape")),
-        strict=True,
-    ):
-        if len(problems) >= MAX_PROBLEMS:
-            break
-        if not (name := SHARD_NAME.fullmatch(file)):
-            wrong(INDEX, "name of a shard", "<stem>-<number>.safetensors", repr(file))
-            continue
-        if not 0 <= start < stop <= part.rows:
-            wrong(file, "rows", f"within 0 to {part.rows}", f"{start} to {stop}")
-        elif tensor is None:
-            if file in sizes:
-                wrong(file, "entries of the whole shard", "one", "two")
-            sizes[file], shard_rows[file], shard = nbytes, (start, stop), file
-            rows.setdefault(name[1], []).append((start, stop))
-        elif file != shard:
-            what, got = f"order of the rows of {tensor!r}", f"{file} behind {shard!r}"
-            wrong(INDEX, what, "behind the row of their shard", got)
-        elif name_problem(tensor) or dtype not in CODES or not shape or shape[0] != stop - start:
-            wrong(file, f"tensor {tensor!r}", "a name, a dtype and the shape of its rows", f"{dtype} {shape}")
+    def __init__(self, files: Files, part: Part) -> None:
+        self.problems: list[Problem] = []
+        self._files, self._part, self._location = files, part, f"{files.name}/{part.path}"
+        self._sizes: dict[str, int] = {}
+        """Bytes of each shard."""
+        self._shard_rows: dict[str, tuple[int, int]] = {}
+        """First row of each shard, and the one behind its last."""
+        self._row_zero: dict[tuple[str, str], int] = {}
+        """Offset at which a tensor's row 0 of the part would be in a shard: one for all its blocks there."""
+        self._rows: dict[str, list[tuple[int, int]]] = {}
+        """The rows of every shard of a stem."""
+        self._spans: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        """The rows of every block of a stem's tensor."""
+        self._kinds: dict[tuple[str, str], Kind] = {}
+        """Dtype and shape of a stem's tensor in one checkpoint."""
+
+    def _wrong(self, file: str, what: str, expected: object, got: object) -> None:
+        self.problems.append(Problem(f"{self._location}/{file}", what, str(expected), str(got), REFETCH))
+
+    def read(self, index: pa.Table) -> None:
+        """Take every row of the index, and note what contradicts itself or another row."""
+        columns, shard = index.to_pydict(), ""
+        names = ("file", "tensor", "row_start", "row_stop", "offset", "nbytes", "dtype", "shape")
+        for file, tensor, start, stop, *block in zip(*(columns[name] for name in names), strict=True):
+            if len(self.problems) >= MAX_PROBLEMS:
+                return
+            if not (name := SHARD_NAME.fullmatch(file)):
+                self._wrong(INDEX, "name of a shard", "<stem>-<number>.safetensors", repr(file))
+            elif not 0 <= start < stop <= self._part.rows:
+                self._wrong(file, "rows", f"within 0 to {self._part.rows}", f"{start} to {stop}")
+            elif tensor is None:
+                if file in self._sizes:
+                    self._wrong(file, "entries of the whole shard", "one", "two")
+                self._sizes[file], self._shard_rows[file], shard = block[1], (start, stop), file
+                self._rows.setdefault(name[1], []).append((start, stop))
+            elif file != shard:
+                what, got = f"order of the rows of {tensor!r}", f"{file} behind {shard!r}"
+                self._wrong(INDEX, what, "behind the row of their shard", got)
+            else:
+                self._read_block(name[1], file, tensor, start, stop, *block)
+
+    def _read_block(
+        self, stem: str, file: str, tensor: str, start: int, stop: int, offset: int, nbytes: int, dtype: str, shape: Any
+    ) -> None:
+        """Take one block of a tensor in a shard that was taken."""
+        if name_problem(tensor) or dtype not in CODES or not shape or shape[0] != stop - start:
+            self._wrong(file, f"tensor {tensor!r}", "a name, a dtype and the shape of its rows", f"{dtype} {shape}")
+            return
+        size, (first, behind) = self._sizes[file], self._shard_rows[file]
         # bounded one by one before they are multiplied: an untrusted shape could be made of huge numbers
-        elif any(not 0 <= size < 2**40 for size in shape) or nbytes != _nbytes(dtype, shape):
-            wrong(file, f"bytes of {tensor!r}", "those of its shape", f"{nbytes} for {dtype} {tuple(shape)}")
+        if any(not 0 <= size < 2**40 for size in shape) or nbytes != _nbytes(dtype, shape):
+            self._wrong(file, f"bytes of {tensor!r}", "those of its shape", f"{nbytes} for {dtype} {tuple(shape)}")
         # the first 8 bytes of a safetensors file are the length of its header
-        elif offset < 8 or offset + nbytes > sizes.get(file, 0):
-            wrong(file, f"offset of {tensor!r}", f"within the shard's {sizes.get(file, 0)} bytes", offset)
-        elif start < shard_rows[file][0] or stop > shard_rows[file][1]:
-            expected = f"within {shard_rows[file][0]} to {shard_rows[file][1]}"
-            wrong(file, f"rows of {tensor!r}", expected, f"{start} to {stop}")
-        elif (origin := offset - start * (nbytes // shape[0])) != row_zero.setdefault((file, tensor), origin):
-            wrong(file, f"offset of {tensor!r}", "right behind the rows before", f"{offset} at row {start}")
+        elif offset < 8 or offset + nbytes > size:
+            self._wrong(file, f"offset of {tensor!r}", f"within the shard's {size} bytes", offset)
+        elif start < first or stop > behind:
+            self._wrong(file, f"rows of {tensor!r}", f"within {first} to {behind}", f"{start} to {stop}")
+        elif (origin := offset - start * (nbytes // shape[0])) != self._row_zero.setdefault((file, tensor), origin):
+            self._wrong(file, f"offset of {tensor!r}", "right behind the rows before", f"{offset} at row {start}")
         else:
-            spans.setdefault((name[1], tensor), []).append((start, stop))
-            kind = kinds.setdefault((name[1], tensor), (dtype, tuple(shape[1:])))
+            self._spans.setdefault((stem, tensor), []).append((start, stop))
+            kind = self._kinds.setdefault((stem, tensor), (dtype, tuple(shape[1:])))
             if kind != (dtype, tuple(shape[1:])):
-                wrong(file, f"tensor {tensor!r}", f"{kind[0]} {kind[1]} in every block", f"{dtype} {shape[1:]}")
-    if problems:  # the checks below would only repeat them
-        return problems
-    for file, size in sizes.items():
-        actual = files.size(f"{part.path}/{file}")
-        if actual is None:
-            wrong(file, "file", f"{size} bytes", "no file")
-            continue
-        if actual != size:
-            wrong(file, "size", f"{size} bytes", f"{actual} bytes")
-    for stem, covered in rows.items():
-        if not _covers(covered, part.rows):
-            wrong(f"{stem}-*.safetensors", "rows of the shards", f"all of 0 to {part.rows}, once", sorted(covered))
-    for (stem, tensor), covered in spans.items():
-        if not _covers(covered, part.rows):
-            wrong(f"{stem}-*.safetensors", f"rows of {tensor!r}", f"all of 0 to {part.rows}, once", covered[:4])
-    kind = str(part.facts.get("kind"))
-    folders = {
-        "raw": "parts",
-        "retracted": "derived/retracted",
-        "measured": "derived/measured",
-        "variant": f"derived/{part.facts.get('gauge')}",
-        "predictions": f"derived/{predictions_name(str(part.facts.get('set')))}",
-    }
-    if part.tree != folders.get(kind, part.tree):
-        wrong(INDEX, f"folder of a part of kind {kind!r}", folders[kind], part.tree)
-    if kind == PREDICTIONS:
-        return problems + list(prediction_problems(location, part, rows, kinds))
-    for stem in sorted(set(rows) - {ELEMENT}):
+                expected = f"{kind[0]} {kind[1]} in every block"
+                self._wrong(file, f"tensor {tensor!r}", expected, f"{dtype} {shape[1:]}")
+
+    def compare_shards(self) -> None:
+        """Note shards of another size than the files have, and rows that no block covers, or two."""
+        for file, size in self._sizes.items():
+            actual = self._files.size(f"{self._part.path}/{file}")
+            if actual is None:
+                self._wrong(file, "file", f"{size} bytes", "no file")
+            elif actual != size:
+                self._wrong(file, "size", f"{size} bytes", f"{actual} bytes")
+        everything = f"all of 0 to {self._part.rows}, once"
+        for stem, covered in self._rows.items():
+            if not _covers(covered, self._part.rows):
+                self._wrong(f"{stem}-*.safetensors", "rows of the shards", everything, sorted(covered))
+        for (stem, tensor), covered in self._spans.items():
+            if not _covers(covered, self._part.rows):
+                self._wrong(f"{stem}-*.safetensors", f"rows of {tensor!r}", everything, covered[:4])
+
+    def compare_kind(self, arch: Architecture, symmetry: Symmetry | None, digest: str | None) -> None:
+        """Note a folder or tensors that a part of its kind does not have, or lacks."""
+        part, rows = self._part, self._rows
+        kind = str(part.facts.get("kind"))
+        folders = {
+            "raw": "parts",
+            "retracted": "derived/retracted",
+            "measured": "derived/measured",
+            "variant": f"derived/{part.facts.get('gauge')}",
+            "predictions": f"derived/{predictions_name(str(part.facts.get('set')))}",
+        }
+        if part.tree != folders.get(kind, part.tree):
+            self._wrong(INDEX, f"folder of a part of kind {kind!r}", folders[kind], part.tree)
+        if kind == PREDICTIONS:
+            self.problems += prediction_problems(self._location, part, rows, self._kinds)
+            return
+        for stem in sorted(set(rows) - {ELEMENT}):
+            self._compare_tensors(stem, arch)
+        bare = part.facts.get("bare") is True
+        if part.facts.get("kind") == RAW and part.rows and bare == (RAW in rows):
+            self._wrong(INDEX, "shards", *(("none", "some") if bare else ("raw-00.safetensors and on", "none")))
+        if kind == "variant" and part.rows:
+            elements = {tensor: kind for (stem, tensor), kind in self._kinds.items() if stem == ELEMENT}
+            weights = str(part.facts.get("gauge")) in rows
+            self.problems += element_problems(self._location, symmetry, digest, part.facts, elements, weights=weights)
+
+    def _compare_tensors(self, stem: str, arch: Architecture) -> None:
+        """Note tensors of a stem that are not those of the architecture."""
         for tensor in arch.tensors:
-            dtype, shape = kinds.get((stem, tensor.name), ("no such tensor", ()))
+            dtype, shape = self._kinds.get((stem, tensor.name), ("no such tensor", ()))
             stored = tensor.dtype if stem == RAW else variant_dtype(tensor.dtype)
             if (dtype, shape) != (stored, tensor.shape):
                 expected = f"{stored} {tensor.shape}"
-                wrong(f"{stem}-*.safetensors", f"tensor {tensor.name!r}", expected, f"{dtype} {shape}")
-        for name in sorted(name for own, name in kinds if own == stem and name not in arch):
-            wrong(f"{stem}-*.safetensors", f"tensor {name!r}", "a tensor of architecture.json", "another one")
-    bare = part.facts.get("bare") is True
-    if part.facts.get("kind") == RAW and part.rows and bare == (RAW in rows):
-        wrong(INDEX, "shards", *(("none", "some") if bare else ("raw-00.safetensors and on", "none")))
-    if kind == "variant" and part.rows:
-        elements = {tensor: kind for (stem, tensor), kind in kinds.items() if stem == ELEMENT}
-        weights = str(part.facts.get("gauge")) in rows
-        problems += element_problems(location, *table, part.facts, elements, weights=weights)
-    return problems
+                self._wrong(f"{stem}-*.safetensors", f"tensor {tensor.name!r}", expected, f"{dtype} {shape}")
+        for name in sorted(name for own, name in self._kinds if own == stem and name not in arch):
+            self._wrong(f"{stem}-*.safetensors", f"tensor {name!r}", "a tensor of architecture.json", "another one")
 
 
 def _nbytes(dtype: str, shape: list[int]) -> int:

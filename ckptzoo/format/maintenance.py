@@ -31,7 +31,7 @@ from ckptzoo.schema.metadata import KINDS
 
 LISTING = "listing.json"
 VERSION = 1
-"""Of the listing."""
+"""The version of the listing."""
 
 
 def encode(files: Mapping[str, tuple[int, str | None]]) -> bytes:

@@ -17,7 +17,7 @@ from ckptzoo.schema.layout import INDEX, PREDICTIONS, SET_ASIDE, SET_NAME
 LOGITS = "logits"
 """The tensor of a part: (K, examples, classes)."""
 DTYPE = "float16"
-"""Of the stored outputs."""
+"""The dtype of stored outputs."""
 SHARED = ("set", "outputs", "examples", "classes", "inputs", "targets")
 """Facts in which all parts of a tree agree."""
 _WIDTHS = (1, 2, 4)

@@ -81,7 +81,7 @@ class SavedBlocks:
 
 
 def _digest(arrays: Arrays, facts: Mapping[str, str]) -> str:
-    """Of facts and of contiguous arrays: their names, types, shapes and bytes."""
+    """The digest of facts and of contiguous arrays: their names, types, shapes and bytes."""
     digest = hashlib.sha256(repr(sorted(facts.items())).encode())
     for name, array in sorted(arrays.items()):
         digest.update(repr((name, array.dtype.str, array.shape)).encode())

@@ -24,7 +24,7 @@ from ckptzoo.schema.metadata import COLUMNS, Column
 from ckptzoo.text import shortened
 
 KEY = b"ckptzoo"
-"""Of our JSON object among the Parquet file's own key-value metadata."""
+"""The key of our JSON object among the Parquet file's own key-value metadata."""
 MAX_FILE = 2**30
 """Bytes of a file that are read into memory at most."""
 MAX_TABLE = 2**30

@@ -40,12 +40,12 @@ class LazyTable:
 
     @classmethod
     def of(cls, *tables: pa.Table) -> "LazyTable":
-        """Of tables with one schema that are in memory."""
+        """Rows of tables with one schema that are in memory."""
         return cls(tables[0].schema, [(len(table), table.select) for table in tables])
 
     @classmethod
     def joined(cls, pieces: Sequence["LazyTable"]) -> "LazyTable":
-        """Of others with one schema, at least one."""
+        """The rows of others with one schema, at least one, joined."""
         return cls(pieces[0].schema, [(len(piece), piece.select) for piece in pieces])
 
     def __len__(self) -> int:

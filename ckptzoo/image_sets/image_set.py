@@ -20,7 +20,7 @@ FOLDER_VARIABLE = "CKPTZOO_DATA"
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 MAX_BYTES = 8 * 2**30
-"""Of the images of a set whose size nothing else bounds."""
+"""The most bytes of the images of a set whose size nothing else bounds."""
 REFETCH = "Fetch the file again."
 
 

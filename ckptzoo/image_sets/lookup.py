@@ -22,7 +22,7 @@ from ckptzoo.schema.layout import SET_NAME
 _CIFAR_SOURCE = "Fetch {} from https://www.cs.toronto.edu/~kriz/cifar.html and unpack it."
 _CORRUPTED_RECORDS = {10: 2535967, 100: 3555552}
 _FORMS = (read_npz_files, read_idx_files)
-"""Of a data set of which nothing is known."""
+"""Readers that are tried for a data set of which nothing is known."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,79}")
 _REDUCED = re.compile(r"(.+)-([1-9]\d{0,3})x\2")
 """``mnist-14x14``: a known data set with smaller images."""

@@ -27,14 +27,14 @@ CACHE_ADDRESS = "decoded image sets"
 """What ``ckptzoo cache ls`` shows."""
 _CACHE_FOLDER = "decoded-image-sets"
 _VERSION = 1
-"""Of what is decoded from the same pictures; part of the digest."""
+"""Raised when the same pictures are decoded to other values; part of the digest."""
 _BLOCK = 512
 """Pictures that are decoded and written at a time; 6 MB at 64x64."""
 _MAX_PIXELS = 2**24
-"""Of a picture that is scaled down."""
+"""The most pixels of a picture that is scaled down."""
 _FORMATS = ("JPEG", "PNG")
 _MODES = ("1", "L", "P", "RGB", "CMYK")
-"""Of Pillow; others have 16 bits a channel, or transparency."""
+"""Modes of Pillow that are read; others have 16 bits a channel, or transparency."""
 
 
 class Picture(NamedTuple):
@@ -149,7 +149,7 @@ def _blocks(pictures: Sequence[Picture], shape: Shape) -> Iterator[Images]:
 
 
 def _digest(pictures: Sequence[Picture], shape: Shape) -> str:
-    """Of the bytes of pictures, or of names, sizes and times of files, and of what decodes them."""
+    """The digest of the bytes of pictures, or of names, sizes and times of files, and of what decodes them."""
     features: Any = require("PIL.features", "hub", package="pillow")
     decoder = [_VERSION, features.version("pil"), features.version("jpg"), *shape]
     total = hashlib.sha256(json.dumps(decoder).encode())

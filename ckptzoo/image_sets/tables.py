@@ -26,7 +26,7 @@ from ckptzoo.text import excerpt, size
 _ROWS = 1000
 """That are read at a time."""
 _PICTURE_BYTES = 2**22
-"""Of one encoded picture."""
+"""The most bytes of one encoded picture."""
 _HELD_BYTES = 2**28
 """Decoded pictures beyond this many bytes are kept in the cache and mapped, those of smaller sets held in memory."""
 

@@ -9,9 +9,10 @@
 """
 
 from ckptzoo.learning.augment import Augment
-from ckptzoo.learning.augmented_stream import Batch, Stream, stream, to_torch
+from ckptzoo.learning.augmented_stream import Stream, stream, to_torch
 from ckptzoo.learning.forms import Form
 from ckptzoo.learning.mixing import Mix, mix
+from ckptzoo.learning.preparation import Batch
 from ckptzoo.learning.standardization import PER, Statistics, statistics
 from ckptzoo.learning.target_values import targets
 

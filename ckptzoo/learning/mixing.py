@@ -8,7 +8,8 @@ import numpy as np
 from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, StateError, ZooError
 from ckptzoo.learning.augment import mixed
-from ckptzoo.learning.augmented_stream import Batch, Stream
+from ckptzoo.learning.augmented_stream import Stream
+from ckptzoo.learning.preparation import Batch
 from ckptzoo.loader.permutation import derive_key
 from ckptzoo.loader.stream import State
 

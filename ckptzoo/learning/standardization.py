@@ -270,7 +270,7 @@ class _Moments:
 
     @property
     def mean(self) -> NDArray[np.float64]:
-        """Of everything so far."""
+        """The mean of everything so far."""
         return self.origin + self.shift
 
     def add(self, values: NDArray[np.float64]) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 from torch.utils.data import IterableDataset
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from ckptzoo.learning.augmented_stream import Batch, Preparation
 from ckptzoo.learning.group_action import Buffers
+from ckptzoo.learning.preparation import Batch, Preparation
 from ckptzoo.loader.stream import Source, State
 from ckptzoo.loader.torch import ZooDataset, owned, refuse_to_collate
 

@@ -22,12 +22,12 @@ _BFLOAT16 = numpy_dtype("bfloat16")
 """A dtype that Arrow does not have."""
 
 _BYTES = 64 * 2**20
-"""Of tensors in a block, at most, or one checkpoint."""
+"""The most bytes of tensors in a block, or one checkpoint."""
 _ID = "id"
 
 
 class ZooDatasource(_datasource.Datasource):
-    """See ``ckptzoo.loader.ray.ray_datasource``."""
+    """A datasource of Ray; ``ckptzoo.loader.ray.ray_datasource`` makes it."""
 
     def __init__(self, zoo: Zoo, tensors: Sequence[str], variant: str) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class _Slice:
 
     @cached_property
     def readers(self) -> dict[str, TensorReader]:
-        """Of the tensors that are wanted."""
+        """Readers of the tensors that are wanted."""
         return {name: self.source.readers[name] for name in self.tensors}
 
     def size_bytes(self) -> int:

@@ -111,7 +111,7 @@ class ByRows:
             self._products += piece.T @ piece
 
     def components(self) -> Components:
-        """Of the rows so far, 2 or more."""
+        """Components of the rows so far, 2 or more."""
         if self._count < 2:
             raise ZooError(_problem("ByRows", "2 rows or more", str(self._count)))
         scatter = self._products - np.outer(self._sum, self._sum / self._count)
@@ -144,7 +144,7 @@ class ByColumns:
         self._columns += block.shape[1]
 
     def components(self) -> Components:
-        """Of the columns so far, 1 or more."""
+        """Components of the columns so far, 1 or more."""
         if not self._columns:
             raise ZooError(_problem("ByColumns", "1 column or more", "none"))
         return _components(self._gram, len(self._gram), self._columns)

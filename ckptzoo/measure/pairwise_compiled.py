@@ -10,7 +10,7 @@ SEGMENT = 256
 _SQRT_HALF = np.int32(0x3F3504F3)
 """The bits of float32's sqrt(1/2)."""
 _BITS = np.int32(23)
-"""Of a float32's significand, without the leading one."""
+"""Bits of a float32's significand, without the leading one."""
 _OPTIONS: dict[str, Any] = {"error_model": "numpy", "nogil": True}
 
 

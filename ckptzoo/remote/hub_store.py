@@ -30,7 +30,7 @@ from ckptzoo.text import excerpt
 MARGIN_SECONDS = 30.0
 """How long before a signed address expires it is no longer used."""
 MAX_PAGES = 200
-"""Of a repository's tree, which the hub lists in pages of 1,000 files."""
+"""The most pages of a repository's tree, which the hub lists in pages of 1,000 files."""
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 _HEX = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 """sha1 or sha256."""

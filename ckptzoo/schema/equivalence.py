@@ -3,7 +3,7 @@
 from ckptzoo.schema.architecture import Architecture
 
 _EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-23, "bfloat16": 2.0**-23}
-"""Of the dtype in which a variant has a tensor, by that of the raw one: halves become float32."""
+"""The machine epsilon of the dtype in which a variant has a tensor, by that of the raw one: halves become float32."""
 _MOST = 0.03
 """Above this a variant is another function, however deep it is."""
 

@@ -102,7 +102,7 @@ class Group:
 
     @property
     def matrix_shape(self) -> tuple[int, ...] | None:
-        """Of its matrices in one element: (blocks, k, k), or (n, 2) for complex numbers; None where it has none."""
+        """The shape of its matrices in one element: (blocks, k, k), (n, 2) for complex numbers, or None without any."""
         if self.scale not in MATRICES:
             return None
         if self.scale == "complex":

@@ -15,7 +15,7 @@ SYMMETRY = "symmetry.json"
 DOCUMENTS = (ARCHITECTURE, SYMMETRY, ZOO)
 """Written once, in this order, and never replaced: a folder with the last one is a zoo."""
 COLLECTION, COLLECTION_ROWS = "collection.json", "collection.parquet"
-"""Of a folder of zoos."""
+"""The files of a collection, a folder of zoos."""
 README = "README.md"
 PARTS = "parts"
 DERIVED = "derived"

@@ -128,8 +128,8 @@ KINDS = {
 }
 """What a part can be, and the columns of its rows. Columns are only ever added at the end."""
 
-_OF_MATRICES = 1
-"""The last columns of a variant, which only zoos have whose table has matrices."""
+_OF_MATRICES = ("degenerate",)
+"""Columns of a variant which only zoos have whose table has matrices; the last ones."""
 
 
 def columns_of(kind: str, *, matrices: bool) -> tuple[Column, ...]:
@@ -143,7 +143,8 @@ def columns_of(kind: str, *, matrices: bool) -> tuple[Column, ...]:
         whether the zoo's table has matrices; others have no use for the last columns of a variant, and readers of any
         version take their parts.
     """
-    return KINDS[kind] if kind != "variant" or matrices else VARIANT_COLUMNS[:-_OF_MATRICES]
+    left_out = _OF_MATRICES if kind == "variant" and not matrices else ()
+    return tuple(column for column in KINDS[kind] if column.name not in left_out)
 
 
 LEAST = {"raw": 31, "variant": 8, "retracted": 4, "predictions": 3, "measured": 12}

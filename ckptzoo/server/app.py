@@ -82,7 +82,7 @@ class Route:
 
     @property
     def name(self) -> str:
-        """Of its handler, for metrics."""
+        """The name of its handler, for metrics."""
         return f"{self.handler.__module__.rpartition('.')[2]}.{self.handler.__name__}"
 
 

@@ -17,7 +17,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from ckptzoo.server.errors import ServerLimits
+from ckptzoo.server.limits import ServerLimits
 
 _BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
@@ -184,7 +184,7 @@ class _Parser(h11.Connection):
         self._burst = self._burst_bytes = 0
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        """See ``h11.Connection``; after a body in tiny pieces there are no events any more."""
+        """After a body in tiny pieces there are no events any more."""
         if self.given_up:
             return h11.NEED_DATA
         event = super().next_event()

@@ -4,7 +4,8 @@ import sqlite3
 import threading
 from collections import Counter
 
-from ckptzoo.server.errors import Refusal, ServerLimits
+from ckptzoo.server.errors import Refusal
+from ckptzoo.server.limits import ServerLimits
 from ckptzoo.server.store import usage
 from ckptzoo.server.store.database import Database
 

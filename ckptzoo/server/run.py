@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.server.connections import Connections
-from ckptzoo.server.errors import ServerLimits
+from ckptzoo.server.limits import ServerLimits
 
 _START_SECONDS = 10.0
 """How long a server in a thread may take to start."""
@@ -32,7 +32,7 @@ class _Server(uvicorn.Server):
         self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """See ``uvicorn.Server``, which takes care of signals before it calls this."""
+        """uvicorn takes care of signals before it calls this."""
         await super().startup(sockets=sockets)
         self._ready()
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 from ckptzoo.errors import Problem, ZooError
-from ckptzoo.server.errors import Refusal, ServerLimits
+from ckptzoo.server.errors import Refusal
+from ckptzoo.server.limits import ServerLimits
 from ckptzoo.server.metrics import Metrics
 from ckptzoo.server.oidc import Provider
 from ckptzoo.server.quotas import Quotas

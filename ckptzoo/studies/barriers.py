@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +26,6 @@ from ckptzoo.studies.shared.result import Spread, StudyResult, mean_and_sd
 from ckptzoo.studies.shared.selection import check_numbers, own_table, usable_members
 from ckptzoo.symmetry import GAUGES, gauge_named
 from ckptzoo.text import Progress, counted, counter, printable
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 BY_ACTIVATIONS = "aligned by activations"
 LEAST = "least of all permutations"
@@ -62,12 +59,12 @@ class Lines:
 
     @property
     def barriers(self) -> Barriers:
-        """Of the loss."""
+        """Barriers of the loss."""
         return barriers_of(self.losses, self.points)
 
     @property
     def accuracy_barriers(self) -> Barriers:
-        """Of the accuracy: how far it falls below the line between both ends."""
+        """Barriers of the accuracy: how far it falls below the line between both ends."""
         return barriers_of(-self.accuracies, self.points)
 
     def to_json(self) -> dict[str, Any]:
@@ -237,14 +234,6 @@ class BarrierStudy(StudyResult):
             found.append(("likelihoods", f"means over {counted(self.draws, 'draw')}, the same noise at every point"))
         return found
 
-    def _figures(self) -> dict[str, "Figure"]:
-        from ckptzoo.studies.plots.barriers import curves, has_widths, widths
-
-        figures = {"barriers.png": curves(self.zoos)}
-        if any(has_widths(self.zoos, zoo.kind) for zoo in self.zoos):
-            figures["widths.png"] = widths(self.zoos)
-        return figures
-
 
 def barriers(
     zoos: Sequence[tuple[Zoo, Labelled]],
@@ -344,7 +333,7 @@ def barriers(
 
 
 def _zoos_of_module(zoos: Sequence[Zoo], module: Any) -> list[bool]:
-    """Of which zoos the module is the network: those of unknown forward functions, or all where there are no such."""
+    """The zoos whose network the module is: those of unknown forward functions, or all where there are none."""
     if module is None:
         return [False] * len(zoos)
     unknown = [not archs.known(zoo.arch.forward) for zoo in zoos]

@@ -17,7 +17,7 @@ from ckptzoo.symmetry.transpositions import transpositions_in_total
 MAX_R_HAT = 1.1
 """Above, chains have not mixed (Gelman and Rubin, "Inference from iterative simulation", 1992)."""
 LEAST_DRAWS = 4
-"""Of a chain, so that its halves can be compared."""
+"""The fewest draws of a chain, so that its halves can be compared."""
 _LAGS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Draws between those whose transpositions are counted."""
 _PAIRS = 64
@@ -28,7 +28,7 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Convergence:
-    """Of n numbers over some chains.
+    """The convergence of n numbers over some chains.
 
     Parameters
     ----------

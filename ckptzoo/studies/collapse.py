@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,6 @@ from ckptzoo.studies.pair_correlation import LEVEL, PairCorrelation, correlate_p
 from ckptzoo.studies.shared.result import Spread, StudyResult
 from ckptzoo.studies.shared.selection import default_sets, evenly, flags, is_sample, predict_command
 from ckptzoo.text import Progress, counted, printable
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MAX_MEMBERS = 1000
 """More members than this are thinned out evenly; as many as in arXiv 2310.08287."""
@@ -104,13 +101,6 @@ class Collapse(StudyResult):
             yield self._correlations_table()
         yield ""
         yield from self._conclusions()
-
-    def _figures(self) -> dict[str, "Figure"]:
-        from ckptzoo.studies.plots.collapse import pairs
-
-        pearson = self.correlations.get("pearson")
-        sides = {self.set: self.information, self.ood: self.ood_information}
-        return {"collapse.png": pairs(self.name, self.members, sides, None if pearson is None else pearson.value)}
 
     def _facts(self) -> list[tuple[str, str]]:
         sample = f" of {self.usable:,}, evenly spaced" if self.members < self.usable else ""

@@ -36,8 +36,6 @@ from ckptzoo.studies.shared.selection import (
 from ckptzoo.text import Progress, counted, counter, printable
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from ckptzoo.derive.evaluation import Evaluator
 
 SAMPLED, FIRST, ALIGNED = "as sampled", "aligned with the first", "aligned with all others"
@@ -200,11 +198,6 @@ class CompactStudy(StudyResult):
             )
             yield ""
             yield f"transpositions that align draws of one chain, by the lag: {said}"
-
-    def _figures(self) -> dict[str, "Figure"]:
-        from ckptzoo.studies.plots.compact import gaussians
-
-        return {"compact.png": gaussians(self)}
 
     def _gaussians_table(self) -> Table:
         table = columns("of samples", "mean", "nats", "agrees", "draws", "nats", "agrees", "a draw", "median sigma")
@@ -455,7 +448,7 @@ class _Job:
     def _convergence(
         self, chains: Sequence[NDArray[np.int64]], samples: Weights, aligned: Weights
     ) -> dict[str, Convergence]:
-        """Of weights as sampled and aligned, and of probabilities, where chains can be compared."""
+        """The convergence of weights as sampled and aligned, and of probabilities, where chains can be compared."""
         if not are_comparable(chains):
             return {}
         found: dict[str, Convergence] = {}

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,6 @@ from ckptzoo.studies.shared.result import StudyResult
 from ckptzoo.studies.shared.selection import parameters_by_layer
 from ckptzoo.symmetry import align
 from ckptzoo.text import Progress, counter, printable, shortened
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ALL = "all layers"
 """What the line of all parameters together is called."""
@@ -147,11 +144,6 @@ class DifferenceStudy(StudyResult):
             cells += _cells(aligned[item.layer]) if self.aligned else []
             table.add_row(printable(item.layer), *cells)
         return table
-
-    def _figures(self) -> Mapping[str, "Figure"]:
-        from ckptzoo.studies.plots.differences import by_layer
-
-        return {"differences.png": by_layer(self)}
 
 
 def differences(

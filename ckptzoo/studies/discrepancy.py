@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,9 +24,6 @@ from ckptzoo.schema.documents import digest_of
 from ckptzoo.studies.shared.result import StudyResult
 from ckptzoo.studies.shared.selection import blocks, flags, parameter_names, parameters_by_layer, table_of
 from ckptzoo.text import Progress, counted, printable
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 BLOCK_BYTES = 256 * 2**20
 """Weights of both zoos that are held at a time, where their rows are no views of a file."""
@@ -94,12 +91,12 @@ class LayerDiscrepancy:
 
     @property
     def median(self) -> float:
-        """Of the twenty."""
+        """The median of the twenty."""
         return float(np.median(self.mmd2))
 
     @property
     def mean(self) -> float:
-        """Of the twenty."""
+        """The mean of the twenty."""
         return float(self.mmd2.mean())
 
     @property
@@ -241,12 +238,6 @@ class Discrepancy(StudyResult):
             table.add_row(printable(item.name), f"{item.parameters:,}", *_cells(item))
         table.add_row("weighted average", f"{total:,}", *_cells(self), style="bold")
         yield table
-
-    def _figures(self) -> dict[str, "Figure"]:
-        from ckptzoo.studies.plots.discrepancy import discrepancies
-
-        chance = (self.permutations, self.p) if self.p is not None else None
-        return {"mmd.png": discrepancies((self.x, self.y), self.layers, self.median, chance)}
 
     def _facts(self) -> list[tuple[str, str]]:
         kernels = {"paper": "from distances between X and Y", "fixed": "from distances within X", "given": "given"}

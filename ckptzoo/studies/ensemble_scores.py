@@ -86,7 +86,7 @@ class SummedPredictions:
 
     @classmethod
     def of(cls, logs: Values) -> "SummedPredictions":
-        """Of a single member, from the logarithms (N, C) of its probabilities."""
+        """The scores of a single member, from the logarithms (N, C) of its probabilities."""
         probabilities = np.exp(np.maximum(logs, LEAST))
         return cls(1, probabilities, entropy(probabilities))
 

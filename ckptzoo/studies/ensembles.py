@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,6 @@ from ckptzoo.studies.shared.result import Spread, StudyResult
 from ckptzoo.studies.shared.selection import default_sets, flags, predict_command
 from ckptzoo.text import Progress, counted, counter, printable
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 SUBSETS = 50
 """Ensembles of one size that are scored, at most; single members are all."""
 EXTRA = (10, 100)
@@ -30,14 +27,16 @@ BATCH_BYTES = 4 * 2**20
 """Logits that are read at a time, as far as whole members allow."""
 SHARES = (0.9, 0.99)
 """Shares of the gain whose sizes are reported."""
-_OWN = {"accuracy": "accuracy", "nll": "NLL", "brier": "Brier", "ece": "ECE"}
-_OTHER = {
+OWN = {"accuracy": "accuracy", "nll": "NLL", "brier": "Brier", "ece": "ECE"}
+"""Figures on the networks' own inputs, and what they are called."""
+OTHER = {
     "auroc": "AUROC",
     "fpr95": "FPR95",
     "information_auroc": "AUROC (MI)",
     "information_fpr95": "FPR95 (MI)",
 }
-_PERCENT = {"accuracy", "ece", *_OTHER}
+"""The same on other inputs, which are to be distinguished."""
+_PERCENT = {"accuracy", "ece", *OTHER}
 
 
 @dataclass(frozen=True)
@@ -195,11 +194,11 @@ class Ensembles(StudyResult):
         yield facts(self._facts())
         yield ""
         yield f"{own}: accuracy and ECE in %, NLL in nats"
-        yield self._table(self.set, _OWN)
+        yield self._table(self.set, OWN)
         for name, label in zip(self.ood, others, strict=True):
             yield ""
             yield f"{label} distinguished from {own}, in %: by 1 - largest probability, and by mutual information"
-            yield self._table(name, _OTHER)
+            yield self._table(name, OTHER)
         yield ""
         yield self._diversity()
         yield ""
@@ -212,22 +211,6 @@ class Ensembles(StudyResult):
         yield words
         yield ""
         yield from self._conclusions()
-
-    def _figures(self) -> dict[str, "Figure"]:
-        from ckptzoo.studies.plots import ensembles
-
-        kinds_of = {self.set: _OWN, **dict.fromkeys(self.ood, _OTHER)}
-        curves = {name: {kind: self.figure(kind, name) for kind in kinds} for name, kinds in kinds_of.items()}
-        own, lines = curves.pop(self.set), self.references
-        figures = {
-            "ensembles.png": ensembles.curves(self.name, self.set, own, lines),
-            "members.png": ensembles.members(
-                self.name, self.set, self.inputs, self.accuracies, self.diverged, own["accuracy"], lines
-            ),
-        }
-        if curves:
-            figures["detection.png"] = ensembles.detection(self.name, self.set, curves)
-        return figures
 
     def _facts(self) -> list[tuple[str, str]]:
         spread = self.figure("accuracy")[1]
@@ -276,7 +259,7 @@ class Ensembles(StudyResult):
                 if (size := self.enough(name, share)) is not None
             ]
             otherwise = "where the gain ends is hidden by noise" if self._gains(name) else "no gain"
-            yield f"{_OWN[name]}: {alone} alone, {together} together; {', '.join(shares) or otherwise}."
+            yield f"{OWN[name]}: {alone} alone, {together} together; {', '.join(shares) or otherwise}."
         alone, together = (self.figure("ece")[size].mean for size in (1, self.members))
         sure, right = (self.figure(name)[self.members].mean for name in ("confidence", "accuracy"))
         if together > alone and sure < right:

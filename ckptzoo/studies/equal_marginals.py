@@ -10,7 +10,7 @@ from ckptzoo.loader.lazy_tensor import StackedTensor
 from ckptzoo.measure.marginals import equality, uniformity
 
 LEVEL = 0.05
-"""Of the tests: p-values below it are counted."""
+"""The level of the tests: p-values below it are counted."""
 MAX_PAIRS = 200
 """Pairs of positions of one tensor that are compared, within orbits and across them."""
 LEAST = 8

@@ -412,7 +412,7 @@ def _standing(tree: Tree, gone: pa.ChunkedArray | None) -> NDArray[np.bool_]:
 
 
 def _nbytes(tree: Tree) -> int:
-    """Of all shards: of the rows without a tensor's name, one a shard."""
+    """Bytes of all shards: of the rows without a tensor's name, one a shard."""
     index = tree.blocks.select(["tensor", "nbytes"])
     return sum(index.filter(index["tensor"].is_null())["nbytes"].to_pylist())
 

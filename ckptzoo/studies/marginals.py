@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from rich.console import RenderableType
@@ -19,9 +19,6 @@ from ckptzoo.studies.shared.selection import parameter_names, parameters_by_laye
 from ckptzoo.studies.shared.value_histograms import Histogram, histograms
 from ckptzoo.symmetry.counts import orbits
 from ckptzoo.text import Progress, counted, counter, printable
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MAX_ROWS = 24
 """Tables of more tensors or layers are thinned out evenly."""
@@ -131,23 +128,6 @@ class Marginals(StudyResult):
             yield ""
             yield "Principal components: share of the first, and how many hold 90%"
             yield from self._components()
-
-    def _figures(self) -> dict[str, "Figure"]:
-        from ckptzoo.studies.plots import marginals as pictures
-
-        title = f"{self.name}, {self.variant}"
-        drawn = [item.histogram for item in self.tensors]
-        figures = {"marginals.png": pictures.densities(self.name, self.members, drawn)}
-        kinds = {
-            "within one orbit": [item.within for item in self.tensors if item.within.pairs],
-            "across orbits": [item.across for item in self.tensors if item.across.pairs],
-        }
-        if kinds := {kind: tests for kind, tests in kinds.items() if tests}:
-            figures["pvalues.png"] = pictures.p_values(title, self.members, kinds)
-        varying = [item for item in self.layers if any(each.total > 0 for each in item.components.values())]
-        if varying:
-            figures["components.png"] = pictures.components(title, self.members, varying)
-        return figures
 
     def _tests(self, kind: str) -> Iterator[RenderableType]:
         table = self._table("tensor", "orbits", "positions", "pairs", second="median")

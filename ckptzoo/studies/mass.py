@@ -1,8 +1,8 @@
 """How far are trained networks from the least mass that rescaling their neurons can reach?"""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,15 +10,13 @@ from rich.console import RenderableType
 
 from ckptzoo import archs
 from ckptzoo.console import columns, facts
-from ckptzoo.errors import Problem, ZooError
+from ckptzoo.errors import Problem, ZooError, require
 from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.studies.shared.result import StudyResult
-from ckptzoo.studies.shared.selection import own_table, parameters_by_layer, thinned, usable_rows
+from ckptzoo.studies.shared.selection import evenly, own_table, parameters_by_layer, thinned, usable_rows
 from ckptzoo.symmetry import min_mass
 from ckptzoo.text import Progress, counted, printable
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 BATCH_BYTES = 64 * 2**20
 """Raw weights that are solved for at a time, as far as whole checkpoints allow."""
@@ -51,6 +49,36 @@ class Largest:
         return {"layer": self.layer, "before": quantiles(self.before), "after": quantiles(self.after)}
 
 
+@dataclass(frozen=True)
+class ConvexCheck:
+    """The least mass of one network as both solvers found it, each with the certified bound of its excess.
+
+    Parameters
+    ----------
+    id
+        of the checkpoint.
+    mass, gap
+        of ``ckptzoo.symmetry.min_mass``.
+    convex_mass, convex_gap
+        of cvxpy with Clarabel, ``engine="cvxpy"``.
+    """
+
+    id: str
+    mass: float
+    gap: float
+    convex_mass: float
+    convex_gap: float
+
+    @property
+    def difference(self) -> float:
+        """By how much cvxpy's mass is above the other, relative to it."""
+        return (self.convex_mass - self.mass) / self.mass
+
+    def to_json(self) -> dict[str, Any]:
+        """Every figure by name."""
+        return {**asdict(self), "difference": self.difference}
+
+
 @dataclass(frozen=True, eq=False)
 class Masses(StudyResult):
     """Masses of M networks as trained and at the least mass that scales reach; drawn as ``mass.png``.
@@ -75,6 +103,8 @@ class Masses(StudyResult):
         (M,) channels that no path joins to input and output; they have no least mass.
     layers
         largest elements, from input to output.
+    convex
+        networks that cvxpy solved too.
     """
 
     file: ClassVar[str] = "mass.json"
@@ -91,6 +121,7 @@ class Masses(StudyResult):
     worst: str
     degenerate: NDArray[np.int64]
     layers: tuple[Largest, ...]
+    convex: tuple[ConvexCheck, ...] = ()
 
     @property
     def excess(self) -> Values:
@@ -115,6 +146,7 @@ class Masses(StudyResult):
             "gap": {"worst": float(self.gap.max()), "id": self.worst, "not_certified": int((self.gap > TIGHT).sum())},
             "degenerate": {"channels": int(self.degenerate.sum()), "members": int((self.degenerate > 0).sum())},
             "largest": [item.to_json() for item in self.layers],
+            "convex": [item.to_json() for item in self.convex],
             "paper": self._paper,
         }
 
@@ -147,13 +179,13 @@ class Masses(StudyResult):
         yield largest
         if left_out:
             yield f"{counted(left_out, 'more layer')} not shown"
-
-    def _figures(self) -> dict[str, "Figure"]:
-        from ckptzoo.studies.plots.mass import masses
-
-        shown, left_out = thinned(self.layers, MAX_ROWS)
-        figure = masses(self.name, self.before, self.after, self.excess, peak(self.excess), shown, left_out)
-        return {"mass.png": figure}
+        if self.convex:
+            yield ""
+            both = columns("solved by cvxpy too", "least mass", "gap", "cvxpy's", "gap", "difference")
+            for item in self.convex:
+                masses_and_gaps = (f"{item.mass:.9g}", f"{item.gap:.1e}", f"{item.convex_mass:.9g}")
+                both.add_row(printable(item.id), *masses_and_gaps, f"{item.convex_gap:.1e}", f"{item.difference:.1e}")
+            yield both
 
     def _facts(self) -> list[tuple[str, str]]:
         rows = [
@@ -176,7 +208,7 @@ class Masses(StudyResult):
         return rows
 
 
-def mass(zoo: Zoo, *, formulation: str = "pinned", progress: Progress | None = None) -> Masses:
+def mass(zoo: Zoo, *, formulation: str = "pinned", convex: int = 0, progress: Progress | None = None) -> Masses:
     r"""Compare the masses of trained networks with the least that rescaling their hidden channels can reach.
 
     After arXiv 2310.08287, figure 2. The mass of a network is the sum of its squared weights, biases apart, which is
@@ -193,6 +225,8 @@ def mass(zoo: Zoo, *, formulation: str = "pinned", progress: Progress | None = N
         what ``ckptzoo.open`` gives, or a selection of it. Each member's last step counts.
     formulation
         as in ``ckptzoo.symmetry.min_mass``.
+    convex
+        how many networks, spread evenly over the zoo, are also solved by cvxpy, with Clarabel: an independent check.
     progress
         called with the bytes of raw weights solved for and those in all.
 
@@ -204,6 +238,8 @@ def mass(zoo: Zoo, *, formulation: str = "pinned", progress: Progress | None = N
         No such formulation.
     ZooError
         No network is finite and did not diverge.
+    MissingExtraError
+        ``convex`` without cvxpy.
 
     Notes
     -----
@@ -217,6 +253,8 @@ def mass(zoo: Zoo, *, formulation: str = "pinned", progress: Progress | None = N
     >>> bool((found.after <= found.before).all()), round(float(np.median(found.excess)), 1)
     (True, 26.2)
     """
+    if convex:
+        require("cvxpy", "convex")
     symmetry = own_table(zoo)
     last = zoo.last_steps()
     usable = last.take(usable_rows(last.metadata))
@@ -258,7 +296,22 @@ def mass(zoo: Zoo, *, formulation: str = "pinned", progress: Progress | None = N
         worst=usable.ids[int(solved[gap[solved].argmax()])],
         degenerate=degenerate[solved],
         layers=tuple(Largest(layer, *largest[:, index, solved]) for index, layer in enumerate(layers)),
+        convex=_convex_checks(usable.take(solved), after[solved], gap[solved], symmetry, formulation, convex),
     )
+
+
+def _convex_checks(
+    zoo: Zoo, mass: Values, gap: Values, symmetry: Symmetry, formulation: str, count: int
+) -> tuple[ConvexCheck, ...]:
+    """Solve ``count`` networks, evenly spaced, by cvxpy too; masses and gaps are (M,)."""
+    if not count:
+        return ()
+    places = evenly(len(zoo), count)
+    chosen = zoo.take(places)
+    weights = {name: chosen[name][:] for name in zoo.arch.names}
+    found = min_mass(weights, symmetry, formulation=formulation, engine="cvxpy")
+    figures = np.stack([mass[places], gap[places], found.mass_after, found.gap], 1).tolist()
+    return tuple(ConvexCheck(id, *row) for id, row in zip(chosen.ids, figures, strict=True))
 
 
 def peak(values: Values) -> float | None:

@@ -14,7 +14,7 @@ QUANTILES = (0.05, 0.1, 0.2, 0.3, 0.5)
 BANDWIDTHS = 20
 """Number of bandwidths, from just below the smallest distance to just above the largest."""
 RUNS = BANDWIDTHS + len(QUANTILES)
-"""Of mean shift, for one curve."""
+"""Runs of mean shift for one curve."""
 WIDE = 1024
 """Points with more coordinates than this are replaced by their principal components."""
 _SAME = 1e-5

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,6 @@ from ckptzoo.studies.shared.result import StudyResult, counts_json, permutations
 from ckptzoo.studies.shared.selection import evenly, parameter_names, parameters_by_layer, table_of, usable_rows
 from ckptzoo.symmetry.counts import Counts, count
 from ckptzoo.text import Progress, counted, printable
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MAX_MEMBERS = 200
 """More members than this are thinned out evenly: each run of mean shift starts from every one of them."""
@@ -89,11 +86,6 @@ class Modes(StudyResult):
         yield self._table()
         yield ""
         yield from self._conclusions()
-
-    def _figures(self) -> dict[str, "Figure"]:
-        from ckptzoo.studies.plots.modes import curves
-
-        return {"modes.png": curves(self.name, self.members, self.spaces)}
 
     def _facts(self) -> list[tuple[str, str]]:
         counts = self.counts

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,13 +19,10 @@ from ckptzoo.studies.shared.selection import BATCH_BYTES, evenly, usable_rows, w
 from ckptzoo.studies.shared.value_histograms import Histogram, histograms
 from ckptzoo.text import Progress
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 MAX_PANELS = 24
 """More weight tensors than this are thinned out evenly."""
 MAX_POINTS = 20_000
-"""Of the scatter; more checkpoints than this are sampled."""
+"""The most points of the scatter; more checkpoints than this are sampled."""
 MIN_STEPS = 3
 """Fewer measured steps of a member are no trajectory."""
 
@@ -165,21 +162,6 @@ class Overview(StudyResult):
         if self.pair is not None:
             shares = ", ".join(f"{self.pair.above(name):.1%} {name}" for name in self.variants)
             yield f"\n{self.pair.names[1]} is larger than {self.pair.names[0]}: {shares}"
-
-    def _figures(self) -> dict[str, "Figure"]:
-        from ckptzoo.studies.plots import overview as pictures
-
-        name, shown = self.inventory.name, self.shown
-        figures: dict[str, Figure] = {}
-        if len(self.accuracies):
-            figures["accuracy.png"] = pictures.accuracy(name, self.accuracies, self.diverged)
-        if self.marginals:
-            figures["marginals.png"] = pictures.marginals(name, shown, self.marginals, left_out=len(self.left_out))
-        if self.pair is not None:
-            figures["scatter.png"] = pictures.scatter(name, shown, self.pair)
-        if self.trajectories is not None:
-            figures["trajectories.png"] = pictures.trajectories(name, self.trajectories)
-        return figures
 
 
 def overview(zoo: Zoo, variant: str | None = None, *, seed: int = 0, progress: Progress | None = None) -> Overview:

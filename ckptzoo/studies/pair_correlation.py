@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ckptzoo.errors import Problem, ZooError
 
 LEVEL = 0.95
-"""Of the interval."""
+"""The level of the interval."""
 _ROUNDING = 1e-18
 """Variances of standardised figures below this are none."""
 

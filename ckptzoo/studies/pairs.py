@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +21,12 @@ from ckptzoo.studies.shared.selection import check_numbers, evenly, own_table, p
 from ckptzoo.symmetry import gauge_named
 from ckptzoo.text import Progress, counted, counter, printable
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 MAX_MEMBERS = 4096
 """More members than this are thinned out evenly: the distances of all pairs take 8 bytes each."""
 BINS = 120
-"""Of the histograms of distances."""
+"""Bins of the histograms of distances."""
 POINTS = 11
-"""Of a line, with its ends."""
+"""Points of a line, with its ends."""
 SHOWN = 10
 """Nearest pairs that are printed."""
 
@@ -128,11 +125,6 @@ class PairStudy(StudyResult):
             yield ""
             yield f"barriers of aligned pairs on {self.set}, in nats"
             yield self._barriers_table()
-
-    def _figures(self) -> dict[str, "Figure"]:
-        from ckptzoo.studies.plots.pairs import distances
-
-        return {"pairs.png": distances(self)}
 
     def _distances_table(self) -> Table:
         table = columns("distance", "mean ± sd", "least", "median", "most")

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,6 @@ from ckptzoo.studies.shared.selection import BATCH_BYTES, own_table, table_of, u
 from ckptzoo.symmetry import GAUGES
 from ckptzoo.symmetry.transpositions import random_transpositions
 from ckptzoo.text import Progress, counted, printable
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _ALL = 0.9995
 """Shares above this round to 100.0 %."""
@@ -158,13 +155,6 @@ class Permutations(StudyResult):
             yield from self._table(label, varying=varying)
         yield ""
         yield from self._words()
-
-    def _figures(self) -> dict[str, "Figure"]:
-        from ckptzoo.studies.plots.permutations import orders
-
-        movements = {label: self.of(label) for label in self.labels}
-        key = self.variant if self.key == "gauge" else "by largest weight"
-        return {"permutations.png": orders(f"{self.name}, {key}", self.members, movements)}
 
     def _facts(self) -> list[tuple[str, str]]:
         left = f"; {counted(self.left_out, 'checkpoint')} left out" if self.left_out else ""
@@ -343,7 +333,7 @@ class _OrderReader:
 
     @property
     def explained(self) -> float:
-        """Of what was read, the fraction of the orders that are those of the keys."""
+        """The fraction of the orders that were read which are those of the keys."""
         return self._same / self._seen
 
     def movements(self, kept: KeptSteps, pairs: list[Pair], progress: Progress | None) -> tuple[Movement, ...]:

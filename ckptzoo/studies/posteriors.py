@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +27,6 @@ from ckptzoo.studies.published import PublishedFigure, posterior_figures, publis
 from ckptzoo.studies.shared.result import Spread, StudyResult
 from ckptzoo.studies.shared.selection import table_of, thinned, usable_rows
 from ckptzoo.text import Progress, counted, counter, printable
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ENSEMBLE = "ensemble"
 """The method whose draws are independent members, left out of the target."""
@@ -349,11 +346,6 @@ class Posteriors(StudyResult):
                 ]
                 table.add_row(entry.label, str(entry.mode_count), printable(layer), *cells)
         return table
-
-    def _figures(self) -> dict[str, "Figure"]:
-        from ckptzoo.studies.plots.posteriors import posteriors
-
-        return {"posteriors.png": posteriors(self.target, self.set, self.entries)}
 
 
 _FAMILY_TITLES = {

@@ -7,7 +7,7 @@ statistics of section 3.2.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from shlex import quote
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +25,6 @@ from ckptzoo.studies.shared.result import Spread, StudyResult, mean_and_sd
 from ckptzoo.studies.shared.selection import own_table, usable_rows
 from ckptzoo.text import Progress, counted, counter
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 TARGET = "test_accuracy"
 BY_MEMBER, BY_CHECKPOINT = "by member", "by checkpoint"
 STATISTICS, FLAT, SQUARES, COPIES = "statistics", "flat", "flat and squares", "flat, permuted copies"
@@ -36,7 +33,7 @@ MAX_FLAT_BYTES = 2 * 2**30
 """Larger matrices of weights, float64, are left out; statistics are of any size."""
 _QUANTILES = (0, 0.25, 0.5, 0.75, 1)
 _PENALTIES = np.logspace(-2, 5, 15)
-"""Of ridge regression on standardised features; the best one is found by leaving out one training example each."""
+"""Penalties of ridge regression on standardised features; the best is found by leaving out one training example."""
 _LEAST = 20
 """Checkpoints below which a split says nothing."""
 
@@ -149,11 +146,6 @@ class PredictAccuracy(StudyResult):
             )
         if self.without_flat:
             yield f"The weights of a checkpoint are too many to be features (above {MAX_FLAT_BYTES >> 30} GiB in all)."
-
-    def _figures(self) -> dict[str, "Figure"]:
-        from ckptzoo.studies.plots.predict_accuracy import predict_accuracy
-
-        return {"predict-accuracy.png": predict_accuracy(self)}
 
     def _table(self, split: str) -> Table:
         table = columns("features", "regressor", *self.variants)

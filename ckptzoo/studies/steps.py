@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,11 +28,8 @@ from ckptzoo.studies.shared.selection import own_table, usable_rows
 from ckptzoo.symmetry.transpositions import most_transpositions, transpositions_in_total
 from ckptzoo.text import Progress, counted, counter
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 POINTS = 11
-"""Of a line, with its ends."""
+"""Points of a line, with its ends."""
 
 Values = NDArray[np.float64]
 
@@ -98,11 +95,6 @@ class Steps(StudyResult):
         yield ""
         yield "from a kept step to the last one of the same member"
         yield self._table()
-
-    def _figures(self) -> dict[str, "Figure"]:
-        from ckptzoo.studies.plots.steps import steps
-
-        return {"steps.png": steps(self)}
 
     def _table(self) -> Table:
         ways = {f"distance, {way}": (values, 2) for way, values in self.distances.items()}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +17,6 @@ from ckptzoo.studies.shared.result import Spread, StudyResult, counts_json, perm
 from ckptzoo.studies.shared.selection import table_of
 from ckptzoo.symmetry.counts import GROUP_COLUMNS, Counts, count
 from ckptzoo.text import Progress, counted, printable
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -124,19 +121,6 @@ class Symmetries(StudyResult):
             if table.row_count:
                 yield f"\n{title}"
                 yield table
-
-    def _figures(self) -> dict[str, "Figure"]:
-        from ckptzoo.studies.plots import symmetries as pictures
-
-        title = f"{self.name}, {self.variant}"
-        figures: dict[str, Figure] = {}
-        if len(self.margins):
-            figures["margins.png"] = pictures.margins(title, self.margins)
-        if scaled := [item for item in self.scalings if item.quantiles is not None]:
-            figures["scales.png"] = pictures.scales(title, self.gauged, scaled)
-        if self.moves:
-            figures["transpositions.png"] = pictures.transpositions(title, self.gauged, self.moves)
-        return figures
 
     def _facts(self) -> list[tuple[str, str]]:
         counts = self.counts

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,14 +22,11 @@ from ckptzoo.symmetry import canonicalize
 from ckptzoo.symmetry.tables import last_layer
 from ckptzoo.text import Progress, counted
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 LOSS = 0.1
 """Nats. Networks that separate the classes are far below it; one that separates nothing stays near ln 2 = 0.69."""
 MAX_SHARES = 6
-"""Of the highest shares, those that are printed."""
+"""How many of the highest shares are printed."""
 TRAINED, SCALED, ORDERED = "as trained", "scales removed", "ordered as well"
 
 
@@ -128,11 +125,6 @@ class Toy(StudyResult):
         yield f"modes: maxima of the estimated density, {SIGMAS} standard errors above the pass to a higher one."
         if any(panel.density.heights is None for panel in self.panels):
             yield f"An estimate takes {FEW} networks that are not all alike."
-
-    def _figures(self) -> dict[str, "Figure"]:
-        from ckptzoo.studies.plots.toy import panels
-
-        return {"toy.png": panels(self.name, self.members, self.tensor, self.norm, self.panels)}
 
     def _table(self) -> Table:
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)

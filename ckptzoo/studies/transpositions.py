@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +31,6 @@ from ckptzoo.studies.shared.selection import check_numbers, own_table, usable_ro
 from ckptzoo.symmetry import GroupElement
 from ckptzoo.symmetry.transpositions import most_transpositions, transpositions_in_total
 from ckptzoo.text import Progress, counted, counter
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 UNDONE = "planted undone"
 """The way in which the planted permutation is taken back, as if nothing had changed in training."""
@@ -180,11 +177,6 @@ class Transpositions(StudyResult):
             yield self._steps_table()
         yield ""
         yield from self._conclusions()
-
-    def _figures(self) -> dict[str, "Figure"]:
-        from ckptzoo.studies.plots.transpositions import planted
-
-        return {"transpositions.png": planted(self)}
 
     def _facts(self) -> list[tuple[str, str]]:
         left = f"; {counted(self.left_out, 'planted member')} left out" if self.left_out else ""
@@ -392,7 +384,7 @@ def planted_pairs(zoo: Zoo, table: Symmetry) -> tuple[list[PlantedPair], int]:
 
 
 def _planted_element(perms: Mapping[str, list[int]], table: Symmetry) -> GroupElement:
-    """Of the permutations of some groups; those that are like one of these follow it."""
+    """The element of permutations of some groups; those that are like one of these follow it."""
     identity = GroupElement.identity(table, 1)
     moved = dict(identity.perms)
     for group in table.groups:

@@ -46,7 +46,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
                 patched.setattr(builders.shared, "catch_stop_signals", impatient)
                 patched.setattr(builders.units, "_SPAN_SECONDS", 1e-9)
             with suppress(Interrupted):
-                work(TOY, root / name, console=QUIET)
+                work(root / name, console=QUIET)
     return {name: root / name for name in ("whole", "ready", "other", "stopped")}
 
 
@@ -148,8 +148,8 @@ def test_nothing_damaged_is_sealed(folders: dict[str, Path], tmp_path: Path) -> 
         for _ in range(draw.choice((1, 1, 2, 4))):
             damage(zoo, folders["other"], draw)
         commands = {
-            "merge": lambda zoo=zoo: merge(TOY, zoo),
-            "work": lambda zoo=zoo: work(TOY, zoo, console=QUIET),
+            "merge": lambda zoo=zoo: merge(zoo),
+            "work": lambda zoo=zoo: work(zoo, console=QUIET),
             "build": lambda zoo=zoo: build(TOY, zoo, members=4, console=QUIET, **OPTIONS),
             "status": lambda zoo=zoo: status(zoo),
         }
@@ -179,12 +179,12 @@ def test_merge_names_the_file(folders: dict[str, Path], tmp_path: Path, kind: st
     else:
         replace(path, kind, draw)
     with pytest.raises(IntegrityError, match=r"saved work: expected .* Remove it: python -m builders work") as caught:
-        merge(TOY, zoo)
+        merge(zoo)
     assert str(path) in str(caught.value)
     assert content(zoo) == {}
     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    assert work(TOY, zoo, console=QUIET).units == 1
-    assert merge(TOY, zoo).left == 0
+    assert work(zoo, console=QUIET).units == 1
+    assert merge(zoo).left == 0
     assert content(zoo) == content(folders["whole"])
 
 
@@ -197,9 +197,9 @@ def test_work_without_digests_is_named_and_trained_again(folders: dict[str, Path
             unseal(path)
         if name == "ready":
             with pytest.raises(IntegrityError, match=r"without a digest of 2 units: toy-\S+, toy-\S+\. Run python -m"):
-                merge(TOY, zoo)
-        assert work(TOY, zoo, console=QUIET).units == 2
-        assert merge(TOY, zoo).left == 0
+                merge(zoo)
+        assert work(zoo, console=QUIET).units == 2
+        assert merge(zoo).left == 0
         assert content(zoo) == content(folders["whole"])
 
 
@@ -208,8 +208,8 @@ def test_a_state_behind_a_step_that_is_gone_is_not_carried_on(folders: dict[str,
     shutil.copytree(folders["stopped"], zoo)
     (path,) = files(zoo, "*.kept.*")
     path.unlink()
-    assert work(TOY, zoo, console=QUIET).units == 2
-    assert merge(TOY, zoo).left == 0 and content(zoo) == content(folders["whole"])
+    assert work(zoo, console=QUIET).units == 2
+    assert merge(zoo).left == 0 and content(zoo) == content(folders["whole"])
 
 
 @pytest.mark.parametrize("name", ["plan.json", "lock", "claim", "failures", "log"])
@@ -225,9 +225,9 @@ def test_pipes_in_the_place_of_other_files_keep_nobody_waiting(
     path.unlink(missing_ok=True)
     os.mkfifo(path)
     for command in (
-        lambda: work(TOY, zoo, console=QUIET),
+        lambda: work(zoo, console=QUIET),
         lambda: build(TOY, zoo, members=4, console=QUIET, **OPTIONS),
-        lambda: merge(TOY, zoo),
+        lambda: merge(zoo),
         lambda: status(zoo),
     ):
         attempt(command, zoo)
@@ -241,10 +241,12 @@ def test_a_plan_of_another_recipe_is_refused(folders: dict[str, Path], tmp_path:
     shutil.copyfile(tmp_path / "other" / WORK_FOLDER / other.prefix / "plan.json", path)
     for command in (merge, work):
         with pytest.raises(IntegrityError, match=rf"plan: expected one of {TOY.prefix}, got one of {other.prefix}"):
-            command(TOY, zoo)
+            command(zoo, TOY)
+        with pytest.raises(IntegrityError, match=rf"plan: expected one of {TOY.prefix}, got one of {other.prefix}"):
+            command(zoo)
     path.write_bytes(seal({"method": "swag"}))
     with pytest.raises(IntegrityError, match="expected the fields of a BuildPlan"):
-        merge(TOY, zoo)
+        merge(zoo, TOY)
 
 
 @pytest.mark.parametrize("kind", ["flip", "swap", "cut", "pipe"])

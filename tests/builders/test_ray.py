@@ -87,7 +87,7 @@ def nodes() -> Iterator[TwoNodes]:
 
 
 def on(nodes: TwoNodes, path: Path, recipe: Recipe = TOY, **options: Any) -> Any:
-    return ray_work.work(recipe, path, address=nodes.address, console=QUIET, **options)
+    return ray_work.work(path, recipe, address=nodes.address, console=QUIET, **options)
 
 
 def the_status(path: Path) -> BuildStatus:
@@ -104,7 +104,7 @@ def test_the_bits_of_a_build(nodes: TwoNodes, tmp_path: Path) -> None:
     assert {unit.state for unit in the_status(path).units} == {"finished"}
     names = {item.name.partition(".")[2] for item in (path / WORK_FOLDER / TOY.prefix).iterdir()}
     assert names == {"", "json", "kept.safetensors", "log"}  # no claim, no state
-    merge(TOY, path)
+    merge(path)
     assert_same(path, ckptzoo.open(tmp_path / "whole"))
 
 
@@ -151,7 +151,7 @@ def test_kills_of_workers_nodes_and_the_driver_lose_nothing(nodes: TwoNodes, tmp
             process.wait(60)
             process = driver(nodes, path)
     assert process.wait(120) == 0
-    added = merge(toy, path)
+    added = merge(path, toy)
     assert (added.units, added.checkpoints, added.left) == (6, 12, 0)
     assert_same(path, ckptzoo.open(tmp_path / "whole"))
 
@@ -230,4 +230,4 @@ def test_what_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
         assert "Name the head's address as ray start prints it" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'ckptzoo\[ray\]'"):
-        ray_work.work(TOY, path, console=QUIET)
+        ray_work.work(path, console=QUIET)

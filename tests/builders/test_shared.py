@@ -27,6 +27,7 @@ from builders.status import BuildStatus, status, watch
 from builders.train import Trainer
 from ckptzoo.errors import ZooError
 from ckptzoo.format.durable import Staging
+from ckptzoo.schema.documents import seal, unseal
 from tests.support.effort import ALL
 from tests.support.hosted import hosted
 
@@ -73,28 +74,28 @@ def test_the_verbs_together_are_a_build(tmp_path: Path, whole: ckptzoo.Zoo) -> N
     before = (path / WORK_FOLDER / TOY.prefix / "plan.json").read_bytes()
     assert planned(path) == found and (path / WORK_FOLDER / TOY.prefix / "plan.json").read_bytes() == before
     assert {unit.state for unit in the_status(path).units} == {"waiting"}
-    first = work(TOY, path, share=(1, 3), console=QUIET)
+    first = work(path, share=(1, 3), console=QUIET)
     assert (first.units, first.members, first.left) == (2, 4, 0)
     name = the_status(path).units[0].name
-    one = work(TOY, path, unit=name, console=QUIET)
+    one = work(path, unit=name, console=QUIET)
     assert (one.units, one.left) == (1, 0)
-    added = merge(TOY, path)
+    added = merge(path)
     assert (added.units, added.checkpoints, added.left) == (3, 12, 3) and len(added.parts) == 1
     assert [unit.state for unit in the_status(path).units] == 2 * ["merged"] + 2 * ["waiting"] + ["merged", "waiting"]
-    assert merge(TOY, path).parts == ()
-    assert work(TOY, path, console=QUIET).units == 3
-    last = merge(TOY, path)
+    assert merge(path).parts == ()
+    assert work(path, console=QUIET).units == 3
+    last = merge(path)
     assert (last.units, last.left) == (3, 0) and not (path / WORK_FOLDER).exists() and status(path) == ()
     assert_same(path, whole)
     assert planned(path).units == 0
-    with pytest.raises(ZooError, match="Plan it first: python -m builders plan toy --members N"):
-        merge(TOY, path)
+    with pytest.raises(ZooError, match="Plan it first: python -m builders plan RECIPE --members N"):
+        merge(path)
 
 
 def test_build_carries_on_what_was_planned(tmp_path: Path, whole: ckptzoo.Zoo) -> None:
     path = tmp_path / "zoo"
     planned(path)
-    work(TOY, path, share=(0, 2), console=QUIET)
+    work(path, share=(0, 2), console=QUIET)
     build(TOY, path, members=12, unit_size=2, keep_steps=(1,), console=QUIET)
     assert_same(path, whole)
 
@@ -104,7 +105,7 @@ def test_steps_that_are_saved_are_counted(tmp_path: Path) -> None:
     planned(path)
     fresh = the_status(path)
     assert (fresh.saved_steps, fresh.remaining_seconds) == (0, None)
-    work(TOY, path, seconds=0.0, console=QUIET)
+    work(path, seconds=0.0, console=QUIET)
     found = the_status(path)
     held = [unit for unit in found.units if unit.saved]
     assert len(held) == 1 and 0 < held[0].saved <= TOY.steps and held[0].state in ("waiting", "finished")
@@ -147,9 +148,9 @@ def test_workers_that_are_killed_lose_nothing(tmp_path: Path, seed: int) -> None
         workers[victim].wait(60)
         workers[victim] = worker(path)
     assert {process.wait(240) for process in workers} == {0}
-    done = work(toy, path, console=QUIET)
+    done = work(path, toy, console=QUIET)
     assert done.left == 0
-    added = merge(toy, path)
+    added = merge(path, toy)
     assert (added.units, added.checkpoints, added.left) == (6, 12, 0)
     assert_same(path, ckptzoo.open(tmp_path / "whole"))
 
@@ -172,7 +173,7 @@ def test_a_unit_that_fails_stops_no_other_and_is_set_aside(
     (first_key,) = rng.member_keys(TOY.digest, [4])
     with monkeypatch.context() as broken:
         broken.setattr(Trainer, "advance", failing)
-        done = work(TOY, path, console=QUIET)
+        done = work(path, console=QUIET)
         assert (done.units, done.left) == (5, 1) and dict(done.failed) == {bad: "RuntimeError: out of memory"}
         for _ in range(4):
             assert run(["work", "toy", "--epochs", "2", "--to", str(path)]) == 1
@@ -183,26 +184,26 @@ def test_a_unit_that_fails_stops_no_other_and_is_set_aside(
     assert [line.split(" ")[2] for line in good.splitlines()] == ["begun", "finished"], good
     unit = the_status(path).units[2]
     assert (unit.state, unit.attempts) == ("set aside", 5)
-    assert work(TOY, path, console=QUIET).left == 1  # not tried any more
+    assert work(path, console=QUIET).left == 1  # not tried any more
     assert run(["status", str(path)]) == 0
     shown = capsys.readouterr().out
     assert "10 members finished, 2 members set aside" in shown and bad in shown
-    added = merge(TOY, path)
+    added = merge(path)
     assert (added.units, added.left) == (5, 1)
     (path / WORK_FOLDER / TOY.prefix / f"{bad}.failures.json").unlink()
-    assert work(TOY, path, console=QUIET).units == 1
-    assert merge(TOY, path).left == 0
+    assert work(path, console=QUIET).units == 1
+    assert merge(path).left == 0
 
 
 def test_time_is_up(tmp_path: Path) -> None:
     """What was reached is saved, and the next one carries on from there."""
     path = tmp_path / "zoo"
     planned(path)
-    done = work(TOY, path, seconds=0.0, console=QUIET)
+    done = work(path, seconds=0.0, console=QUIET)
     assert (done.units, done.left) == (0, 6)
     assert len(list((path / WORK_FOLDER / TOY.prefix).glob("*.state.safetensors"))) == 1
     assert not list((path / WORK_FOLDER / TOY.prefix).glob("*.claim-*"))
-    assert work(TOY, path, seconds=600.0, console=QUIET).left == 0
+    assert work(path, seconds=600.0, console=QUIET).left == 0
 
 
 def test_a_merge_that_was_killed_adds_nothing_twice(
@@ -210,7 +211,7 @@ def test_a_merge_that_was_killed_adds_nothing_twice(
 ) -> None:
     path = tmp_path / "zoo"
     planned(path)
-    work(TOY, path, share=(0, 2), console=QUIET)
+    work(path, share=(0, 2), console=QUIET)
 
     def die(*arguments: Any) -> None:
         raise KeyboardInterrupt
@@ -218,24 +219,24 @@ def test_a_merge_that_was_killed_adds_nothing_twice(
     with monkeypatch.context() as broken:
         broken.setattr(builders.shared.BuildFolder, "forget", die)
         with pytest.raises(KeyboardInterrupt):
-            merge(TOY, path)
+            merge(path)
     assert len(ckptzoo.open(path)) == 12
-    again = merge(TOY, path)
+    again = merge(path)
     assert (again.units, again.left) == (0, 3)
     assert not list((path / WORK_FOLDER / TOY.prefix).glob("*.kept.safetensors"))
-    work(TOY, path, console=QUIET)
-    assert merge(TOY, path).left == 0
+    work(path, console=QUIET)
+    assert merge(path).left == 0
     assert_same(path, whole)
 
 
 def test_parts_have_a_limit(tmp_path: Path, whole: ckptzoo.Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "zoo"
     planned(path)
-    work(TOY, path, console=QUIET)
+    work(path, console=QUIET)
     monkeypatch.setattr(
         builders.shared, "MAX_PART_BYTES", 4 * 2 * TOY.arch.nbytes
     )  # two units of two members, two steps
-    assert len(merge(TOY, path).parts) == 3
+    assert len(merge(path).parts) == 3
     assert_same(path, whole)
 
 
@@ -243,20 +244,73 @@ def test_what_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     path = tmp_path / "zoo"
     planned(path)
     with pytest.raises(ZooError, match="expected one of the plan, got none; there are toy-"):
-        work(TOY, path, unit="toy-7", console=QUIET)
+        work(path, unit="toy-7", console=QUIET)
     for share in ((3, 3), (-1, 2)):
         with pytest.raises(ZooError, match="I/N with I from 0 to N - 1"):
-            work(TOY, path, share=share, console=QUIET)
+            work(path, share=share, console=QUIET)
     with pytest.raises(ZooError, match="Plan it first"):
-        work("toy", path, console=QUIET)  # of all its epochs
+        work(path, "toy", console=QUIET)  # of all its epochs
     for wrong in (["--share", "1"], ["--for", "long"], ["--for", "5d"]):
         assert run(["work", "toy", "--epochs", "2", "--to", str(path), *wrong]) == 2
     plan_file = path / WORK_FOLDER / TOY.prefix / "plan.json"
     plan_file.write_bytes(plan_file.read_bytes().replace(b'"members":12', b'"members":13'))
     with pytest.raises(ZooError, match="digest"):
-        work(TOY, path, console=QUIET)
+        work(path, console=QUIET)
     with pytest.raises(ZooError, match="expected a folder, got nothing"):
         status(tmp_path / "nowhere")
+
+
+def test_a_plan_says_its_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The folder is enough, whatever the recipe is; where it has several plans they are named."""
+    path, file = tmp_path / "zoo", tmp_path / "mine.toml"
+    file.write_text(Recipe.load("toy").to_toml().replace('name = "toy"', 'name = "mine"'))
+    command = ["plan", str(file), "--members", "4", "--unit-size", "2", "--to", str(path), "--epochs", "1"]
+    assert run([*command, "--precision", "float64"]) == 0
+    mine = Recipe.of(file, 1, "float64")
+    file.unlink()
+    assert run(["work", str(path), "--share", "0/2"]) == 0 and run(["merge", str(path)]) == 0
+    assert ckptzoo.open(path).metadata["recipe_digest"].to_pylist() == 2 * [mine.digest]
+    plan(TOY, path, members=2, unit_size=2)
+    capsys.readouterr()
+    for command in (["work", str(path)], ["merge", str(path)], ["submit", str(path), "--slurm"]):
+        assert run(command) == 2 and f"expected one, got {mine.prefix}, {TOY.prefix}. Name" in capsys.readouterr().err
+    assert run(["work", "toy", "--epochs", "2", "--to", str(path)]) == 0
+    assert run(["merge", "toy", "--epochs", "2", "--to", str(path)]) == 0
+    assert run(["work", str(path), "--epochs", "2"]) == 2 and "RECIPE --to ZOO" in capsys.readouterr().err
+    assert run(["work", str(path)]) == 0 and run(["merge", str(path)]) == 0 and status(path) == ()
+    assert len(ckptzoo.open(path)) == 6 and ckptzoo.verify(path) == []
+
+
+def change_plan(path: Path, **changes: Any) -> Path:
+    """Other values in the plan, with a digest that fits."""
+    (file,) = (path / WORK_FOLDER).glob("*/plan.json")
+    content, _ = unseal(file.read_bytes(), location=str(file))
+    file.write_bytes(seal({**content, **changes}))
+    return file
+
+
+def test_a_plan_whose_recipe_does_not_fit_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "zoo"
+    planned(path)
+    content = TOY.content
+    for recipe, expected in (
+        ({**content, "momentum": 0.5}, f"expected one of {TOY.prefix}"),
+        ({**content, "momentum": -1}, "momentum: expected a finite number"),
+        ({**content, "inputs": "words"}, "key 'inputs': expected one of images"),
+        ({"name": "toy"}, "key 'architecture': expected a value, got none"),
+        (Recipe.load("toy").content, f"expected one of {TOY.prefix}"),
+    ):
+        change_plan(path, recipe_content=recipe)
+        with pytest.raises(ZooError, match=expected):
+            work(path, console=QUIET)
+    change_plan(path, recipe_content=content, transpositions=[1])
+    with pytest.raises(ZooError, match=r"got one of planted pairs\. Carry it on with the command that started it"):
+        merge(path)
+    change_plan(path, transpositions=[], later=1, others=2)
+    with pytest.raises(
+        ZooError, match=r"plan: expected the fields of a BuildPlan of version .* got 'later', 'others'. Go on"
+    ):
+        status(path)
 
 
 def test_a_worker_of_other_versions_is_refused(
@@ -269,7 +323,7 @@ def test_a_worker_of_other_versions_is_refused(
     with pytest.raises(
         ZooError, match=r"versions: expected ckptzoo 0\.0\.9, torch .*, got ckptzoo .*\. Work with that"
     ):
-        work(TOY, path, console=QUIET)
+        work(path, console=QUIET)
     # one process may carry on by itself, as ever
     build(TOY, path, members=12, unit_size=2, keep_steps=(1,), console=QUIET)
     assert_same(path, whole)
@@ -288,7 +342,7 @@ def test_a_stop_is_for_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Trainer, "advance", stopping)
     with pytest.raises(Interrupted):
-        work(TOY, path, console=QUIET)
+        work(path, console=QUIET)
     assert not list((path / WORK_FOLDER / TOY.prefix).glob("*.claim-*"))
 
 
@@ -298,7 +352,7 @@ def test_the_status_is_shown_until_all_is_done(tmp_path: Path) -> None:
     shown = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=200)
     watching = threading.Thread(target=watch, args=(path, shown), kwargs={"seconds": 0.01})
     watching.start()
-    work(TOY, path, console=QUIET)
+    work(path, console=QUIET)
     watching.join()
     text = shown.file.getvalue()  # type: ignore[attr-defined]
     assert "6 members in 3 units: 6 members finished" in text
@@ -308,7 +362,7 @@ def test_a_merge_publishes_part_by_part(tmp_path: Path, whole: ckptzoo.Zoo) -> N
     """A program of its own: huggingface_hub reads its environment once, when it is imported."""
     path = tmp_path / "zoo"
     planned(path)
-    work(TOY, path, share=(0, 3), console=QUIET)
+    work(path, share=(0, 3), console=QUIET)
     code = "import builders.shared; builders.shared.MAX_PART_BYTES = 1\n" + COMMAND
     arguments = ["merge", "toy", "--epochs", "2", "--to", str(path), "--push", "lab/toy"]
     with hosted(tmp_path / "hub") as hub:
@@ -325,7 +379,7 @@ def test_a_merge_publishes_part_by_part(tmp_path: Path, whole: ckptzoo.Zoo) -> N
         environment["HF_TOKEN"] = hub.tokens["write"]
         assert "4 checkpoints of 1 unit" in merged().stdout
         assert len(ckptzoo.open("lab/toy", endpoint=hub.url)) == 8
-        work(TOY, path, console=QUIET)
+        work(path, console=QUIET)
         assert "16 checkpoints of 4 units" in merged().stdout
         assert sorted(ckptzoo.open("lab/toy", endpoint=hub.url).ids) == sorted(whole.ids)
         assert not (path / WORK_FOLDER).exists()

@@ -133,7 +133,7 @@ def test_tasks_that_are_killed_lose_nothing(tmp_path: Path, slurm: Path) -> None
     while unfinished(path):
         assert time.monotonic() < end
         if not queued():
-            submitted = submit(recipe, path, tasks=2, seconds=300, threads=1, save_seconds=0)
+            submitted = submit(path, recipe, tasks=2, seconds=300, threads=1, save_seconds=0)
             assert submitted.tasks == 2 and submitted.folder.is_dir()
         for unit in status(path)[0].units:
             process = unit.holder.process if unit.holder is not None else 0
@@ -145,7 +145,7 @@ def test_tasks_that_are_killed_lose_nothing(tmp_path: Path, slurm: Path) -> None
     wait_for(lambda: not queued())
     logs = "\n".join(file.read_text() for file in (path / WORK_FOLDER).glob("*-slurm/*.err"))
     assert len(killed) == 5, logs[-3000:]
-    assert merge(recipe, path).left == 0 and not folder.exists()
+    assert merge(path, recipe).left == 0 and not folder.exists()
     assert_whole(path, ckptzoo.open(whole))
 
 
@@ -162,13 +162,13 @@ def test_a_task_whose_time_is_up_comes_back(tmp_path: Path, slurm: Path) -> None
     whole, path = tmp_path / "whole", tmp_path / "zoo"
     build(recipe, whole, members=4, unit_size=2, console=QUIET)
     plan(recipe, path, members=4, unit_size=2)
-    job = submit(recipe, path, tasks=1, seconds=1, threads=1).job
+    job = submit(path, recipe, tasks=1, seconds=1, threads=1).job
     wait_for(lambda: int(restarts(job)) > 0, 60)
     assert queued()
     # the next turns are longer
     wait_for(lambda: not unfinished(path), 900)
     wait_for(lambda: not queued(), 60)
-    merge(recipe, path)
+    merge(path, recipe)
     assert_whole(path, ckptzoo.open(whole))
 
 
@@ -187,9 +187,9 @@ def test_what_slurm_refuses_is_said_in_its_words(
     with pytest.raises(
         ZooError, match=r"sbatch: expected a job that it accepts, got .*[Ii]nvalid partition.* See sbatch"
     ):
-        submit(TOY, path, tasks=2, sbatch={"partition": "none"})
+        submit(path, tasks=2, sbatch={"partition": "none"})
     with pytest.raises(ZooError, match=r"sbatch: expected a job that it accepts, got .*[Ii]nvalid job array"):
-        submit(TOY, path, tasks=60)
+        submit(path, tasks=60)
     assert (
         run(["submit", str(Recipe.load("toy").name), "--to", str(path), "--epochs", "2", "--slurm", "--tasks", "60"])
         == 2
@@ -198,14 +198,12 @@ def test_what_slurm_refuses_is_said_in_its_words(
 
 
 def test_without_a_plan_or_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(
-        ZooError, match=r"plan of toy-.*: expected one, got none. Plan it first: python -m builders plan"
-    ):
-        submit(TOY, tmp_path, tasks=2)
+    with pytest.raises(ZooError, match=r"plans: expected one, got none\. Plan it first: python -m builders plan"):
+        submit(tmp_path, tasks=2)
     plan(TOY, tmp_path / "zoo", members=4, unit_size=2)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ZooError, match=r"Slurm: expected sbatch and srun on this machine, got none. Run this where"):
-        submit(TOY, tmp_path / "zoo", tasks=2)
+        submit(tmp_path / "zoo", tasks=2)
 
 
 def test_the_command_for_other_schedulers_trains_what_is_planned(
@@ -220,7 +218,7 @@ def test_the_command_for_other_schedulers_trains_what_is_planned(
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     workers = [subprocess.Popen(printed, shell=True, cwd=tmp_path, env=environment) for _ in range(2)]
     assert [process.wait() for process in workers] == [0, 0]
-    assert merge(TOY, path).units == 2
+    assert merge(path).units == 2
 
 
 @pytest.mark.parametrize(
@@ -250,6 +248,6 @@ def test_a_task_tries_units_again_that_failed(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(Trainer, "advance", fails_once)
     monkeypatch.setattr(builders.slurm, "_RETRY_SECONDS", 0.0)
-    task = ArrayTask(TOY, tmp_path, 60, {"console": QUIET})
+    task = ArrayTask(tmp_path, TOY, 60, {"console": QUIET})
     assert task() == 2 and failed.is_set()
-    assert merge(TOY, tmp_path).left == 0
+    assert merge(tmp_path).left == 0

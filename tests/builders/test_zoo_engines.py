@@ -79,8 +79,8 @@ def test_more_members_are_trained_by_the_engine_of_the_zoo(tmp_path: Path) -> No
                 build(TOY, zoo, members=members, engine=asked, console=QUIET)
             else:
                 plan(TOY, zoo, members=members, engine=asked)
-                work(TOY, zoo, console=QUIET)
-                merge(TOY, zoo)
+                work(zoo, console=QUIET)
+                merge(zoo)
         assert set(engines_in(zoo)) == {first}
 
 
@@ -120,7 +120,7 @@ def test_a_zoo_that_another_engine_has_grown_meanwhile(tmp_path: Path) -> None:
     """As by a merge of what others trained: neither work nor merge add to it."""
     zoo, other = tmp_path / "zoo", tmp_path / "other"
     plan(TOY, zoo, members=2, engine="mlp", unit_size=1)
-    work(TOY, zoo, share=(0, 2), console=QUIET)
+    work(zoo, share=(0, 2), console=QUIET)
     build(TOY, other, members=1, first_seed=5, engine="single", console=QUIET)
     found = ckptzoo.open(other)
     with ckptzoo.append(zoo) as writer:

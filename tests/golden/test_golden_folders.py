@@ -17,9 +17,10 @@ from huggingface_hub import HfApi
 from rich.console import Console
 
 import ckptzoo
+from builders.recipe import Recipe
 from builders.shared import merge, work
 from builders.status import status
-from ckptzoo.errors import IntegrityError
+from ckptzoo.errors import IntegrityError, ZooError
 from ckptzoo.server.app import Application
 from ckptzoo.server.run import Serving
 from ckptzoo.server.service import Service
@@ -59,12 +60,15 @@ def test_the_zoo_opens_and_grows(tmp_path: Path) -> None:
 def test_the_plan_is_carried_on(tmp_path: Path) -> None:
     """What it finished without a digest is named, and trained again."""
     root = shutil.copytree(GOLDEN / "plan", tmp_path / "plan")
+    recipe = Recipe.of("toy", 2)
     (found,) = status(root)
+    with pytest.raises(ZooError, match=r"a plan of an older version\. Name it: python -m builders work RECIPE --to"):
+        merge(root)
     assert [unit.state for unit in found.units] == ["merged", "waiting", "waiting"]
     with pytest.raises(IntegrityError, match="toy-97a5417a-000002-000003"):
-        merge("toy", root, epochs=2)
-    assert work("toy", root, epochs=2, console=QUIET).units == 2
-    merge("toy", root, epochs=2)
+        merge(root, recipe)
+    assert work(root, recipe, console=QUIET).units == 2
+    merge(root, recipe)
     assert ckptzoo.open(root).ids == [f"toy-97a5417a-{seed:06d}-000080" for seed in range(6)]
     assert ckptzoo.verify(root) == []
 

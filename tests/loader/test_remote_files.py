@@ -16,7 +16,7 @@ from ckptzoo.format import table
 from ckptzoo.format.part import PartWriter, rows_a_shard
 from ckptzoo.format.shard import block_rows
 from ckptzoo.schema import layout
-from ckptzoo.server.errors import ServerLimits
+from ckptzoo.server.limits import ServerLimits
 from tests.support.effort import ALL
 from tests.support.hosted import Hosted, hosted
 from tests.support.hub_zoos import ARCH, files_of, grown, weights_of, zoo_of

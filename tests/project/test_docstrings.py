@@ -111,8 +111,13 @@ def test_parameters_and_results_are_those_of_the_signatures(
 
 
 def studies() -> list[str]:
-    """The functions of ``ckptzoo.studies`` that commands call."""
+    """The functions of ``ckptzoo.studies`` that commands call: those named as their module, and what is imported."""
     found: dict[str, None] = {}
+    for path in sorted(ROOT.glob("ckptzoo/studies/*.py")):
+        if any(
+            isinstance(node, ast.FunctionDef) and node.name == path.stem for node in ast.parse(path.read_text()).body
+        ):
+            found[f"ckptzoo.studies.{path.stem}.{path.stem}"] = None
     for path in sorted(ROOT.glob("ckptzoo/cli/*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ckptzoo.studies."):

@@ -18,7 +18,7 @@ from ckptzoo.remote.remote import Remote, open_remote
 from ckptzoo.remote.retry import RetryPolicy
 from ckptzoo.schema import layout
 from ckptzoo.schema.layout import Span
-from ckptzoo.server.errors import ServerLimits
+from ckptzoo.server.limits import ServerLimits
 from tests.conftest import rows_of, weights_of
 from tests.support.effort import ALL
 from tests.support.hosted import Hosted, hosted

@@ -13,7 +13,7 @@ import pytest
 
 from ckptzoo.server import run
 from ckptzoo.server.connections import network_of
-from ckptzoo.server.errors import ServerLimits
+from ckptzoo.server.limits import ServerLimits
 from tests.support.hosted import ZOO, Hosted, ask, hosted, push
 
 LIMITS = replace(ServerLimits(), head_seconds=0.3, body_seconds=0.3, body_rate=1000, connections=6)

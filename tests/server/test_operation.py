@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptzoo.server.errors import ServerLimits
+from ckptzoo.server.limits import ServerLimits
 from tests.server.test_command import run_serve
 from tests.support.hosted import SMALL, Hosted, ask, hosted
 from tests.support.pages import Browser

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ckptzoo.server.errors import ServerLimits
+from ckptzoo.server.limits import ServerLimits
 from ckptzoo.server.store import accounts
 from ckptzoo.server.store.audit import OPERATOR
 from tests.support.hosted import ZOO, Answer, Hosted, ask, commit_body, hosted, push

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ckptzoo.server.errors import ServerLimits
+from ckptzoo.server.limits import ServerLimits
 from tests.support.hosted import SMALL, ZOO, Answer, Hosted, ask, commit_body, hosted
 
 LIMITS = replace(

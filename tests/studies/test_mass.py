@@ -64,6 +64,18 @@ def test_two_layers_have_their_least_mass_in_closed_form(perceptrons: Make) -> N
     np.testing.assert_allclose(out.after, np.abs(weights["out.weight"] / scales[:, None]).max(axis=(1, 2)), rtol=1e-5)
 
 
+def test_cvxpy_finds_the_same(perceptrons: Make) -> None:
+    zoo, _ = perceptrons(9, gauge=False)
+    assert mass(zoo).convex == ()
+    found = mass(zoo, convex=3)
+    assert [item.id for item in found.convex] == [zoo.ids[0], zoo.ids[4], zoo.ids[8]]
+    for item in found.convex:
+        assert item.mass == found.after[zoo.ids.index(item.id)] and item.gap <= 1e-10
+        assert -item.gap <= item.difference <= item.convex_gap + 1e-12 and item.convex_gap < 1e-6
+    assert [item["difference"] for item in found.to_json()["convex"]] == [item.difference for item in found.convex]
+    assert "solved by cvxpy too" in text_of(found, 120) and "solved by cvxpy too" not in text_of(mass(zoo), 120)
+
+
 def test_planted_excess_is_found(sorted_units: Callable[..., ckptzoo.Zoo]) -> None:
     scales = np.array([[1.0, 1, 1], [2, 2, 2], [3, 1, 0.5]])
     found = mass(sorted_units(np.zeros((3, 3)), scales * 2**-0.5))

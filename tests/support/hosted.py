@@ -13,7 +13,7 @@ from typing import Any
 from huggingface_hub import HfApi
 
 from ckptzoo.server.app import Application
-from ckptzoo.server.errors import ServerLimits
+from ckptzoo.server.limits import ServerLimits
 from ckptzoo.server.run import Serving
 from ckptzoo.server.service import Service
 from ckptzoo.server.store.tokens import make_token

@@ -11,7 +11,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from starlette.types import Message
 
 from ckptzoo.server.app import Application
-from ckptzoo.server.errors import ServerLimits
+from ckptzoo.server.limits import ServerLimits
 from ckptzoo.server.service import Service
 from tests.support.hosted import Answer
 

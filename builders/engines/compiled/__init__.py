@@ -29,7 +29,7 @@ _NAMES = ("conv1.weight", "conv2.weight", "fc.weight", "fc.bias")
 
 
 def advance(data_source: DataSource, state: TrainingState, stop: int) -> None:
-    """See ``builders.engines.Engine``.
+    """Take the steps of every member up to ``stop``, as every ``builders.engines.Engine``.
 
     Raises
     ------
@@ -52,7 +52,7 @@ def advance(data_source: DataSource, state: TrainingState, stop: int) -> None:
 
 
 def gradient_steps(data_source: DataSource, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[GradientStep]:
-    """See ``builders.engines.gradient_steps``; raises as ``advance``."""
+    """Raises as ``advance``."""
     recipe, workspace = data_source.recipe, Workspace.empty()
     settings, training_set, batch = (
         sgd_settings(recipe, start, stop),

@@ -35,7 +35,7 @@ _PIXELS, _MAX_BATCH = 28, 256
 
 
 def advance(data_source: DataSource, state: TrainingState, stop: int) -> None:
-    """See ``builders.engines.Engine``.
+    """Take the steps of every member up to ``stop``, as every ``builders.engines.Engine``.
 
     Raises
     ------

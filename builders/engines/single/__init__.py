@@ -137,7 +137,7 @@ def borrowed(data_source: Feed, kind: type[Network]) -> Iterator[Network]:
 
 
 def advance(data_source: Feed, state: TrainingState, stop: int, kind: type[Network] = Network) -> None:
-    """See ``builders.engines.Engine``; members are trained one after another."""
+    """Members are trained one after another."""
     stopped, epoch_steps = state.extra.get(STOPPED), data_source.recipe.epoch_steps
     for member in range(len(state)):
         if stopped is not None and stopped[member]:
@@ -156,7 +156,7 @@ def advance(data_source: Feed, state: TrainingState, stop: int, kind: type[Netwo
 
 
 def gradient_steps(data_source: Feed, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[GradientStep]:
-    """See ``builders.engines.gradient_steps``; BatchNorm normalises by the batch, and its running statistics stay."""
+    """BatchNorm normalises by the batch, and its running statistics stay."""
     with borrowed(data_source, Network) as network:
         for batch in data_source.batches(keys, start, stop):
             yield GradientStep(batch.rate, partial(_gradients, network, batch))

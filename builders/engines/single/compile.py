@@ -22,5 +22,4 @@ class CompiledNetwork(Network):
 
 
 def advance(data_source: Feed, state: TrainingState, stop: int) -> None:
-    """See ``builders.engines.Engine``."""
     single.advance(data_source, state, stop, CompiledNetwork)

@@ -43,7 +43,6 @@ class GraphNetwork(Network):
         self._captured: dict[int, _Captured] = {}
 
     def step(self, batch: TrainingBatch) -> None:
-        """See ``Network``."""
         size = batch.targets.shape[1]
         if size not in self._captured:
             self._captured[size] = self._capture(batch)
@@ -88,5 +87,4 @@ class GraphNetwork(Network):
 
 
 def advance(data_source: Feed, state: TrainingState, stop: int) -> None:
-    """See ``builders.engines.Engine``."""
     single.advance(data_source, state, stop, GraphNetwork)

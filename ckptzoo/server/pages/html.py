@@ -24,7 +24,7 @@ HEADERS = {
     "Cache-Control": "no-store",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
-"""Of every page. No script runs on it, whatever a card holds."""
+"""Headers of every page. No script runs on it, whatever a card holds."""
 STYLE = "/-/style.css"
 
 

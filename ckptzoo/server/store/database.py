@@ -10,7 +10,7 @@ from pathlib import Path
 from ckptzoo.errors import Problem, ZooError
 
 VERSION = 4
-"""Of the tables, in ``PRAGMA user_version``; ``migrations`` brings older databases to it."""
+"""The version of the tables, in ``PRAGMA user_version``; ``migrations`` brings older databases to it."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS accounts (

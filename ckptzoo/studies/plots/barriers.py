@@ -1,24 +1,22 @@
 """The pictures of loss barriers: losses along the lines, barriers against distances, and barriers against the width."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from ckptzoo.studies.barriers import BarrierStudy, Lines, ZooBarriers
 from ckptzoo.studies.shared.plots import WIDTH, abbreviated, head, styled
 from ckptzoo.studies.shared.selection import thinned
 from ckptzoo.text import counted
 
-if TYPE_CHECKING:
-    from ckptzoo.studies.barriers import Lines, ZooBarriers
-
 MAX_ZOOS = 6
 """More zoos than this are thinned out evenly."""
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Of Okabe and Ito, one a way."""
+"""Colours of Okabe and Ito, one a way."""
 _MARKERS = "osD^vP*"
 _WIDE = 4
 """Distances that differ by more than this factor are shown on a logarithmic axis."""
@@ -120,7 +118,7 @@ def widths(zoos: Sequence["ZooBarriers"]) -> Figure:
 
 
 def _columns(handles: Sequence[Line2D]) -> int:
-    """Of the key: four ways, as by default, are in one line."""
+    """Columns of the key: four ways, as by default, are in one line."""
     return 4 if len(handles) == 4 else 3
 
 
@@ -128,7 +126,15 @@ def _standard_error(values: Any) -> float:
     return float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else 0.0
 
 
-def _curve(axes: Axes, lines: "Lines", colour: str) -> None:
+def _curve(axes: Axes, lines: Lines, colour: str) -> None:
     axes.plot(lines.points, lines.losses.mean(0), color=colour, lw=1.8)
     low, high = np.quantile(lines.losses, [0.25, 0.75], axis=0)
     axes.fill_between(lines.points, low, high, color=colour, alpha=0.18, lw=0)
+
+
+def figures(result: BarrierStudy) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
+    drawn = {"barriers.png": curves(result.zoos)}
+    if any(has_widths(result.zoos, zoo.kind) for zoo in result.zoos):
+        drawn["widths.png"] = widths(result.zoos)
+    return drawn

@@ -10,6 +10,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 from numpy.typing import NDArray
 
+from ckptzoo.studies.collapse import Collapse
 from ckptzoo.studies.shared.plots import DERIVED_COLOUR, RAW_COLOUR, WIDTH, abbreviated, head, styled
 from ckptzoo.text import counted
 
@@ -17,7 +18,7 @@ Values = NDArray[np.float64]
 _NARROWEST = 1e-4
 """Nats between the ends of an axis, at least: equal members differ by nothing."""
 _HEXAGONS = 45
-"""Of the density, from left to right."""
+"""Hexagons of the density, from left to right."""
 _MANY = 1000
 """Fewer pairs are points, not a density."""
 
@@ -75,3 +76,10 @@ def _ends(values: Values) -> tuple[float, float]:
     if high - low >= _NARROWEST:
         return low, high
     return max(0.0, (low + high - _NARROWEST) / 2), (low + high + _NARROWEST) / 2
+
+
+def figures(result: Collapse) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
+    pearson = result.correlations.get("pearson")
+    sides = {result.set: result.information, result.ood: result.ood_information}
+    return {"collapse.png": pairs(result.name, result.members, sides, None if pearson is None else pearson.value)}

@@ -1,23 +1,22 @@
 """The picture of compact posteriors: deviations before and after alignment, pruning, and merging."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from ckptzoo.studies.compact import CompactStudy
 from ckptzoo.studies.shared.plots import MUTED, WIDTH, abbreviated, head, styled
 from ckptzoo.text import counted
-
-if TYPE_CHECKING:
-    from ckptzoo.studies.compact import CompactStudy
 
 _COLOURS = ("#0072B2", "#E69F00", "#D55E00", "#009E73", "#CC79A7")
 _STYLES = ("-", "--", ":")
 
 
 @styled
-def gaussians(study: "CompactStudy") -> Figure:
+def gaussians(study: CompactStudy) -> Figure:
     """Histograms of log10 sigma; accuracies of pruned means; accuracies of means of several samples."""
     figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
@@ -57,3 +56,8 @@ def gaussians(study: "CompactStudy") -> Figure:
     title = f"{abbreviated(study.name, 32)}: Gaussians of {counted(study.samples, 'sample')}"
     head(figure, f"{title}; all together {100 * study.members.accuracy:.1f} % (dotted, right)", handles)
     return figure
+
+
+def figures(result: CompactStudy) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
+    return {"compact.png": gaussians(result)}

@@ -1,23 +1,22 @@
 """The picture of how two checkpoints differ: relative differences and angles by layer, as they are and aligned."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from ckptzoo.studies.differences import DifferenceStudy
 from ckptzoo.studies.shared.plots import DERIVED_COLOUR, RAW_COLOUR, WIDTH, abbreviated, head, styled
 from ckptzoo.studies.shared.selection import thinned
-
-if TYPE_CHECKING:
-    from ckptzoo.studies.differences import DifferenceStudy
 
 _MAX_LAYERS = 40
 """Layers with a line of their own; of more, evenly spaced ones are drawn."""
 
 
 @styled
-def by_layer(study: "DifferenceStudy") -> Figure:
+def by_layer(study: DifferenceStudy) -> Figure:
     """Two panels with a row a layer."""
     places, left_out = thinned(range(len(study.layers)), _MAX_LAYERS)
     figure = Figure(figsize=(WIDTH, 1.8 + 0.3 * len(places)), layout="constrained")
@@ -44,3 +43,8 @@ def by_layer(study: "DifferenceStudy") -> Figure:
     first, second = (abbreviated(name, 32) for name in study.names)
     head(figure, f"{first} and {second}{more}", handles)
     return figure
+
+
+def figures(result: DifferenceStudy) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
+    return {"differences.png": by_layer(result)}

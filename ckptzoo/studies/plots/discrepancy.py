@@ -1,20 +1,17 @@
 """The picture of a comparison of two sets of checkpoints: twenty estimates a layer."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
+from ckptzoo.studies.discrepancy import Discrepancy, LayerDiscrepancy, Side
 from ckptzoo.studies.shared.plots import DERIVED_COLOUR, INK, MUTED, RAW_COLOUR, WIDTH, abbreviated, head, styled
 from ckptzoo.studies.shared.selection import thinned
 from ckptzoo.text import counted
-
-if TYPE_CHECKING:
-    from ckptzoo.studies.discrepancy import LayerDiscrepancy, Side
-
 
 MAX_ROWS = 80
 """More layers than this are thinned out evenly."""
@@ -25,7 +22,7 @@ BAND = (0.05, 0.95)
 
 @styled
 def discrepancies(
-    sides: "tuple[Side, Side]", measured: "Sequence[LayerDiscrepancy]", average: float, chance: tuple[int, float] | None
+    sides: tuple[Side, Side], measured: Sequence[LayerDiscrepancy], average: float, chance: tuple[int, float] | None
 ) -> Figure:
     """A row a layer, the first on top: ten dots of Laplace and ten of Gaussian kernels, their median, and chance.
 
@@ -75,5 +72,11 @@ def discrepancies(
     return figure
 
 
-def _named(side: "Side") -> str:
+def _named(side: Side) -> str:
     return f"{side.checkpoints:,} x {abbreviated(side.name, 40)} {abbreviated(side.variant, 16)}"
+
+
+def figures(result: Discrepancy) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
+    chance = (result.permutations, result.p) if result.p is not None else None
+    return {"mmd.png": discrepancies((result.x, result.y), result.layers, result.median, chance)}

@@ -12,6 +12,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
+from ckptzoo.studies.ensembles import OTHER, OWN, Ensembles
 from ckptzoo.studies.shared.plots import DERIVED_COLOUR, INK, MUTED, RAW_COLOUR, WIDTH, abbreviated, head, styled
 from ckptzoo.studies.shared.result import Spread
 from ckptzoo.studies.shared.selection import thinned
@@ -160,3 +161,15 @@ def _references(references: Mapping[str, float], colour: str) -> list[Any]:
         Line2D([], [], color=colour, lw=1.4, ls=style, label=f"{abbreviated(name, 24)}: {100 * value:g} %")
         for (name, value), style in zip(references.items(), cycle(_DASHES), strict=False)
     ]
+
+
+def figures(result: Ensembles) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
+    name, scored, lines = result.name, result.set, result.references
+    own = {kind: result.figure(kind, scored) for kind in OWN}
+    others = {other: {kind: result.figure(kind, other) for kind in OTHER} for other in result.ood}
+    drawn = {
+        "ensembles.png": curves(name, scored, own, lines),
+        "members.png": members(name, scored, result.inputs, result.accuracies, result.diverged, own["accuracy"], lines),
+    }
+    return {**drawn, "detection.png": detection(name, scored, others)} if others else drawn

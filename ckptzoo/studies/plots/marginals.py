@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.schema import layout
 from ckptzoo.studies.equal_marginals import PairTests
+from ckptzoo.studies.marginals import Marginals
 from ckptzoo.studies.plots import overview
 from ckptzoo.studies.principal_components import LayerComponents
 from ckptzoo.studies.shared.plots import DERIVED_COLOUR, MUTED, RAW_COLOUR, WIDTH, abbreviated, head, styled
@@ -117,3 +118,20 @@ def _numbers(axes: Axes, limit: int) -> None:
 
 def _label(variant: str) -> str:
     return "raw, as trained" if variant == layout.RAW else variant
+
+
+def figures(result: Marginals) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
+    title = f"{result.name}, {result.variant}"
+    drawn = [item.histogram for item in result.tensors]
+    drawn = {"marginals.png": densities(result.name, result.members, drawn)}
+    kinds = {
+        "within one orbit": [item.within for item in result.tensors if item.within.pairs],
+        "across orbits": [item.across for item in result.tensors if item.across.pairs],
+    }
+    if kinds := {kind: tests for kind, tests in kinds.items() if tests}:
+        drawn["pvalues.png"] = p_values(title, result.members, kinds)
+    varying = [item for item in result.layers if any(each.total > 0 for each in item.components.values())]
+    if varying:
+        drawn["components.png"] = components(title, result.members, varying)
+    return drawn

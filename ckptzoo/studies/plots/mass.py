@@ -1,7 +1,7 @@
 """The picture of masses: as trained and at the least, the excess, and the largest elements of the layers."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,12 +11,10 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
+from ckptzoo.studies.mass import MAX_ROWS, Largest, Masses, peak
 from ckptzoo.studies.shared.plots import DERIVED_COLOUR, INK, RAW_COLOUR, WIDTH, abbreviated, head, styled
+from ckptzoo.studies.shared.selection import thinned
 from ckptzoo.text import counted
-
-if TYPE_CHECKING:
-    from ckptzoo.studies.mass import Largest
-
 
 Values = NDArray[np.float64]
 
@@ -31,7 +29,7 @@ def masses(
     after: Values,
     excess: Values,
     peak: float | None,
-    layers: "Sequence[Largest]",
+    layers: Sequence[Largest],
     left_out: int,
 ) -> Figure:
     """Histograms of the masses and of the excess, and below them the largest elements, one row a layer.
@@ -103,7 +101,7 @@ def _labels(axes: Axes, label: str, values: Values, edges: Sequence[float]) -> N
     axes.grid(visible=False, axis="x")
 
 
-def _layers(axes: Axes, layers: "Sequence[Largest]") -> None:
+def _layers(axes: Axes, layers: Sequence[Largest]) -> None:
     """The largest elements: median and 90 % of the networks, as trained above the least mass."""
     ends: list[float] = []
     for index, item in enumerate(layers):
@@ -124,3 +122,10 @@ def _layers(axes: Axes, layers: "Sequence[Largest]") -> None:
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("largest absolute value of the layer's parameters")
+
+
+def figures(result: Masses) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
+    shown, left_out = thinned(result.layers, MAX_ROWS)
+    figure = masses(result.name, result.before, result.after, result.excess, peak(result.excess), shown, left_out)
+    return {"mass.png": figure}

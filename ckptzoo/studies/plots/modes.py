@@ -1,6 +1,6 @@
 """The picture of modes: how many mean shift finds, against the bandwidth."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -9,6 +9,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from ckptzoo.studies.mean_shift import ModeCurve, WeightSpace
+from ckptzoo.studies.modes import Modes
 from ckptzoo.studies.shared.plots import DERIVED_COLOUR, MUTED, RAW_COLOUR, WIDTH, abbreviated, head, styled
 from ckptzoo.text import counted
 
@@ -81,3 +82,8 @@ def _axes(axes: Axes, members: int, low: float, high: float) -> None:
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 3) if members > 10 else (1, 2, 3, 5)))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+
+
+def figures(result: Modes) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
+    return {"modes.png": curves(result.name, result.members, result.spaces)}

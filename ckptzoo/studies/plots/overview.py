@@ -1,7 +1,7 @@
 """The pictures of an overview."""
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from ckptzoo.schema import layout
+from ckptzoo.studies.overview import Overview, Pair, Trajectories
 from ckptzoo.studies.shared.plots import (
     DERIVED_COLOUR,
     INK,
@@ -26,10 +27,6 @@ from ckptzoo.studies.shared.plots import (
 from ckptzoo.studies.shared.result import Spread
 from ckptzoo.studies.shared.value_histograms import Histogram
 from ckptzoo.text import counted
-
-if TYPE_CHECKING:
-    from ckptzoo.studies.overview import Pair, Trajectories
-
 
 MASSES = (0.9, 0.6, 0.3)
 """The shares of the estimated density that the contours hold."""
@@ -119,7 +116,7 @@ def marginals(name: str, shown: int, items: Sequence[Histogram], *, left_out: in
 
 
 @styled
-def scatter(name: str, shown: int, pair: "Pair") -> Figure:
+def scatter(name: str, shown: int, pair: Pair) -> Figure:
     """Two incoming weights of one output neuron over all networks, raw beside derived, with density contours."""
     colours = _coloured(pair.points)
     # compressed: constrained leaves gaps around axes of equal aspect
@@ -135,7 +132,7 @@ def scatter(name: str, shown: int, pair: "Pair") -> Figure:
 
 
 @styled
-def trajectories(name: str, measured: "Trajectories") -> Figure:
+def trajectories(name: str, measured: Trajectories) -> Figure:
     """The test accuracy of every member at the steps that were kept, and the median over members."""
     figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
     axes = figure.add_subplot()
@@ -157,7 +154,7 @@ def trajectories(name: str, measured: "Trajectories") -> Figure:
     return figure
 
 
-def _cloud(axes: Axes, pair: "Pair", variant: str, colour: str) -> None:
+def _cloud(axes: Axes, pair: Pair, variant: str, colour: str) -> None:
     points = pair.points[variant]
     low, high = _range(points)
     axes.set_xlim(low, high)
@@ -223,3 +220,18 @@ def _coloured(variants: Iterable[str]) -> list[tuple[str, str]]:
 
 def _label(variant: str) -> str:
     return "raw, as trained" if variant == layout.RAW else variant
+
+
+def figures(result: Overview) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
+    name, shown = result.inventory.name, result.shown
+    drawn: dict[str, Figure] = {}
+    if len(result.accuracies):
+        drawn["accuracy.png"] = accuracy(name, result.accuracies, result.diverged)
+    if result.marginals:
+        drawn["marginals.png"] = marginals(name, shown, result.marginals, left_out=len(result.left_out))
+    if result.pair is not None:
+        drawn["scatter.png"] = scatter(name, shown, result.pair)
+    if result.trajectories is not None:
+        drawn["trajectories.png"] = trajectories(name, result.trajectories)
+    return drawn

@@ -1,22 +1,21 @@
 """The picture of all pairs: histograms of their distances, and barriers of the nearest and of random ones."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from ckptzoo.studies.pairs import PairStudy
 from ckptzoo.studies.shared.plots import DERIVED_COLOUR, MUTED, RAW_COLOUR, WIDTH, abbreviated, head, styled
-
-if TYPE_CHECKING:
-    from ckptzoo.studies.pairs import PairStudy
 
 _NEAR_COLOUR = "#009E73"
 
 
 @styled
-def distances(study: "PairStudy") -> Figure:
+def distances(study: PairStudy) -> Figure:
     """Histograms of the distances of all pairs; barriers against distances where they were measured."""
     figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
     panels: Any = figure.subplots(1, 2 if study.barriers else 1, squeeze=False)
@@ -54,3 +53,8 @@ def distances(study: "PairStudy") -> Figure:
     where = "as trained" if study.gauge is None else f"in {study.gauge}"
     head(figure, f"{abbreviated(study.name, 32)}: all pairs of {study.members:,} members, {where}", handles)
     return figure
+
+
+def figures(result: PairStudy) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
+    return {"pairs.png": distances(result)}

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ckptzoo.studies.order_movement import Movement
+from ckptzoo.studies.permutations import Permutations
 from ckptzoo.studies.shared.plots import DERIVED_COLOUR, MUTED, RAW_COLOUR, WIDTH, abbreviated, head, step_axis, styled
 from ckptzoo.studies.shared.selection import thinned
 from ckptzoo.symmetry.transpositions import random_transpositions
@@ -82,3 +83,10 @@ def _key() -> list[Any]:
         Line2D([], [], color=NORMAL_COLOUR, marker="^", ms=3, ls="-.", label="normal keys so correlated"),
         Line2D([], [], color=MUTED, ls=":", label="random orders"),
     ]
+
+
+def figures(result: Permutations) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
+    movements = {label: result.of(label) for label in result.labels}
+    key = result.variant if result.key == "gauge" else "by largest weight"
+    return {"permutations.png": orders(f"{result.name}, {key}", result.members, movements)}

@@ -1,16 +1,14 @@
 """The picture of approximate posteriors: how near each comes to the target, against what it is good for."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from ckptzoo.studies.posteriors import MethodResult, Posteriors
 from ckptzoo.studies.shared.plots import INK, MUTED, WIDTH, abbreviated, head, styled
-
-if TYPE_CHECKING:
-    from ckptzoo.studies.posteriors import MethodResult
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195")
 """Okabe and Ito's, without black and yellow, and a purple; one a method."""
@@ -25,7 +23,7 @@ DISTANCE = "canonical_median"
 
 
 @styled
-def posteriors(name: str, scored: str, entries: "Sequence[MethodResult]") -> Figure:
+def posteriors(name: str, scored: str, entries: Sequence[MethodResult]) -> Figure:
     """One panel a figure, distance to the target along x; open marks are one mode, filled ones several."""
     panels = {key: label for key, label in _PANELS.items() if any(key in entry.figures for entry in entries)}
     rows = -(-len(panels) // 2)
@@ -54,7 +52,7 @@ def posteriors(name: str, scored: str, entries: "Sequence[MethodResult]") -> Fig
 
 
 def _panel(
-    axes: Axes, key: str, label: str, entries: "Sequence[MethodResult]", styles: dict[str, tuple[str, str]]
+    axes: Axes, key: str, label: str, entries: Sequence[MethodResult], styles: dict[str, tuple[str, str]]
 ) -> None:
     for method, (colour, marker) in styles.items():
         points = [
@@ -79,3 +77,8 @@ def _panel(
             )
     axes.set_ylabel(label)
     axes.axvline(0, color=MUTED, lw=0.8)
+
+
+def figures(result: Posteriors) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
+    return {"posteriors.png": posteriors(result.target, result.set, result.entries)}

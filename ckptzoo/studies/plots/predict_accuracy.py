@@ -1,22 +1,21 @@
 """The picture of how well weights tell a figure: R2 of each kind of features, raw and in a gauge, by split."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from ckptzoo.studies.predict_accuracy import PredictAccuracy
 from ckptzoo.studies.shared.plots import DERIVED_COLOUR, RAW_COLOUR, WIDTH, abbreviated, head, styled
 from ckptzoo.text import counted
-
-if TYPE_CHECKING:
-    from ckptzoo.studies.predict_accuracy import PredictAccuracy
 
 _LEAST = -0.5
 """Where the axis ends; scores below it are drawn there, with an arrow and their number."""
 
 
 @styled
-def predict_accuracy(result: "PredictAccuracy") -> Figure:
+def predict_accuracy(result: PredictAccuracy) -> Figure:
     """A line for each kind of features and regressor: filled by member, hollow by checkpoint."""
     figure = Figure(figsize=(WIDTH, 1.5 + 0.55 * len(result.kinds)), layout="constrained")
     axes: Any = figure.subplots()
@@ -46,3 +45,8 @@ def predict_accuracy(result: "PredictAccuracy") -> Figure:
     title = f"{abbreviated(result.name, 32)}: {result.target} told from weights, {counted(result.splits, 'split')}"
     head(figure, f"{title}, mean ± deviation", handles)
     return figure
+
+
+def figures(result: PredictAccuracy) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
+    return {"predict-accuracy.png": predict_accuracy(result)}

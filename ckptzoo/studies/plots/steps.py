@@ -1,6 +1,7 @@
 """The picture of kept steps against the last one: transpositions, distances and barriers."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,17 +11,15 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from ckptzoo.studies.shared.plots import DERIVED_COLOUR, INK, RAW_COLOUR, WIDTH, abbreviated, head, step_axis, styled
+from ckptzoo.studies.steps import Steps
 from ckptzoo.text import counted
-
-if TYPE_CHECKING:
-    from ckptzoo.studies.steps import Steps
 
 _LOOKS = ((RAW_COLOUR, "o", 3.6, 1.1), (DERIVED_COLOUR, "s", 7.0, 2.2))
 """Colour, marker, its size and the width of lines of each way: the second is seen behind the first."""
 
 
 @styled
-def steps(result: "Steps") -> Figure:
+def steps(result: Steps) -> Figure:
     """Means with deviations over the members, against the earlier step."""
     count = 3 if result.barriers else 2
     figure = Figure(figsize=(WIDTH, 3.9), layout="constrained")
@@ -49,7 +48,7 @@ def steps(result: "Steps") -> Figure:
 
 
 def _against(
-    axes: Axes, result: "Steps", values: NDArray[Any], colour: str, marker: str, size: float, width: float
+    axes: Axes, result: Steps, values: NDArray[Any], colour: str, marker: str, size: float, width: float
 ) -> None:
     spreads = [(step, result.at(values, step)) for step in result.steps]
     shown = [(step, item) for step, item in spreads if item is not None]
@@ -58,3 +57,8 @@ def _against(
     axes.errorbar(places, means, errors, color=colour, fmt="none", elinewidth=width, capsize=size / 2)
     # markers at 0 are whole, and before the axis
     axes.plot(places, means, color=colour, marker=marker, ms=size, mfc="white", lw=width, clip_on=False, zorder=3)
+
+
+def figures(result: Steps) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
+    return {"steps.png": steps(result)}

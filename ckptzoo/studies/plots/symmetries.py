@@ -1,6 +1,6 @@
 """The pictures of a study of symmetries: margins, scales, and transpositions against random orders."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ckptzoo.studies.gauge_distance import OrderDistance, Scaling
 from ckptzoo.studies.shared.plots import DERIVED_COLOUR, INK, MUTED, RAW_COLOUR, WIDTH, abbreviated, head, styled
 from ckptzoo.studies.shared.selection import thinned
+from ckptzoo.studies.symmetries import Symmetries
 from ckptzoo.text import counted
 
 MAX_ROWS = 24
@@ -120,3 +121,16 @@ def _rows(labels: Sequence[str]) -> tuple[Figure, Axes]:
     axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
     return figure, axes
+
+
+def figures(result: Symmetries) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
+    title = f"{result.name}, {result.variant}"
+    drawn: dict[str, Figure] = {}
+    if len(result.margins):
+        drawn["margins.png"] = margins(title, result.margins)
+    if scaled := [item for item in result.scalings if item.quantiles is not None]:
+        drawn["scales.png"] = scales(title, result.gauged, scaled)
+    if result.moves:
+        drawn["transpositions.png"] = transpositions(title, result.gauged, result.moves)
+    return drawn

@@ -1,7 +1,7 @@
 """The picture of two last-layer weights, with symmetries removed step by step."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,22 +10,19 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ckptzoo.studies.shared.plots import INK, MUTED, RAW_COLOUR, WIDTH, abbreviated, head, styled
+from ckptzoo.studies.toy import Toy, ToyPanel
 from ckptzoo.text import counted
-
-if TYPE_CHECKING:
-    from ckptzoo.studies.toy import ToyPanel
-
 
 MASSES = (0.9, 0.6, 0.3)
 """The shares of the estimated density that the contours hold."""
 MAX_POINTS = 1000
 """More networks than this are shown by their density alone."""
 MAX_MARKED = 6
-"""Of the highest shares, those that are written beside their modes."""
+"""How many of the highest shares are written beside their modes."""
 
 
 @styled
-def panels(name: str, members: int, tensor: str, norm: float, items: "Sequence[ToyPanel]") -> Figure:
+def panels(name: str, members: int, tensor: str, norm: float, items: Sequence[ToyPanel]) -> Figure:
     """Densities of the two weights, one panel a step, each with its modes and their shares of the mass.
 
     Parameters
@@ -54,7 +51,7 @@ def panels(name: str, members: int, tensor: str, norm: float, items: "Sequence[T
     return figure
 
 
-def _panel(axes: Axes, item: "ToyPanel") -> None:
+def _panel(axes: Axes, item: ToyPanel) -> None:
     estimate = item.density
     low, high = estimate.low, estimate.high
     axes.set_xlim(low, high)
@@ -93,3 +90,8 @@ def _panel(axes: Axes, item: "ToyPanel") -> None:
             bbox={"boxstyle": "round,pad=0.12", "fc": "white", "ec": "none", "alpha": 0.75},
             zorder=7,
         )
+
+
+def figures(result: Toy) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
+    return {"toy.png": panels(result.name, result.members, result.tensor, result.norm, result.panels)}

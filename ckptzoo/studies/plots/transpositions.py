@@ -1,6 +1,7 @@
 """The picture of planted permutations: what is found after training, distances, barriers, lines between networks."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -11,21 +12,19 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from ckptzoo.studies.shared.plots import DERIVED_COLOUR, INK, MUTED, RAW_COLOUR, WIDTH, abbreviated, head, styled
+from ckptzoo.studies.transpositions import Transpositions
 from ckptzoo.text import counted
-
-if TYPE_CHECKING:
-    from ckptzoo.studies.transpositions import Transpositions
 
 _STYLES = ((RAW_COLOUR, "o", 4.5), (DERIVED_COLOUR, "s", 8.0), ("#009E73", "^", 4.5))
 """Colour, marker and its size of each way; the last two are often at one place, and the third colour is a green."""
 _CURVES = 8
-"""Of the numbers of transpositions along lines, at most."""
+"""The most numbers of transpositions that are drawn along lines."""
 _LABEL_HEIGHT = 0.045
-"""Of a label at the end of a curve, as a share of the axis."""
+"""The height of a label at the end of a curve, as a share of the axis."""
 
 
 @styled
-def planted(result: "Transpositions") -> Figure:
+def planted(result: Transpositions) -> Figure:
     """Found numbers, distances and barriers against the planted number, and numbers along the line between networks."""
     figure = Figure(figsize=(WIDTH, 7.4), layout="constrained")
     panels: Any = figure.subplots(2, 2)
@@ -58,14 +57,14 @@ def planted(result: "Transpositions") -> Figure:
     return figure
 
 
-def _against(axes: Axes, result: "Transpositions", values: NDArray[Any], colour: str, marker: str, size: float) -> None:
+def _against(axes: Axes, result: Transpositions, values: NDArray[Any], colour: str, marker: str, size: float) -> None:
     of = [values[result.planted == number] for number in result.numbers]
     means = [float(item.mean()) for item in of]
     spreads = [float(item.std(ddof=1)) if len(item) > 1 else 0.0 for item in of]
     axes.errorbar(result.numbers, means, spreads, color=colour, marker=marker, ms=size, mfc="white", lw=1.4, capsize=2)
 
 
-def _along(axes: Axes, result: "Transpositions") -> None:
+def _along(axes: Axes, result: Transpositions) -> None:
     """Mean numbers from the reference to the member, a curve a planted number, darker the more."""
     numbers = result.numbers
     shown = [numbers[place] for place in np.unique(np.linspace(0, len(numbers) - 1, _CURVES).round().astype(int))]
@@ -81,3 +80,8 @@ def _along(axes: Axes, result: "Transpositions") -> None:
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
     axes.set_xlabel("from the reference (0) to the member (1)")
     axes.set_ylabel("transpositions to the reference")
+
+
+def figures(result: Transpositions) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
+    return {"transpositions.png": planted(result)}

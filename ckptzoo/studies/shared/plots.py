@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 RAW_COLOUR, DERIVED_COLOUR, INK, MUTED = "#0072B2", "#D55E00", "#222222", "#6A6A6A"
 """Okabe and Ito's blue and vermilion, and two greys."""
 WIDTH = 9.0
-"""Of every figure, in inches; 1,440 pixels at the style's 160 dots an inch."""
+"""The width of every figure in inches; 1,440 pixels at the style's 160 dots an inch."""
 _MAX_TICKS = 5
 """Steps up to this number have a tick each; more have one a power of ten."""
 _STYLE: dict[str, Any] = {

@@ -4,6 +4,7 @@ Also what several results show: the spread of a set of figures, and the number o
 Importing this imports no matplotlib.
 """
 
+import importlib
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -29,7 +30,10 @@ holds 15 digits exactly."""
 
 
 class StudyResult(PrintedResult):
-    """The result of a study. A subclass is a frozen dataclass and states its lines, its figures and its JSON."""
+    """The result of a study. A subclass is a frozen dataclass and states its lines and its JSON.
+
+    Its pictures are those that ``figures`` of the module of the same name in ``ckptzoo.studies.plots`` draws of it.
+    """
 
     file: ClassVar[str]
     """Name of the JSON file, such as ``mass.json``."""
@@ -41,10 +45,6 @@ class StudyResult(PrintedResult):
     @abstractmethod
     def _lines(self) -> Iterable[RenderableType]:
         """Facts, tables and words, in the order in which they are printed."""
-
-    @abstractmethod
-    def _figures(self) -> Mapping[str, "Figure"]:
-        """The pictures by file name, without those for which there is nothing to show. It may import matplotlib."""
 
     def print(self, console: Console | None = None) -> None:
         """Print facts, tables and what they say on a rich console, by default the standard output.
@@ -75,7 +75,9 @@ class StudyResult(PrintedResult):
         from ckptzoo.studies.shared.plots import png
 
         target = Path(folder)
-        figures = self._figures()
+        # the module of the pictures imports matplotlib and the study, which imports neither
+        module = importlib.import_module(f"ckptzoo.studies.plots.{type(self).__module__.rpartition('.')[2]}")
+        figures: Mapping[str, Figure] = module.figures(self)
         target.mkdir(parents=True, exist_ok=True)
         for name, figure in figures.items():
             durable.write_file(target / name, png(figure))
@@ -102,7 +104,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: ArrayLike) -> "Spread | None":
-        """Of the finite ones among these; None where there are none.
+        """The spread of the finite ones among these; None where there are none.
 
         >>> Spread.of([1.0, 3.0, float("nan")])
         Spread(count=2, mean=2.0, sd=1.4142135623730951, least=1.0, median=2.0, most=3.0)

@@ -15,7 +15,7 @@ from ckptzoo.studies.shared.selection import BATCH_BYTES
 from ckptzoo.text import Progress
 
 BINS = 100
-"""Of a histogram, at most; twice the square root of the number of values where that is less, and 10 at least."""
+"""The most bins of a histogram: twice the square root of the number of values where that is less, and 10 at least."""
 _BITS = 18
 """Leading bits of a float32 that number its bin: 1 of sign, 8 of exponent, 9 of significand."""
 _SHIFT = 32 - _BITS

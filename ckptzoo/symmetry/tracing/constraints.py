@@ -9,6 +9,7 @@ groups are made of them in ``groups.py``, the symmetry table in ``table.py``.
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,13 +111,34 @@ class Paths:
         return numbers[index.ravel()].reshape(arrays[0].shape)
 
 
-FIXED, OUTPUT, SINGLE, NORMED = 0, 1, 2, 3
-"""Marks of channels: fixed for a reason, an output of the network, taken one by one by an operation that is not linear,
-so that no matrix may mix them, and taken together by a norm or a product with themselves, as orthogonal matrices keep
-them."""
-POSITIVE, SIGN, FORBIDDEN, NONZERO = 0, 1, 2, 3
-"""Marks of scales: positive factors only, signs only, no factor but 1; one with both of the first two has none left.
-The last one marks those whose signs count beside their sizes, unless the others forbid it."""
+class ChannelMark(IntEnum):
+    """What is known of a channel."""
+
+    FIXED = 0
+    """It is fixed for a reason."""
+    OUTPUT = 1
+    """It is an output of the network."""
+    SINGLE = 2
+    """An operation that is not linear takes it by itself, so that no matrix may mix it with others."""
+    NORMED = 3
+    """A norm, or a product with itself, takes it together with others, as orthogonal matrices keep it."""
+
+
+class ScaleMark(IntEnum):
+    """What is known of a scale; one that is positive only and a sign only is none."""
+
+    POSITIVE = 0
+    """It is a positive factor."""
+    SIGN = 1
+    """It is a sign."""
+    FORBIDDEN = 2
+    """It is 1."""
+    NONZERO = 3
+    """Its sign counts beside its size, unless another mark forbids it."""
+
+
+FIXED, OUTPUT, SINGLE, NORMED = ChannelMark
+POSITIVE, SIGN, FORBIDDEN, NONZERO = ScaleMark
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """The commands that need a hub: card, push, search, pull, contribute and review, as the README goes through them."""
 
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,6 +30,15 @@ if TYPE_CHECKING:
     from ckptzoo.hub.pull import Pulled
     from ckptzoo.hub.search import FoundZoo, SearchResult
 
+OwnTestSet = Annotated[
+    Path | None,
+    typer.Option(
+        "--inputs",
+        metavar="FILE.npz",
+        help="Measure all accuracies on your own test set, as the networks take it: arrays inputs (N, ...), and "
+        "targets (N,), labels from 0.  [default: the test sets that rows name]",
+    ),
+]
 MAX_LINES = 60
 """Changed lines of a card that are printed; --json has them all."""
 
@@ -325,8 +335,18 @@ def contribute(
     names: Annotated[
         Path | None, typer.Option("--map", metavar="FILE", help="TOML with old and new names of tensors.")
     ] = None,
-    module: Module = None,
+    module: Annotated[
+        str | None,
+        typer.Option(
+            "--module",
+            metavar="FILE.py:NAME",
+            help="A file of your own, which is executed here; NAME() makes the network, with the names of the zoo's "
+            "tensors. Where names do not fit: with those of the files, to choose the right table [names].  "
+            "[default: that of ckptzoo.archs]",
+        ),
+    ] = None,
     data: Data = None,
+    inputs: OwnTestSet = None,
     new: Annotated[
         Path | None, typer.Option("--new", metavar="FOLDER", help="Where a new zoo is made.  [default: its name]")
     ] = None,
@@ -353,6 +373,7 @@ def contribute(
                 map=names,
                 module=module,
                 data=data,
+                inputs=inputs,
                 new=new,
                 dry_run=dry_run,
                 progress=progress,
@@ -365,6 +386,9 @@ def contribute(
         raise SpecError(
             replace(problem, next_step=problem.next_step.partition("\n")[0]) for problem in error.problems
         ) from error
+    if dry_run and new is None and result.folder is not None:
+        shutil.rmtree(result.folder.parent, ignore_errors=True)
+        result = replace(result, folder=None)
     print_result(result, as_json)
     if result.status == "refused":
         raise typer.Exit(PROBLEMS)
@@ -394,6 +418,7 @@ def review(
     ] = False,
     module: Module = None,
     data: Data = None,
+    inputs: OwnTestSet = None,
     as_json: AsJson = False,
 ) -> None:
     """Check a pull request from the bytes on the hub.
@@ -412,7 +437,7 @@ def review(
 
     with quietly(), progress_bars() as progress:
         if finish:
-            result = finish_merged(repository, number, module=module, data=data, progress=progress)
+            result = finish_merged(repository, number, module=module, data=data, inputs=inputs, progress=progress)
         else:
             result = check_pull_request(
                 repository,
@@ -423,6 +448,7 @@ def review(
                 accept_near_copies=accept_near_copies,
                 module=module,
                 data=data,
+                inputs=inputs,
                 progress=progress,
             )
     print_result(result, as_json)

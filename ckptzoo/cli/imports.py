@@ -54,7 +54,9 @@ def import_(
     include: Annotated[
         list[str] | None,
         typer.Option(
-            "--include", metavar="PATTERN", help="Only files whose path, name or folder fits, such as '*.pt'."
+            "--include",
+            metavar="PATTERN",
+            help="Only checkpoint files whose path, name or folder fits, such as '*.pt'.",
         ),
     ] = None,
     exclude: Annotated[

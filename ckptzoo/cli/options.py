@@ -4,11 +4,12 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TextIO, get_type_hints
 
 import typer
 
@@ -171,7 +172,21 @@ def console() -> "Console":
     terminal = Console(markup=False, highlight=False)
     if terminal.is_terminal:
         return terminal
-    return Console(width=_UNBOUNDED, color_system=None, markup=False, highlight=False)
+    trimmed: Any = _Trimmed(sys.stdout)
+    return Console(file=trimmed, width=_UNBOUNDED, color_system=None, markup=False, highlight=False)
+
+
+class _Trimmed:
+    """A stream that leaves out the blanks before the ends of lines, with which rich fills up tables."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(re.sub(r" +(?=\n)", "", text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def emit(value: dict[str, Any]) -> None:

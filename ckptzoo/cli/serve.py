@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ckptzoo.cli.exits import PROBLEMS
-from ckptzoo.cli.options import AsJson, bar, console, emit, print_result
+from ckptzoo.cli.options import AsJson, bar, complain, console, emit, print_result
 
 if TYPE_CHECKING:
     import sqlite3
@@ -410,7 +410,10 @@ def _writing(root: Path) -> Iterator["sqlite3.Connection"]:
     _need_server()
     from ckptzoo.server.service import database_of
 
+    is_new = not root.exists()
     database = database_of(root)
+    if is_new:
+        complain("note", f"{root}: a new folder was made, for a server that has nothing yet.")
     try:
         with database.writing() as connection:
             yield connection

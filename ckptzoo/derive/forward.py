@@ -96,9 +96,12 @@ class Forward:
         # of a module whose code is not ours: torch raises RuntimeError for shapes that do not fit, NotImplementedError
         # for what the meta device lacks
         except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
-            got = f"{type(error).__name__}: {error}"[:300].rstrip(".")
+            first = next((tensor for tensor in self._arch.tensors if len(tensor.shape) > 1), self._arch.tensors[0])
+            said = f"{type(error).__name__}: {error}"[:200].rstrip(".")
+            got = f"a network that does not take them, whose first weights, {first.name}, are {first.shape} ({said})"
         what = f"outputs for inputs (2, {str(tuple(shape))[1:]}"
-        raise ZooError(Problem(self._arch.name, what, "(2, features)", got, "Pass inputs, or a module, that fit."))
+        step = "Pass inputs of the size that the network takes, --inputs FILE.npz, or a module that fits."
+        raise ZooError(Problem(self._arch.name, what, "(2, features)", got, step))
 
     def has_stacked(self, shape: Sequence[int]) -> bool:
         """Whether a function of ``archs.stacked`` evaluates stacked checkpoints on inputs of this shape.

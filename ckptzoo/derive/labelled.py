@@ -70,3 +70,23 @@ def read_inputs(path: str | Path) -> tuple[NDArray[Any], NDArray[np.int64] | Non
         got = f"{targets.shape} {targets.dtype}"
         raise ZooError(Problem(str(path), "array 'targets'", f"({len(inputs)},) integers from 0", got, step))
     return inputs, targets.astype(np.int64)
+
+
+def read_labelled(path: str | Path) -> Labelled:
+    """The inputs in a file of numpy with their labels, under the name of the file.
+
+    Parameters
+    ----------
+    path
+        as for ``read_inputs``.
+
+    Raises
+    ------
+    ZooError
+        As ``read_inputs``; or there are no labels.
+    """
+    inputs, targets = read_inputs(path)
+    if targets is None:
+        step = "Write it with numpy.savez(path, inputs=..., targets=...)."
+        raise ZooError(Problem(str(path), "array 'targets'", "labels beside the inputs", "none", step))
+    return Labelled(Path(path).name, np.ascontiguousarray(inputs, np.float32), targets)

@@ -203,7 +203,7 @@ def outputs(
 def seeded_inputs(arch: Architecture) -> NDArray[np.float32]:
     """(64, *input_shape) standard normal inputs, always the same; ZooError without an input shape."""
     if arch.input_shape is None:
-        step = "Say the shape of one input where that is taken: --input-shape 64, or input_shape=(64,) in Python."
+        step = "Say the shape of one input: --input-shape 64, or input_shape=(64,) in Python."
         raise ZooError(Problem(arch.name, "input shape", "one", "none", step))
     generator = np.random.default_rng(np.random.SeedSequence(0))
     return generator.standard_normal((INPUTS, *arch.input_shape)).astype(np.float32)

@@ -230,7 +230,8 @@ def checked_inputs(
     fits = single.ndim and len(single) and (shape is None or single.shape[1:] == shape)
     if not fits or (expected_shape is not None and single.shape != expected_shape):
         expected = f"(N, {str(shape)[1:]}" if shape else "(N, ...) with N from 1"
-        location, step = f"{contents.identity.name}: {command}", "Pass them as the network takes them."
+        location = f"{contents.identity.name}: {command}"
+        step = "Pass inputs of the size that the network takes: --inputs FILE.npz, or an array in Python."
         what = "shape of the inputs"
         raise ZooError(Problem(location, what, str(expected_shape or expected), str(single.shape), step))
     return single

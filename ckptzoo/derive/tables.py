@@ -48,7 +48,7 @@ def symmetry_of(contents: Contents, module: Any = None, input_shape: Sequence[in
         symmetry = trace(module.eval(), torch.zeros(2, *arch.input_shape)).symmetry
     else:
         given = "Name the network" if module is None else "Say the shape of one input"
-        step = declare_step(contents, f"{given}, {_options(contents)}, so that it is traced")
+        step = declare_step(contents, given)
         location, what = f"{contents.files.name}/{SYMMETRY}", f"symmetry table of {arch.name}"
         raise SymmetryError(Problem(location, what, "one", "none", step))
     symmetry.check(arch)
@@ -81,22 +81,23 @@ def traced_shape(
 
 
 def _options(contents: Contents) -> str:
-    """The options that name the network of a zoo."""
-    return "--module FILE.py:NAME" + (" --input-shape SHAPE" if contents.architecture.input_shape is None else "")
+    """The options that name the network of a zoo, and what is to be said of them."""
+    if contents.architecture.input_shape is not None:
+        return "--module FILE.py:NAME"
+    return "--module FILE.py:NAME --input-shape SHAPE (SHAPE of one input, such as 64 or 3x32x32)"
 
 
-def declare_step(contents: Contents, traced: str | None = None) -> str:
+def declare_step(contents: Contents, lacking: str = "") -> str:
     """A next step for a zoo without a symmetry table.
 
     Parameters
     ----------
-    traced
-        how its network is traced; by default by the command ``derive``.
+    lacking
+        what the call should have said, in words that go before the command.
     """
-    if traced is None:
-        folder, shape = contents.files.here or "FOLDER", contents.architecture.input_shape
-        note = "" if shape is not None else " (SHAPE of one input, such as 64 or 3x32x32)"
-        traced = f"Run ckptzoo derive {folder} {_options(contents)}{note}, which traces your network"
+    folder = contents.files.here or "FOLDER"
+    command = f"ckptzoo derive {folder} {_options(contents)}, which traces your network"
+    traced = f"{lacking}: {command}" if lacking else f"Run {command}"
     path = contents.files.name if contents.files.here is None else str(contents.files.here)
     way = f"{traced}; or declare one with"
     declaration = f"ckptzoo.derive.declare({path!r}, ckptzoo.symmetry.trace(module, inputs))"
@@ -117,8 +118,10 @@ def unless_layers(contents: Contents, step: str) -> str:
 
 
 @checked
-def declare(path: str | Path, symmetry: Symmetry | Traced) -> None:
+def declare(path: str | Path, symmetry: Symmetry | Traced, *, input_shape: Sequence[int] | None = None) -> None:
     """Write a symmetry table into a zoo that has none; one that is there already stays as it is.
+
+    The shape of one input is kept with it where the zoo's architecture lacks it.
 
     Parameters
     ----------
@@ -126,6 +129,8 @@ def declare(path: str | Path, symmetry: Symmetry | Traced) -> None:
         the zoo's folder.
     symmetry
         a table for its architecture, written by hand, or what ``ckptzoo.symmetry.trace(module, x)`` found.
+    input_shape
+        of one input; by default that with which the module was traced.
 
     Raises
     ------
@@ -133,16 +138,23 @@ def declare(path: str | Path, symmetry: Symmetry | Traced) -> None:
         The table does not fit the architecture; every problem is listed.
     SymmetryError
         The zoo has another table.
+    ZooError
+        The zoo has another shape, or this is no shape.
     """
     root = Path(path).absolute()
     _, arch, _ = read_documents(Folder(root))
+    if input_shape is None and isinstance(symmetry, Traced) and arch.input_shape is None:
+        input_shape = symmetry.architecture.input_shape
+    shape = with_input_shape(arch, input_shape).input_shape
     symmetry = table_of(symmetry)
     symmetry.check(arch)
+    # architecture.json is never rewritten, because zoo.json has its digest
+    kept = {} if arch.input_shape is not None or shape is None else {"input_shape": list(shape)}
     # another process may declare one too; the second to get the lock finds the table of the first
     with durable.locked(root):
         _, _, declared = read_documents(Folder(root))
         if declared is None:
-            durable.write_file(root / SYMMETRY, seal(symmetry.to_json()))
+            durable.write_file(root / SYMMETRY, seal({**symmetry.to_json(), **kept}))
         elif declared.digest != symmetry.digest:
             location, expected = f"{root.name}/{SYMMETRY}", f"none or {symmetry.digest}"
             step = "A zoo keeps its table; make a new zoo for another one."

@@ -528,7 +528,8 @@ def derive_by(
         raise UnknownNameError("derive", "store", store, STORE)
     began = time.perf_counter()
     contents = read_contents(Folder(path))
-    symmetry = symmetry_of(contents, module, traced_shape(contents.architecture, input_shape, inputs))
+    shape = traced_shape(contents.architecture, input_shape, inputs)
+    symmetry = symmetry_of(contents, module, shape)
     policy = CheckPolicy.of(certify, contents.architecture)
     if store == "element" and symmetry.has_matrices:
         expected = "'weights', as the table has matrices, whose products have the same bits on one machine alone"
@@ -553,7 +554,7 @@ def derive_by(
         if todo:
             job.prepare()
             if contents.symmetry is None:
-                declare(contents.root, symmetry)
+                declare(contents.root, symmetry, input_shape=shape)
             checks_share = _derive_parts(job, todo, progress)
         if adds_checks:
             later = MissingChecks(read_contents(Folder(path)), rule.name, checked, policy, module)

@@ -60,7 +60,7 @@ class Members:
         self._table = symmetry_of(zoo.contents, self._module)
         whole = Zoo(zoo.contents, {}, standing(zoo.contents))
         if to == BARYCENTRE:
-            step = "Run ckptzoo align --to barycentre, and average its variant; or name a checkpoint."
+            step = "Run ckptzoo align ZOO --to barycentre, and average its variant; or name a checkpoint."
             raise UnknownNameError("align", "reference of an average", to, (BEST, *whole.ids), step)
         weights, self.reference = reference_of(whole, to, self.variant)
         self._target = dict(weights)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ckptzoo.arguments import checked
-from ckptzoo.checks import NOTE, PROBLEM, Check
+from ckptzoo.checks import NOTE, OK, PROBLEM, Check
 from ckptzoo.console import PrintedResult, say
 from ckptzoo.doctor import hub, installation, machine
 from ckptzoo.doctor import zoo as zoo_checks
@@ -53,14 +53,31 @@ class Examination(PrintedResult):
         table.add_column(no_wrap=True)
         table.add_column(no_wrap=True)
         table.add_column(overflow="fold")
-        for check in self.checks:
+        shown = list(_with_extras_together(self.checks))
+        for check in shown:
             table.add_row(check.outcome, printable(check.name), printable(check.detail))
             if check.step:
                 table.add_row("", "", printable(check.step))
         out = console or Console()
         out.print(table, markup=False, highlight=False)
-        notes = sum(check.outcome == NOTE for check in self.checks)
+        notes = sum(check.outcome == NOTE for check in shown)
         say(out, "", f"{counted(self.problems, 'problem')}, {counted(notes, 'note')}.")
+
+
+def _with_extras_together(checks: Sequence[Check]) -> Iterator[Check]:
+    """The checks with one for all extras that are installed and one for those that are not."""
+    extras = [check for check in checks if check.name.startswith(installation.EXTRA) and check.outcome != PROBLEM]
+    for check in checks:
+        if check not in extras:
+            yield check
+        elif check is extras[0]:
+            step = "pip install 'ckptzoo[NAME]' installs one; ckptzoo doctor --json says what each needs."
+            there, lacking = (
+                ", ".join(item.name.removeprefix(installation.EXTRA) for item in extras if item.outcome == outcome)
+                for outcome in (OK, NOTE)
+            )
+            yield from [Check("extras", OK, f"installed: {there}")] * bool(there)
+            yield from [Check("extras", NOTE, f"not installed: {lacking}", step)] * bool(lacking)
 
 
 @checked

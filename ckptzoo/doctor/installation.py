@@ -15,6 +15,8 @@ from ckptzoo.text import excerpt
 PACKAGE = "ckptzoo"
 BUILDERS = "builders"
 """The package that trains zoos; it is looked for, never imported."""
+EXTRA = "extra "
+"""What the names of checks of extras begin with."""
 _DRIVER = Path("/proc/driver/nvidia/version")
 """There where NVIDIA's kernel module is loaded."""
 _HIDDEN_EXTRAS = ("dev",)
@@ -47,11 +49,11 @@ def packages() -> Iterator[Check]:
         found, missing, wrong = _state(_of_extra(extra, listed, frozenset()))
         step = f"pip install '{PACKAGE}[{extra}]'"
         if wrong:
-            yield Check(f"extra {extra}", PROBLEM, _words(found, missing, wrong), step)
+            yield Check(f"{EXTRA}{extra}", PROBLEM, _words(found, missing, wrong), step)
         elif missing:
-            yield Check(f"extra {extra}", NOTE, _words(found, missing, wrong), step)
+            yield Check(f"{EXTRA}{extra}", NOTE, _words(found, missing, wrong), step)
         else:
-            yield Check(f"extra {extra}", OK, ", ".join(found))
+            yield Check(f"{EXTRA}{extra}", OK, ", ".join(found))
 
 
 def builders_package() -> Check:

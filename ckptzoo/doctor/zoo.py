@@ -12,6 +12,7 @@ from ckptzoo.errors import IntegrityError, ZooError
 from ckptzoo.format import snapshot
 from ckptzoo.format.reader import Contents
 from ckptzoo.format.tree import Tree
+from ckptzoo.loader.derived_command import derived_command
 from ckptzoo.loader.shard_index import ShardIndex
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
@@ -84,9 +85,6 @@ def _derived(contents: Contents, name: str, command: str) -> Iterator[Check]:
     """A variant, or outputs on a set of inputs: how many checkpoints it has, and of which version it is."""
     inputs = layout.set_name(name)
     title = f"variant {name}" if inputs is None else f"predictions {inputs}"
-    step = f"ckptzoo derive {command} --gauge {name}" if inputs is None else f"ckptzoo predict {command} {inputs}"
-    if name.startswith(layout.ALIGNED):
-        step = f"ckptzoo align {command} --label {name.removeprefix(layout.ALIGNED)} with the reference of the others"
     try:
         tree = contents.derived(name)
     except ZooError as error:
@@ -95,7 +93,7 @@ def _derived(contents: Contents, name: str, command: str) -> Iterator[Check]:
     count, total = len(tree.rows), len(contents.raw.rows)
     if count < total:
         detail = f"{count:,} of {counted(total, 'checkpoint')}; {total - count:,} came later"
-        yield Check(title, NOTE, detail, step)
+        yield Check(title, NOTE, detail, derived_command(contents, inputs or name, command))
     else:
         yield Check(title, OK, counted(count, "checkpoint"))
     version, gauge = tree.parts[-1].facts.get("version"), GAUGES.get(name)

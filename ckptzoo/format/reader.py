@@ -3,9 +3,10 @@
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,7 +24,7 @@ from ckptzoo.schema.documents import REFETCH, Document, Identity, canonical, uns
 from ckptzoo.schema.equivalence import largest_allowed
 from ckptzoo.schema.metadata import DIFFERENCES, FIGURES
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.text import counted
+from ckptzoo.text import counted, excerpt
 
 MAX_DOCUMENT = 64 * 2**20
 """Bytes of a sealed document that are read at most."""
@@ -298,9 +299,18 @@ def read_documents(files: Files) -> tuple[Identity, Architecture, Symmetry | Non
     content, digest, location = document(layout.SYMMETRY)
     if identity.symmetry not in (None, digest):
         raise IntegrityError(Problem(location, "digest named in zoo.json", str(identity.symmetry), digest, REFETCH))
+    shape = content.pop("input_shape", None)
     symmetry = Symmetry.from_json(content, location=location)
     symmetry.check(architecture)
-    return identity, architecture, symmetry
+    return identity, architecture if shape is None else _shaped(architecture, shape, location), symmetry
+
+
+def _shaped(architecture: Architecture, shape: Any, location: str) -> Architecture:
+    """The architecture with the shape of one input that was declared with the table, because it is never rewritten."""
+    if not isinstance(shape, list) or architecture.input_shape is not None:
+        expected = "a list of sizes" if architecture.input_shape is None else f"none: {layout.ARCHITECTURE} has it"
+        raise IntegrityError(Problem(location, "input_shape", expected, excerpt(shape, 80), REFETCH))
+    return replace(architecture, input_shape=tuple(cast(list[Any], shape)))
 
 
 def zoo_folders(folder: Path) -> list[str]:

@@ -29,7 +29,7 @@ _MAGIC = b"PAR1"
 """The first bytes of a Parquet file, which readers check before the footer."""
 INDEX = "index:"
 """What names of the index's columns begin with; those of rows begin with their kind."""
-_STEP = "Remove it and run ckptzoo compact --index."
+_STEP = "Remove it and run ckptzoo compact ZOO --index."
 
 
 class _Chunk(NamedTuple):

@@ -53,7 +53,8 @@ def read_split(files: Files, name: str, identity: Identity) -> Split:
         The document is damaged, or that of another zoo or another split.
     """
     if name not in (known := split_names(files)):
-        raise UnknownNameError(files.name, "split", name, known)
+        step = None if known else f"Make one: ckptzoo splits make {files.here or 'ZOO'} main."
+        raise UnknownNameError(files.name, "split", name, known, step)
     location = f"{files.name}/{layout.split_file(name)}"
     split, zoo = decode(files.read(layout.split_file(name)), location=location), digest_of(identity.to_json())
     for what, expected, got in (("name", name, split.name), ("digest of the zoo", zoo, split.zoo)):

@@ -193,7 +193,7 @@ def _strays(root: Path) -> Iterator[Problem]:
         if name != layout.EXPLORER or not path.is_file():
             yield Problem(f"{root.name}/{layout.PAGES}", "a page", "explorer.html", repr(path.name), step)
         elif not _begins(path, START.encode()):
-            advice = "Make it again with ckptzoo page --in-place."
+            advice = "Make it again with ckptzoo page ZOO --in-place."
             yield Problem(f"{root.name}/{name}", "file", "a page of HTML", "something else", advice)
     splits = root / layout.SPLITS
     for path in sorted(splits.iterdir()) if splits.is_dir() else []:
@@ -238,7 +238,7 @@ def _unrelated(files: Folder, raw: Tree, trees: dict[str, Tree]) -> Iterator[Pro
 
 
 def _snapshots(files: Folder, trees: dict[str, Tree], limit: int, *, deep: bool) -> Iterator[Problem]:
-    step = "Remove it and run ckptzoo compact --index."
+    step = "Remove it and run ckptzoo compact ZOO --index."
     for name in snapshot.listed(files):
         location = f"{files.name}/{layout.SNAPSHOTS}/{name}"
         try:
@@ -267,7 +267,7 @@ def _listing(files: Folder) -> Iterator[Problem]:
     """Files of another size than listing.json has, where there is one; it need not name all."""
     if files.size(LISTING) is None:
         return
-    location, step = f"{files.name}/{LISTING}", "Run ckptzoo compact."
+    location, step = f"{files.name}/{LISTING}", "Run ckptzoo compact ZOO."
     try:
         content, _ = unseal(files.read(LISTING), location=location)
         named: dict[str, Any] = content["files"]

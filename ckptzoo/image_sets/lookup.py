@@ -205,7 +205,7 @@ def find(
             raise ZooError(Problem("data", "split", f"{own_split}, as {name!r} says", str(split), "Name one of both."))
         found = find(dataset, folder, split=own_split, count=count)
         return None if found is None else found.first(limit)
-    if "/" in name and _sized(name.partition("/")[0])[0] in ("digits", *KNOWN):
+    if "/" in name and is_known(name.partition("/")[0]):
         raise not_a_set(name)
     split = split or "test"
     check_split(name, split)
@@ -322,10 +322,15 @@ def halves_from(
     }
 
 
+def is_known(name: str) -> bool:
+    """Whether a name is that of a data set that ckptzoo knows, or of a smaller form of one."""
+    return _sized(name)[0] in ("digits", *KNOWN)
+
+
 def not_a_set(name: str) -> ZooError:
     """The error to raise for what is not the name of a set of inputs."""
     expected = "a data set and /test or /train, as mnist/test or mnist/train-100"
-    step = "Choose such a one, or pass inputs of your own: --inputs FILE.npz, or ckptzoo.derive.predict."
+    step = "Choose such a one; inputs of your own are stored by ckptzoo predict ZOO SET --inputs FILE.npz."
     return ZooError(Problem("data", "set of inputs", expected, repr(name)[:100], step))
 
 

@@ -137,7 +137,7 @@ def collection_files(zoos: Mapping[str, Zoo]) -> dict[str, bytes]:
 
 
 def _entry(folder: str, zoo: Zoo) -> ZooEntry:
-    return ZooEntry(folder, zoo.name, zoo.arch.digest, zoo.revision, len(zoo))
+    return ZooEntry(folder, zoo.name, zoo.contents.identity.architecture, zoo.revision, len(zoo))
 
 
 @checked

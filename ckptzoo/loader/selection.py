@@ -12,10 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ckptzoo.errors import Problem, UnknownNameError, ZooError
+from ckptzoo.errors import Problem, UnknownNameError, ZooError, suggestion
 from ckptzoo.format.reader import Contents
 from ckptzoo.format.tree import places_of
 from ckptzoo.loader.checkpoint import Checkpoint
+from ckptzoo.loader.derived_command import derived_command
 from ckptzoo.loader.extra import PREFIX, extra_column, extra_names, names_in
 from ckptzoo.loader.filters import Filters, columns_in, expression, kept, unfit
 from ckptzoo.loader.lazy_tensor import StackedTensor
@@ -160,12 +161,12 @@ class Selection:
         known, hint = self.contents.raw.rows.schema.names, None
         # the rows of a zoo on another machine are not fetched for this
         if self.contents.files.here is not None or "extra" in self._columns:
-            within = [item.removeprefix(PREFIX) for item in extra_names(self.columns(["extra"])["extra"])]
+            keys = [key.removeprefix(PREFIX) for key in sorted(extra_names(self.columns(["extra"])["extra"]))]
             asked = str(name).removeprefix(PREFIX)
-            # nearer than every column: get_close_matches prefers what comes first among equals
-            nearest = get_close_matches(asked, [*known, *within], n=1, cutoff=0.6)
-            if nearest and nearest[0] in within and nearest[0] not in known:
-                hint = f"Did you mean {PREFIX}{nearest[0]}?"
+            near = get_close_matches(asked, keys, n=1, cutoff=0.8)
+            within = f"Did you mean {PREFIX}{near[0]}?" if near else ""
+            # a column that may be meant goes before a key that is spelt in part alike
+            hint = within if str(name) in keys else suggestion(str(name), known, within) or None
         return UnknownNameError(self.name, "column", str(name), known, hint)
 
     def last_steps(self) -> NDArray[np.int64]:
@@ -209,7 +210,7 @@ class Selection:
         if inputs not in self.predicted:
             raise UnknownNameError(self.name, "set of predictions", inputs, self.predicted)
         rows = places_of(self.ids, self.contents.derived(layout.predictions_name(inputs)).rows["id"])
-        self._require_all(rows, "predictions", inputs, f"predict {{}} {inputs}")
+        self._require_all(rows, "predictions", inputs)
         return Predictions(self.contents, inputs, self.ids, rows)
 
     def variant_rows(self, variant: str) -> tuple[Variant, NDArray[np.int64]]:
@@ -232,7 +233,7 @@ class Selection:
         opened = self.variants[variant]
         if variant not in self._rows_in:
             rows = places_of(self.ids, opened.tree.rows["id"])
-            self._require_all(rows, "variant", variant, f"derive {{}} --gauge {variant}")
+            self._require_all(rows, "variant", variant)
             self._rows_in[variant] = rows
         return opened, self._rows_in[variant]
 
@@ -316,11 +317,11 @@ class Selection:
             return f"{name!r} is a checkpoint: write zoo.checkpoint({name!r})."
         return None
 
-    def _require_all(self, rows: NDArray[np.int64], what: str, name: str, command: str) -> None:
-        """Raise where some of these checkpoints lack what is derived; ``command`` with the zoo's folder makes it."""
+    def _require_all(self, rows: NDArray[np.int64], what: str, name: str) -> None:
+        """Raise where some of these checkpoints lack what is derived, with the command that makes it."""
         if missing := int((rows < 0).sum()):
             here = self.contents.files.here
-            run = "" if here is None else f", or run ckptzoo {command.format(here)}"
+            run = "" if here is None else f", or run {derived_command(self.contents, name, str(here))}"
             expected, got = f"all {len(rows):,} checkpoints", f"{len(rows) - missing:,} ({missing:,} without it)"
             step = f"Take those that have it with zoo.having({name!r}){run}."
             raise ZooError(Problem(self.name, f"{what} {name!r}", expected, got, step))

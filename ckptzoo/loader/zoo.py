@@ -340,7 +340,8 @@ class Zoo:
         ----------
         names
             of columns, or ``extra.optim.lr`` for a value within ``extra``: the first decides, the next where it is
-            equal. Missing values come last.
+            equal. The largest values come first where a minus stands before the name, ``"-test_accuracy"``. Missing
+            values come last.
 
         Raises
         ------
@@ -356,10 +357,11 @@ class Zoo:
         if not names:
             step = 'Write, for example, zoo.sorted("mode", "draw").'
             raise ZooError(Problem(self.name, "columns to sort by", "at least one", "none", step))
-        columns = [self.column(name).combine_chunks() for name in names]
+        columns = [self.column(name.removeprefix("-")).combine_chunks() for name in names]
         table = pa.table(columns, names=[str(number) for number in range(len(names))])
         # pyarrow sorts stably
-        keys = [(name, "ascending") for name in table.column_names]
+        orders = ("descending" if name.startswith("-") else "ascending" for name in names)
+        keys = list(zip(table.column_names, orders, strict=True))
         order = pc.call_function("sort_indices", [table], pc.SortOptions(sort_keys=keys))
         return self.take(order.to_numpy())
 

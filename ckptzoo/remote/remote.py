@@ -5,6 +5,7 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,7 +19,7 @@ from ckptzoo.remote.hub_store import HubStore, default_endpoint, hub_address
 from ckptzoo.remote.retry import RetryPolicy, read_range
 from ckptzoo.remote.stores import CancelToken, FileEntry, FilesystemStore, FolderStore, OfflineStore, Store, find_entry
 from ckptzoo.remote.web_store import StaticStore
-from ckptzoo.schema.layout import Span
+from ckptzoo.schema.layout import ZOO, Span
 
 WORKERS = 8
 """Requests at a time."""
@@ -290,6 +291,10 @@ def open_remote(
         try:
             return _open_place(place, endpoint, token, retry_policy, opening_policy)
         except RemoteError as error:
+            if isinstance(place, FolderAddress) and (near := _near_folder(place.path)):
+                on_hub = f" A zoo of the hub is hf://datasets/{address}." if len(places) > 1 else ""
+                step = f"Did you mean {near}?{on_hub}"
+                raise AbsentError(Problem(str(address), "a zoo", "a folder", "nothing", step)) from None
             if len(places) == 1 or _is_file(place):  # no repository is meant by the path of a file
                 raise
             kind = type(error)
@@ -299,6 +304,13 @@ def open_remote(
         OfflineError: "Unset CKPTZOO_OFFLINE and HF_HUB_OFFLINE to look for it.",
     }.get(kind, "Check the name and the network.")
     raise kind(Problem(str(address), "a zoo", "a folder or a repository", f"neither: {'; '.join(tried)}", step))
+
+
+def _near_folder(path: Path) -> Path | None:
+    """A zoo's folder beside the place of one that is not there, whose name is spelt nearly the same."""
+    names = [] if path.exists() else [found.parent.name for found in path.parent.glob(f"*/{ZOO}")]
+    near = get_close_matches(path.name, names, n=1, cutoff=0.8)
+    return path.parent / near[0] if near else None
 
 
 def _open_place(

@@ -48,7 +48,7 @@ class StaticStore:
         try:
             data = retry(request, retry_policy=retry_policy, cancel=cancel)
         except AbsentError as error:
-            step = "Write one with ckptzoo compact --index in the zoo's folder on the server."
+            step = "Write one with ckptzoo compact ZOO --index on the server."
             raise AbsentError(Problem(url, LISTING, "a listing of the zoo", error.problem.got, step)) from None
         entries, digest = decode(data, location=location)
         return cls(url, digest, entries, connections)

@@ -18,8 +18,11 @@ from ckptzoo.schema.folds import Fold, fold_from_json, fold_problems, fold_probl
 from ckptzoo.schema.groups import MATRICES, AxisAction, Group, Like, Perm, Segment
 from ckptzoo.schema.symmetry_checks import problems, problems_with
 
+_SHOWN = 8
+"""Groups that ``repr`` names."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Symmetry:
     """The groups of a network in topological order, and what they do to its tensors.
 
@@ -55,6 +58,11 @@ class Symmetry:
         ordered = {name: tuple(sorted(items, key=lambda item: item.axis)) for name, items in by_tensor.items()}
         object.__setattr__(self, "_by_id", {group.id: group for group in self.groups})
         object.__setattr__(self, "_by_tensor", ordered)
+
+    def __repr__(self) -> str:
+        groups = [f"{group.id} ({_perm_to_json(group.perm)['kind']} {group.n}, {group.scale})" for group in self.groups]
+        more = f" and {len(groups) - _SHOWN:,} more" if len(groups) > _SHOWN else ""
+        return f"<symmetry: {', '.join(groups[:_SHOWN]) or 'no groups'}{more}>"
 
     def check(self, arch: Architecture) -> None:
         """Check the table against an architecture: tensors, axes and sizes.

@@ -73,7 +73,7 @@ def _disk(root: Path) -> Iterator[Check]:
     usage = shutil.disk_usage(root)
     detail = f"{size(usage.free)} free of {size(usage.total)}"
     if usage.free < max(_FREE_BYTES, _FREE_SHARE * usage.total):
-        yield Check("disk", PROBLEM, detail, "Make room, or run ckptzoo serve gc.")
+        yield Check("disk", PROBLEM, detail, "Make room, or run ckptzoo serve gc --root FOLDER.")
     else:
         yield Check("disk", OK, detail)
     kind = file_system_of(root)
@@ -133,7 +133,7 @@ def _blobs(root: Path, connection: sqlite3.Connection) -> Check:
     detail = f"{counted(len(named), 'blob')}, {size(sum(named.values()))}"
     if unnamed:
         more = f"; {counted(len(unnamed), 'blob')} that no file names, {size(sum(sizes[digest] for digest in unnamed))}"
-        return Check("blobs", NOTE, detail + more, "ckptzoo serve gc removes them.")
+        return Check("blobs", NOTE, detail + more, "ckptzoo serve gc --root FOLDER removes them.")
     return Check("blobs", OK, detail)
 
 
@@ -154,7 +154,7 @@ def _accounts(connection: sqlite3.Connection) -> Iterator[Check]:
     forever = [item for item in listed if item.expires is None and item.limits.role != "read"]
     detail = f"{counted(len(listed), 'token')}, {len(over):,} expired"
     if forever:
-        step = "Make tokens with --days, and revoke those that nobody uses: ckptzoo serve token --list."
+        step = "Make tokens with --days, and revoke those that nobody uses: ckptzoo serve token --root FOLDER --list."
         yield Check("tokens", NOTE, f"{detail}, {len(forever):,} that may write or contribute and never expire", step)
     else:
         yield Check("tokens", OK, detail)

@@ -76,4 +76,6 @@ class Quotas:
 def over_quota(contributor: str, room: int, size: int) -> Refusal:
     """More bytes than a contributor may still send."""
     expected = f"expected at most {max(room, 0)} more bytes, got {size}"
-    return Refusal(413, f"{contributor}: {expected}. The owner may raise the quota (ckptzoo serve --quota).")
+    return Refusal(
+        413, f"{contributor}: {expected}. The owner may raise the quota (ckptzoo serve --root FOLDER --quota SIZE)."
+    )

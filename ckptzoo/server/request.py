@@ -197,7 +197,9 @@ class AuthorizedRequest:
         """
         if self.is_limited:
             expected = "expected a session that a one-time link or an identity provider began, got one of a token"
-            raise Refusal(403, f"{what}: {expected}. Ask the operator for a link (ckptzoo serve user NAME).")
+            raise Refusal(
+                403, f"{what}: {expected}. Ask the operator for a link (ckptzoo serve user --root FOLDER NAME)."
+            )
 
     def require(self, role: str, target: Target) -> None:
         """Refuse unless the caller has at least this role in another repository, or in a namespace.

@@ -1,5 +1,6 @@
 """A server on a port: in the foreground, or in a thread for as long as a ``with`` block lasts."""
 
+import errno
 import socket
 import sys
 import threading
@@ -10,6 +11,7 @@ from types import TracebackType
 import uvicorn
 from starlette.types import ASGIApp
 
+from ckptzoo.errors import Problem, ZooError
 from ckptzoo.server.connections import Connections
 from ckptzoo.server.limits import ServerLimits
 
@@ -64,7 +66,13 @@ def _server(
 def listen(host: str, port: int) -> tuple[socket.socket, str]:
     """A listening socket and its address; port 0 is any free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.create_server((host, port), family=family, backlog=1024)
+    try:
+        bound = socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        step = "Choose another with --port, or --port 0 for any that is free."
+        raise ZooError(Problem(f"{host}:{port}", "port", "one that is free", "one in use", step)) from None
     # asyncio sets TCP_NODELAY only on sockets that were made with the protocol number of TCP; accepted ones inherit it.
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     shown = f"[{host}]" if ":" in host else host

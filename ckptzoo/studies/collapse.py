@@ -26,6 +26,9 @@ READ_BYTES = 256 * 2**20
 """Logits that are read at a time, as far as whole inputs allow."""
 SIGNIFICANT = 0.05
 """P-values up to this are called a correlation."""
+ENOUGH = 17
+"""Members from which pairs are called uncorrelated: where members differ in their level, the correlation by chance is
+within 1.96 / sqrt(members - 1), which is 0.5 for them."""
 _STEP = 500
 """Inputs between two calls of ``progress``."""
 _NAMES = {"pearson": "Pearson", "spearman": "Spearman"}
@@ -139,7 +142,10 @@ class Collapse(StudyResult):
         pearson = self.correlations["pearson"]
         if pearson.p_value is None:
             return
-        if pearson.p_value > SIGNIFICANT:
+        if pearson.p_value > SIGNIFICANT and self.members < ENOUGH:
+            members = f"{self.members} members"
+            yield f"A correlation is not resolved with {members}: that there is none takes {ENOUGH} or more."
+        elif pearson.p_value > SIGNIFICANT:
             yield "No more correlation than by chance: how far two members differ on one set says nothing of the other."
         else:
             how = "more" if pearson.value > 0 else "less"

@@ -207,7 +207,7 @@ class Ensembles(StudyResult):
         if others:
             words += (
                 " AUROC: how often an input of the other set has the higher score. FPR95: the share of the own set "
-                "that is flagged where 95 % of the other is."
+                "that is flagged where 95% of the other is."
             )
         yield words
         yield ""
@@ -255,7 +255,7 @@ class Ensembles(StudyResult):
         for name, unit in (("accuracy", " %"), ("nll", "")):
             alone, together = (f"{_mean(name, self.figure(name)[size])}{unit}" for size in (1, self.members))
             shares = [
-                f"{size:,} members have {100 * share:g} % of the gain"
+                f"{size:,} members have {100 * share:g}% of the gain"
                 for share in SHARES
                 if (size := self.enough(name, share)) is not None
             ]
@@ -265,8 +265,8 @@ class Ensembles(StudyResult):
         sure, right = (self.figure(name)[self.members].mean for name in ("confidence", "accuracy"))
         if together > alone and sure < right:
             yield (
-                f"ECE: {100 * alone:.2f} % alone, {100 * together:.2f} % together: the ensembles are less sure than "
-                f"they are right (all together: mean confidence {100 * sure:.2f} %, accuracy {100 * right:.2f} %)."
+                f"ECE: {100 * alone:.2f}% alone, {100 * together:.2f}% together: the ensembles are less sure than "
+                f"they are right (all together: mean confidence {100 * sure:.2f}%, accuracy {100 * right:.2f}%)."
             )
 
 

@@ -15,6 +15,8 @@ MAX_PAIRS = 200
 """Pairs of positions of one tensor that are compared, within orbits and across them."""
 LEAST = 8
 """Members that a comparison takes: two samples of four numbers can have a p-value below ``LEVEL``, of three cannot."""
+RESOLVED = 30
+"""Members from which marginals are called equal: halves of fewer do not show a distance of 0.5, 1.36 sqrt(2 / 15)."""
 
 Pairs = NDArray[np.int64]
 

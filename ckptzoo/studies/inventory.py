@@ -17,6 +17,7 @@ from ckptzoo.errors import AbsentError, IntegrityError
 from ckptzoo.format.reader import Contents, zoo_folders
 from ckptzoo.format.tree import Tree, places_of
 from ckptzoo.loader.collection import Collection, open_collection
+from ckptzoo.loader.extra import extra_names
 from ckptzoo.loader.filters import Filters
 from ckptzoo.loader.selection import MethodDraws, draws_by_method
 from ckptzoo.loader.zoo import Zoo
@@ -35,6 +36,8 @@ ON_THE_PAGE = ("license", "contributor")
 """Those of which the zoo's page says what holds for rows without a value."""
 _MAX_VALUES = 4
 """Distinct values of a column that are printed."""
+_MAX_COLUMNS = 40
+"""Names of columns that are printed."""
 _WHOLE = "of the whole zoo"
 
 
@@ -112,6 +115,9 @@ class Inventory(PrintedResult):
         the symmetries of each group of channels; none where the zoo has no symmetry table.
     draws
         of the selection, for each approximate posterior.
+    columns
+        of the metadata in which some checkpoint of the selection has a value, and ``extra.<key>`` for what is within
+        the column ``extra``.
     """
 
     name: str
@@ -134,6 +140,7 @@ class Inventory(PrintedResult):
     untold: dict[str, int]
     groups: tuple[GroupCounts, ...] = ()
     draws: tuple[MethodDraws, ...] = ()
+    columns: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -196,6 +203,9 @@ class Inventory(PrintedResult):
             members = f"{counted(spread.count, 'member')} at their last step"
             rows.append(("test accuracy", f"{text} ({members if several else counted(spread.count, 'checkpoint')})"))
         rows += [(column, self._values(column)) for column in self.told]
+        left = len(self.columns) - _MAX_COLUMNS
+        more = f" and {left:,} more, which --json lists" if left > 0 else ""
+        rows.append(("columns", f"{', '.join(self.columns[:_MAX_COLUMNS])}{more}"))
         return rows
 
     def _values(self, column: str) -> str:
@@ -295,7 +305,14 @@ def inventory(zoo: Zoo) -> Inventory:
         untold={column: len(table) - sum(counts.values()) for column, counts in told.items()},
         groups=() if contents.symmetry is None else counts_by_group(contents.symmetry),
         draws=draws_by_method(table),
+        columns=tuple(_filled(table)),
     )
+
+
+def _filled(table: pa.Table) -> list[str]:
+    """The columns with a value, and in the place of ``extra`` the names within it."""
+    names = [name for name in table.column_names if table[name].null_count < len(table)]
+    return [item for name in names for item in (sorted(extra_names(table[name])) if name == "extra" else [name])]
 
 
 @dataclass(frozen=True)

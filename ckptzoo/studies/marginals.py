@@ -13,7 +13,7 @@ from ckptzoo.console import columns
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
-from ckptzoo.studies.equal_marginals import LEAST, LEVEL, PairTests, compare_pairs, position_pairs
+from ckptzoo.studies.equal_marginals import LEAST, LEVEL, RESOLVED, PairTests, compare_pairs, position_pairs
 from ckptzoo.studies.principal_components import LayerComponents, bytes_to_read, layer_components
 from ckptzoo.studies.shared.result import StudyResult
 from ckptzoo.studies.shared.selection import parameter_names, parameters_by_layer, table_of, thinned, usable_rows
@@ -121,13 +121,13 @@ class Marginals(StudyResult):
         for kind, title in (("within", "Within one orbit"), ("across", "Across orbits")):
             if getattr(self, kind).pairs:
                 yield ""
-                yield f"{title}: p below {LEVEL} ({100 * LEVEL:g} % at most where equal), and median p"
+                yield f"{title}: p below {LEVEL} ({100 * LEVEL:g}% at most where equal), and median p"
                 yield from self._tests(kind)
         yield ""
         yield from self._conclusions()
         if self.members > 1:
             yield ""
-            yield "Principal components: share of the first, and how many hold 90 %"
+            yield "Principal components: share of the first, and how many hold 90%"
             yield from self._components()
 
     def _tests(self, kind: str) -> Iterator[RenderableType]:
@@ -145,7 +145,7 @@ class Marginals(StudyResult):
             yield f"and {counted(left_out, 'more tensor')}"
 
     def _components(self) -> Iterator[RenderableType]:
-        table = self._table("layer", "parameters", "members", second="90 %")
+        table = self._table("layer", "parameters", "members", second="90%")
         shown, left_out = thinned(self.layers, MAX_ROWS)
         for item in shown:
             cells: list[str] = []
@@ -176,8 +176,12 @@ class Marginals(StudyResult):
             for variant in self._variants():
                 p = self.within.uniform(variant)
                 assert p is not None  # there are pairs
-                more = "no more" if p >= LEVEL else "more"
-                small = f"{more} small p-values than equal marginals give (p = {p:.2g})"
+                if p >= LEVEL and self.members < RESOLVED:
+                    took = f"not resolved with {self.members} members (p = {p:.2g})"
+                    small = f"{took}; equal marginals take {RESOLVED} or more"
+                else:
+                    more = "no more" if p >= LEVEL else "more"
+                    small = f"{more} small p-values than equal marginals give (p = {p:.2g})"
                 yield f"Within orbits, {printable(variant)}: {small}."
 
     def _variants(self) -> tuple[str, str]:

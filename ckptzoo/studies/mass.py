@@ -28,11 +28,11 @@ TIGHT = 1e-10
 MAX_ROWS = 24
 """More layers than this are thinned out evenly where they are printed or drawn."""
 PAPER = (
-    "arXiv 2310.08287, figure 2, OptuNets on MNIST: masses mostly between 120 and 240, an excess that peaks near 30 % "
-    "and reaches 60 %"
+    "arXiv 2310.08287, figure 2, OptuNets on MNIST: masses mostly between 120 and 240, an excess that peaks near 30% "
+    "and reaches 60%"
 )
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-_COLUMNS = ("least", *(f"{100 * share:g} %" for share in QUANTILES), "most")
+_COLUMNS = ("least", *(f"{100 * share:g}%" for share in QUANTILES), "most")
 
 Values = NDArray[np.float64]
 
@@ -168,7 +168,7 @@ class Masses(StudyResult):
         if excess_peak is not None or self._paper is not None:
             yield ""
         if excess_peak is not None:
-            yield f"The excess peaks at {excess_peak:.3g} %."
+            yield f"The excess peaks at {excess_peak:.3g}%."
         if self._paper is not None:
             yield f"{self._paper}."
         yield ""

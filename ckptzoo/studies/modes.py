@@ -26,6 +26,8 @@ MAX_LAYERS = 11
 """More layers than this are thinned out evenly."""
 MAX_BYTES = 256 * 2**20
 """Fewer members are taken where the largest tensor of ``MAX_MEMBERS`` takes more."""
+ENOUGH = 14
+"""Members from which the steadiest number is told: fewer leave less than six to choose from, 2 to half of them."""
 ALL = "all layers"
 """Label of the space of all parameters together."""
 _COLUMNS = 2**16
@@ -132,6 +134,9 @@ class Modes(StudyResult):
         low, high = _short(min(factors)), _short(max(factors))
         between = low if low == high else f"{low} to {high}"
         yield f"From one mode a member to a single one the bandwidth grows {between} times."
+        if self.members < ENOUGH:
+            yield f"Which number is steady is not resolved with {self.members} members; that takes {ENOUGH} or more."
+            return
         steady = [(number, label, variant) for curve, label, variant in known if (number := curve.steadiest)]
         if steady:
             (number, factor), label, variant = max(steady, key=lambda item: item[0][1])

@@ -6,6 +6,7 @@ statistics of section 3.2.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from shlex import quote
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +17,7 @@ from rich.table import Table
 from ckptzoo import symmetry
 from ckptzoo.arguments import Count, Seed, Size, checked
 from ckptzoo.console import columns, facts
-from ckptzoo.errors import Problem, ZooError, require
+from ckptzoo.errors import Problem, UnknownNameError, ZooError, require
 from ckptzoo.format.splits import members_of
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.ranks import kendall_tau_b
@@ -127,7 +128,7 @@ class PredictAccuracy(StudyResult):
         return {**{name: getattr(self, name) for name in names}, "scores": [item.to_json() for item in self.scores]}
 
     def _lines(self) -> Iterator[RenderableType]:
-        sides = f"{self.splits}, 70 % of the members to train"
+        sides = f"{self.splits}, 70% of the members to train"
         zoo = f"{self.name}: {counted(self.checkpoints, 'checkpoint')} of {counted(self.members, 'member')}"
         rows = [("zoo", zoo), ("target", self.target), ("splits", sides)]
         if self.left_out:
@@ -291,16 +292,22 @@ def _permuted(zoo: Zoo, copies: int, seed: int) -> list[Values]:
     return found
 
 
+def _listed(zoo: Zoo) -> str:
+    return f"ckptzoo info {quote(zoo.address)} lists the columns."
+
+
 def _with_target(zoo: Zoo, target: str) -> tuple[Zoo, Values]:
     try:
-        values = np.array(zoo.metadata[target].to_pylist(), np.float64)
-    except (KeyError, TypeError, ValueError):
-        step = f"Name a column of numbers, such as {TARGET}."
+        values = np.array(zoo.column(target).to_pylist(), np.float64)
+    except (UnknownNameError, TypeError, ValueError) as error:
+        if isinstance(error, UnknownNameError) and error.hint:  # a name that is spelt nearly so
+            raise
+        step = f"Name a column of numbers, such as {TARGET}; {_listed(zoo)}"
         raise ZooError(Problem(zoo.name, f"target {target!r}", "a column of numbers", "none", step)) from None
     kept = np.isfinite(values) & usable_rows(zoo.metadata)
     if kept.sum() < _LEAST or np.ptp(values[kept]) == 0:
         got = f"{kept.sum():,} of {len(zoo):,}" if kept.sum() < _LEAST else "one value for all"
-        step = "Choose others, or another target; ckptzoo show says which columns there are."
+        step = f"Choose others, or another target; {_listed(zoo)}"
         expected = f"{_LEAST} or more usable checkpoints with several values"
         raise ZooError(Problem(zoo.name, f"target {target!r}", expected, got, step))
     return zoo.take(np.flatnonzero(kept).tolist()), values[kept]

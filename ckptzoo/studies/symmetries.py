@@ -153,7 +153,7 @@ class Symmetries(StudyResult):
             rows.append(("clamped filters", _count_text(self.clamped, "filter")))
         if len(self.margins):
             low, middle, high = np.quantile(self.margins, [0.05, 0.5, 0.95])
-            rows.append(("margins", f"median {middle:.2g}, 90 % within {low:.2g} to {high:.2g}, ties count as 0"))
+            rows.append(("margins", f"median {middle:.2g}, 90% within {low:.2g} to {high:.2g}, ties count as 0"))
         if self.closest is not None:
             rows.append(("smallest above 0", f"{self.closest[1]:.2g} in {self.closest[0]}"))
         return rows
@@ -180,7 +180,7 @@ class Symmetries(StudyResult):
         return table
 
     def _scalings(self) -> Table:
-        table = columns("group", "n", "median |ln|", "5 %", "25 %", "50 %", "75 %", "95 %", "turned")
+        table = columns("group", "n", "median |ln|", "5%", "25%", "50%", "75%", "95%", "turned")
         for item in self.scalings:
             shares = ["-"] * 5 if item.quantiles is None else [f"{value:.3g}" for value in item.quantiles]
             size = "-" if item.size is None else f"{item.size:.3f}"

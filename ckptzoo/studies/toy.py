@@ -121,8 +121,8 @@ class Toy(StudyResult):
         yield ""
         yield self._table()
         yield ""
-        yield "first, second: 90 % of the weights."
-        yield "above: networks whose second weight is the larger one; 50 % where exchanging neurons changes nothing."
+        yield "first, second: 90% of the weights."
+        yield "above: networks whose second weight is the larger one; 50% where exchanging neurons changes nothing."
         yield f"modes: maxima of the estimated density, {SIGMAS} standard errors above the pass to a higher one."
         if any(panel.density.heights is None for panel in self.panels):
             yield f"An estimate takes {FEW} networks that are not all alike."

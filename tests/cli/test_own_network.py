@@ -63,7 +63,10 @@ def test_every_study_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert code != 0 and f"Run ckptzoo derive {zoo} --module FILE.py:NAME --input-shape SHAPE" in said
     # each command that needs the shape says so, and works with it
     code, said = called("derive", zoo, *module)
-    assert code != 0 and "Say the shape of one input, --module FILE.py:NAME --input-shape SHAPE" in said
+    assert (
+        code != 0
+        and f"Say the shape of one input: ckptzoo derive {zoo} --module FILE.py:NAME --input-shape SHAPE" in said
+    )
     for gauge in ("canonical", "min-mass", "unit-norm") if ALL else ("canonical",):
         code, said = called("derive", zoo, "--gauge", gauge, *module, *shape)
         assert code == 0, said

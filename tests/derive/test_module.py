@@ -79,7 +79,8 @@ def test_a_module_is_traced_for_a_table(tmp_path: Path) -> None:
             writer.add(network().state_dict(), {"id": f"net-{number}"})
     for call in (lambda: derive(tmp_path / "mine"), lambda: dedupe(ckptzoo.open(tmp_path / "mine"))):
         with pytest.raises(
-            SymmetryError, match=r"Name the network, --module FILE\.py:NAME, so that it is traced; or decl"
+            SymmetryError,
+            match=r"Name the network: ckptzoo derive .+ --module FILE\.py:NAME, which traces your network; or decl",
         ):
             call()
     with pytest.raises(
@@ -93,7 +94,7 @@ def test_a_module_is_traced_for_a_table(tmp_path: Path) -> None:
     for call in (lambda: derive(tmp_path / "shapeless"), lambda: symmetries(ckptzoo.open(tmp_path / "shapeless"))):
         with pytest.raises(SymmetryError, match=r"--module FILE\.py:NAME --input-shape SHAPE.*declare\('/.*shapeless'"):
             call()
-    with pytest.raises(SymmetryError, match="Say the shape of one input, --module"):
+    with pytest.raises(SymmetryError, match=r"Say the shape of one input: ckptzoo derive .+ --module"):
         derive(tmp_path / "shapeless", module=network())
     (found,) = derive(tmp_path / "shapeless", module=network(), input_shape=(3, 6, 6)).certified
     assert found.random is not None and ckptzoo.open(tmp_path / "shapeless").symmetry == traced

@@ -3,14 +3,21 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import ckptzoo
-from ckptzoo.derive import declare, dedupe, derive
+from ckptzoo import archs
+from ckptzoo.derive import align_zoo, declare, dedupe, derive
+from ckptzoo.derive.near_copies import seeded_inputs
 from ckptzoo.derive.tables import symmetry_of
-from ckptzoo.errors import SpecError, SymmetryError, ZooError
+from ckptzoo.errors import IntegrityError, SpecError, SymmetryError, ZooError
 from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import read_contents
+from ckptzoo.hub.pull import pull
+from ckptzoo.schema.documents import seal
+from ckptzoo.symmetry import trace
 from tests.support.derived_zoos import ARCH, TABLE, files_of, weights_of, written
 
 UNKNOWN = replace(ARCH, forward=None)
@@ -63,3 +70,52 @@ def test_a_table_of_another_architecture_is_refused_with_every_problem(tmp_path:
         declare(path, replace(TABLE, actions=moved))
     assert len(refused.value.problems) == len(moved)
     assert files_of(path) == before
+
+
+SHAPE = (1, 28, 28)
+SHAPELESS = replace(UNKNOWN, input_shape=None)
+
+
+@pytest.mark.parametrize("way", ["derive", "align", "inputs", "traced", "table"])
+def test_the_shape_of_an_input_is_kept_with_the_table_and_changes_no_document(tmp_path: Path, way: str) -> None:
+    path, module = written(tmp_path / "zoo", SHAPELESS, weights_of(3, 0)), archs.get("optunet")()
+    before, digest = files_of(path), ckptzoo.open(path).arch.digest
+    images = np.random.default_rng(0).normal(size=(2, *SHAPE)).astype(np.float32)
+    if way == "derive":
+        derive(path, module=module, input_shape=SHAPE, certify="none")
+    elif way == "align":
+        align_zoo(path, "0", label="first", module=module, input_shape=SHAPE, certify="none")
+    elif way == "inputs":
+        derive(path, module=module, inputs=images)
+    elif way == "traced":
+        declare(path, trace(module.eval(), torch.from_numpy(images)))
+    else:
+        declare(path, TABLE, input_shape=SHAPE)
+        declare(path, TABLE)
+    assert ckptzoo.open(path).contents.identity.architecture == digest
+    assert {name: data for name, data in files_of(path).items() if name in before} == before
+    pull(path, tmp_path / "whole")
+    pull(path, tmp_path / "part", where="id != '2'")
+    for place in (path, tmp_path / "whole", tmp_path / "part"):
+        zoo = ckptzoo.open(place)
+        assert zoo.arch.input_shape == SHAPE and seeded_inputs(zoo.arch).shape[1:] == SHAPE
+        assert zoo.symmetry is not None and ckptzoo.verify(place) == []
+    derive(path, gauge="unit-norm", module=module, certify="all")
+    assert ckptzoo.verify(path) == []
+    with pytest.raises(ZooError, match="shape of one input"):
+        declare(path, TABLE, input_shape=(784,))
+
+
+@pytest.mark.parametrize("shape", [784, "784", [0], [-1], [1.5], [True], {"0": 1}, [[28]], [2**50]])
+def test_a_shape_that_is_none_is_refused(tmp_path: Path, shape: object) -> None:
+    path = written(tmp_path / "zoo", SHAPELESS, weights_of(1, 0))
+    (path / "symmetry.json").write_bytes(seal({**TABLE.to_json(), "input_shape": shape}))
+    with pytest.raises((IntegrityError, SpecError), match="input_shape"):
+        ckptzoo.open(path)
+
+
+def test_the_shape_is_said_once(tmp_path: Path) -> None:
+    path = written(tmp_path / "zoo", UNKNOWN, weights_of(1, 0))
+    (path / "symmetry.json").write_bytes(seal({**TABLE.to_json(), "input_shape": list(SHAPE)}))
+    with pytest.raises(IntegrityError, match=r"input_shape: expected none: architecture\.json has it"):
+        ckptzoo.open(path)

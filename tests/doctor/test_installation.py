@@ -5,14 +5,16 @@ import re
 import subprocess
 import sys
 from importlib import metadata
+from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 import ckptzoo
 import ckptzoo_build
-from ckptzoo.doctor import NOTE, OK, PROBLEM, Check, installation
+from ckptzoo.doctor import NOTE, OK, PROBLEM, Check, Examination, installation
 
 RELEASE = """Metadata-Version: 2.1
 Name: ckptzoo
@@ -111,3 +113,14 @@ def test_the_console_command_is_the_module(capsys: pytest.CaptureFixture[str], m
     assert ckptzoo_build.main() == 0 and "toy" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["ckptzoo-build", "build", "--help"])
     assert ckptzoo_build.main() == 0 and "Usage: ckptzoo-build build" in capsys.readouterr().out
+
+
+def test_extras_are_printed_together_and_problems_by_themselves() -> None:
+    kinds = ((OK, "a"), (NOTE, "b"), (OK, "c"), (PROBLEM, "d"), (NOTE, "e"))
+    checks = [Check(f"extra {name}", outcome, "x 1", "") for outcome, name in kinds]
+    out = Console(width=200, file=StringIO())
+    Examination([Check("python", OK, "3"), *checks, Check("gpu", OK, "none")]).print(out)
+    lines = [line.split() for line in out.file.getvalue().splitlines()]
+    assert lines[0][:2] == ["ok", "python"] and lines[1] == ["ok", "extras", "installed:", "a,", "c"]
+    assert lines[2] == ["note", "extras", "not", "installed:", "b,", "e"] and lines[3][:2] == ["pip", "install"]
+    assert lines[4][:3] == ["problem", "extra", "d"] and lines[-1] == ["1", "problem,", "1", "note."]

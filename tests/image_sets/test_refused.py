@@ -329,7 +329,7 @@ def test_names_that_are_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     refused(
         lambda: image_sets.find("mnist/validation-5", tmp_path),
         "set of inputs: expected a data set and /test",
-        "Choose such a one, or pass inputs of your own: --inputs FILE.npz, or ckptzoo.derive.predict.",
+        "Choose such a one; inputs of your own are stored by ckptzoo predict ZOO SET --inputs FILE.npz.",
     )
     refused(
         lambda: image_sets.find("mnist/test", tmp_path, split="train"), "split: expected test, as 'mnist/test' says"

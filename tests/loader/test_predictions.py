@@ -126,7 +126,7 @@ def test_names_and_parts_that_are_not_there(tmp_path: Path) -> None:
         ckptzoo.open(path).predictions("mnist/tets")
     fill(path, (2,), start=3)
     zoo = ckptzoo.open(path)
-    step = rf"Take those that have it with zoo.having\('mnist/test'\), or run ckptzoo predict {path} mnist/test\."
+    step = rf"Take those that have it with zoo.having\('mnist/test'\), or run ckptzoo predict {path} mnist/test --inputs FILE"
     with pytest.raises(ZooError, match=rf"'mnist/test': expected all 24 checkpoints, got 22 \(2 without it\)\. {step}"):
         zoo.predictions("mnist/test")
     chosen = zoo.having("mnist/test", "raw")

@@ -122,12 +122,30 @@ def test_draws_in_the_order_of_their_chains(tmp_path):
     rates = zoo.column("extra.lr").to_pylist()
     assert by_lr.ids == [name for _, name in sorted(zip(rates, zoo.ids, strict=True))]
     assert zoo.where("mode == 'b'").sorted("draw").ids == ["2", "5", "0"]
+    assert zoo.sorted("-draw").ids == ["6", "0", "7", "1", "5", "2", "4", "3"]
+    assert zoo.sorted("-mode", "draw").ids == ["2", "5", "0", "4", "1", "7", "6", "3"]
     for name, near in (("lr", "extra.lr"), ("drwa", "draw")):
         for read in (zoo.sorted, zoo.column, lambda name: zoo.where(f"{name} > 1"), lambda n: zoo.stream(columns=[n])):
             with pytest.raises(UnknownNameError, match=f"Did you mean {near}"):
                 read(name)
     with pytest.raises(ZooError, match="columns to sort by: expected at least one"):
         zoo.sorted()
+
+
+def test_a_column_is_suggested_before_a_key_that_is_spelt_in_part_alike(tmp_path):
+    with ckptzoo.create(tmp_path / "zoo", arch=ckptzoo.Architecture("one", (ckptzoo.Tensor("w", (1,)),))) as writer:
+        extra = {"test": 1.0, "seeds": 3, "learning_rate": 0.1, "batch": {"size": 8}}
+        writer.add({"w": np.zeros(1, "f4")}, {"id": "a", "seed": 1, "extra": extra})
+    zoo = ckptzoo.open(tmp_path / "zoo")
+    expected = {
+        "test_acc": "test_accuracy", "test_acuracy": "test_accuracy", "sed": "seed", "test": "extra.test",
+        "seeds": "extra.seeds", "learning_rates": "extra.learning_rate", "batch.sizes": "extra.batch.size",
+    }  # fmt: skip
+    for name, near in expected.items():
+        with pytest.raises(UnknownNameError, match=rf"Did you mean {near}\?"):
+            zoo.where([(name, ">", 0.9)])
+    with pytest.raises(UnknownNameError, match=r"Make one: ckptzoo splits make .*/zoo main"):
+        zoo.split("main", "train")
 
 
 def test_what_holds_arrays_is_printed_briefly(zoo):

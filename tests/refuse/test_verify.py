@@ -324,7 +324,7 @@ def test_a_snapshot_that_lies_is_found_and_one_that_is_broken_is_not_used(sound)
     with pytest.warns(UserWarning, match="retracted"):
         assert len(ckptzoo.open(sound)) == 4  # the part is gone, so the snapshot is not used
     lying.write_bytes(lying.read_bytes()[:-1])
-    found(sound, "Remove it and run ckptzoo compact --index.")
+    found(sound, "Remove it and run ckptzoo compact ZOO --index.")
 
 
 HEADERS = {

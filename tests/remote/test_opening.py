@@ -71,10 +71,25 @@ def test_when_neither_is_there_both_are_named(
         open_remote("file", retry_policy=quick)
 
 
+def test_a_near_name_of_a_folder_is_said_before_a_hub_is_asked(
+    front: Served, quick: RetryPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org" / "optunet").mkdir(parents=True)
+    (tmp_path / "org" / "optunet" / "zoo.json").write_text("{}")
+    asked = len(front.seen)
+    for address in ("org/optunett", "org/optnet", str(tmp_path / "org" / "optunett")):
+        with pytest.raises(AbsentError, match=r"Did you mean .*org/optunet\?"):
+            open_remote(address, endpoint=front.url, retry_policy=quick)
+    assert len(front.seen) == asked
+    with pytest.raises(AbsentError, match="status 404"):
+        open_remote("org/none", endpoint=front.url, retry_policy=quick)
+
+
 def test_a_server_without_a_listing_says_how_to_write_one(quick: RetryPolicy) -> None:
     with (
         running(Served({"/zoo/zoo.json": b"{}"})) as server,
-        pytest.raises(AbsentError, match="ckptzoo compact --index"),
+        pytest.raises(AbsentError, match="ckptzoo compact ZOO --index"),
     ):
         open_remote(f"{server.url}/zoo", retry_policy=quick)
 

@@ -106,6 +106,14 @@ def test_unrelated_differences_are_not_called_related(predicted: Make) -> None:
     assert "No more correlation than by chance" in printed(found)
 
 
+def test_no_relation_is_not_stated_of_few_members(predicted: Make) -> None:
+    rng = np.random.default_rng(9)
+    found = collapse(predicted(spread_members(12, *rng.uniform(0.2, 1.5, (2, 12)))), permutations=99, resamples=0)
+    p = found.correlations["pearson"].p_value
+    assert p is not None and ("not resolved with 12 members" in printed(found)) == (p > 0.05)
+    assert "No more correlation" not in printed(found)
+
+
 def test_equal_members_have_collapsed(predicted: Make, tmp_path: Path) -> None:
     found = collapse(predicted(np.repeat(spread_members(1, 1.0, 1.0), 5, axis=0)))
     assert (found.information == 0).all() and (found.ood_information == 0).all() and found.correlations == {}
@@ -136,7 +144,10 @@ def test_members_that_are_not_finite_are_left_out_and_many_are_thinned(
 
 def test_what_is_missing_is_said_with_the_command_that_makes_it(predicted: Make, tmp_path: Path) -> None:
     zoo = predicted(spread_members(4, 1.0, 1.0), (), dataset="mnist")
-    command = f"Run ckptzoo predict {tmp_path / 'c'} mnist/test fashion-mnist/test, which writes into that folder"
+    # rows do not say how pixels are scaled, so that inputs are one's own: a file a set
+    own = "--inputs FILE.npz --module FILE.py:NAME"
+    place = f"ckptzoo predict {tmp_path / 'c'}"
+    command = f"Run {place} mnist/test {own} and {place} fashion-mnist/test {own}, which writes into that folder"
     with pytest.raises(ZooError, match=rf"expected a set with labels among them, got none. {command}"):
         collapse(zoo)
 

@@ -232,7 +232,7 @@ def test_ensembles_that_are_less_sure_than_right_are_no_mistake(made: Make) -> N
     found = ensembles(made(logits)[0])
     ece, confidence, accuracy = (found.figure(name) for name in ("ece", "confidence", "accuracy"))
     assert ece[64].mean > ece[1].mean and confidence[64].mean < accuracy[64].mean
-    said = f"mean confidence {100 * confidence[64].mean:.2f} %, accuracy {100 * accuracy[64].mean:.2f} %"
+    said = f"mean confidence {100 * confidence[64].mean:.2f}%, accuracy {100 * accuracy[64].mean:.2f}%"
     text = " ".join(printed(found).split())
     assert "less sure than they are right" in text and said in text
     same = ensembles(made(np.repeat(logits[:1], 4, axis=0), name="same")[0])
@@ -289,7 +289,9 @@ def test_what_cannot_be_scored_is_said(made: Make, tmp_path: Path) -> None:
         ensembles(zoo, references={"percent": 95.3})
     with ckptzoo.create(tmp_path / "plain", arch=zoo.arch) as writer:
         writer.add({"weight": np.asarray(zoo["weight"])}, [{"id": f"{at}"} for at in range(3)])
-    command = rf"Run ckptzoo predict {tmp_path / 'plain'} mnist/test, which writes into that folder"
+    command = (
+        rf"Run ckptzoo predict {tmp_path / 'plain'} mnist/test --inputs FILE.npz --module .*, which writes into that"
+    )
     with pytest.raises(ZooError, match=command):
         ensembles(ckptzoo.open(tmp_path / "plain"))
     linear = torch.nn.Linear(OWN + OTHER, CLASSES, bias=False)
@@ -298,7 +300,7 @@ def test_what_cannot_be_scored_is_said(made: Make, tmp_path: Path) -> None:
         ensembles(ckptzoo.open(tmp_path / "plain"))
     with ckptzoo.create(tmp_path / "two words", arch=zoo.arch) as writer:
         writer.add({"weight": np.asarray(zoo["weight"])}, [{"id": f"{at}", "dataset": "digits"} for at in range(3)])
-    with pytest.raises(ZooError, match=rf"ckptzoo predict '{tmp_path / 'two words'}' digits/test, which"):
+    with pytest.raises(ZooError, match=rf"ckptzoo predict '{tmp_path / 'two words'}' digits/test --inputs FILE"):
         ensembles(ckptzoo.open(tmp_path / "two words"))
 
 

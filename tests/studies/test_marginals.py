@@ -55,6 +55,12 @@ def test_exchangeable_units_are_equal_until_a_gauge_sorts_them(sorted_units: Uni
     assert "Within orbits, first-weight: more small p-values than equal marginals give" in text
 
 
+def test_equal_marginals_are_not_stated_of_few_members(sorted_units: Units) -> None:
+    text = text_of(marginals(sorted_units(keys(12)), "first-weight"))
+    assert "raw: not resolved with 12 members" in text and "equal marginals take 30 or more" in text
+    assert "no more small" not in text
+
+
 def test_units_that_stand_in_order_already_are_not_equal(sorted_units: Units) -> None:
     found = marginals(sorted_units(np.sort(keys(400), axis=1)), "first-weight").tensors[0]
     assert found.within.share("raw") > 0.7 and found.within.uniform("raw") < 1e-9  # type: ignore[operator]

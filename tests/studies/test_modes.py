@@ -149,6 +149,8 @@ def test_symmetric_copies_are_one_mode_in_the_gauge_only(tmp_path: Path) -> None
     text = text_of(found)
     assert "each mode is 24 modes by permutations" in text and "set of 4 dimensions (15.38% of" in text
     assert "The steadiest number of all is 3" in text
+    few = text_of(modes(networks(3, tmp_path / "few", copies=4)))
+    assert "not resolved with 12 members; that takes 14 or more" in few and "steadiest number of all" not in few
 
 
 @pytest.mark.slow

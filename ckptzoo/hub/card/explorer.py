@@ -29,7 +29,7 @@ def check_explorer(files: Files) -> tuple[str, ...]:
     if size is None:
         return ()
     if size > MAX_PAGE_BYTES:
-        step = "Make it again with ckptzoo page --in-place and fewer --layers or --max-rows, or remove it."
+        step = "Make it again with ckptzoo page ZOO --in-place and fewer --layers or --max-rows, or remove it."
         expected = f"at most {MAX_PAGE_BYTES:,} bytes"
         raise SpecError(Problem(f"{files.name}/{layout.EXPLORER}", "page", expected, f"{size:,} bytes", step))
     return (layout.EXPLORER,)
@@ -49,5 +49,5 @@ def read_explorer(files: Files) -> tuple[dict[str, bytes], list[Problem]]:
         return {layout.EXPLORER: data}, []
     got = "another script, or that of a newer release" if fits else f"{size:,} bytes"
     expected = f"at most {MAX_PAGE_BYTES:,} bytes in which only a released script of ckptzoo runs"
-    step = "Make one here with ckptzoo page --in-place."
+    step = "Make one here with ckptzoo page ZOO --in-place."
     return {}, [Problem(f"{files.name}/{layout.EXPLORER}", "page", expected, got, step)]

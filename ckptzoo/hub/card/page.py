@@ -40,6 +40,8 @@ _MAX_FOLDER_NAME = 80
 _RECIPE_COLUMNS = ("recipe", "recipe_digest", "dataset", "builder")
 _SHOWN_ELSEWHERE = ("architecture", "dataset")
 """Entries of ``extra`` that the page shows elsewhere."""
+_MEASURED = ("contributed_as", "energy_joules", "trained_together")
+"""Entries of ``extra`` that programs add to the settings of a run."""
 
 
 def readme(zoo: Zoo, card: Card, folder: str = "") -> str:
@@ -170,15 +172,26 @@ def training(rows: pa.Table) -> str:
     if not recipes:
         return ""
     recipes.sort(key=lambda recipe: (-len(recipe[1]), *(str(recipe[0][column] or "") for column in _RECIPE_COLUMNS)))
-    header = ("recipe", "data set", "checkpoints", "epochs", "steps", "precision", "device", "program")
-    text = [table(header, [_recipe_line(key, own_rows) for key, own_rows in recipes[:MAX_RECIPES]], right=(2, 3, 4))]
+    text = [_recipe_table([_recipe_line(key, own_rows) for key, own_rows in recipes[:MAX_RECIPES]])]
     if len(recipes) > MAX_RECIPES:
         text.append(f"And {len(recipes) - MAX_RECIPES:,} more.")
     for key, own_rows in recipes[:_SETTINGS_OF]:
-        if shared := _shared_settings(own_rows):
-            name = f" of {code(key['recipe'])}" if key["recipe"] else ""
-            text.append(f"Settings{name}: {', '.join(shared)}.")
+        shared, differing = _settings(own_rows)
+        name = f" of {code(key['recipe'])}" if key["recipe"] else ""
+        sentences = [f"Settings{name}: {', '.join(shared)}."] if shared else []
+        sentences += [f"Differing between checkpoints{'' if shared else name}: {', '.join(differing)}."] * bool(
+            differing
+        )
+        text += [" ".join(sentences)] if sentences else []
     return "\n\n".join(text)
+
+
+def _recipe_table(lines: Sequence[Sequence[str]]) -> str:
+    """The table of recipes, without the columns in which no recipe has a value."""
+    header = ("recipe", "data set", "checkpoints", "epochs", "steps", "precision", "device", "program")
+    kept = [number for number in range(len(header)) if any(line[number] for line in lines)]
+    right = [place for place, number in enumerate(kept) if number in (2, 3, 4)]
+    return table([header[number] for number in kept], [[line[n] for n in kept] for line in lines], right=right)
 
 
 def _recipe_line(key: dict[str, Any], rows: pa.Table) -> Sequence[str]:
@@ -202,14 +215,39 @@ def _value_range(column: pa.ChunkedArray) -> str:
     return format_range(low, high)
 
 
-def _shared_settings(rows: pa.Table) -> list[str]:
-    """The entries of ``extra`` that are the same in all of these rows, in the order of their names."""
-    first, *others = map(_entries, rows["extra"].unique().to_pylist())
-    shared = [name for name, value in sorted(first.items()) if all(other.get(name) == value for other in others)]
-    settings = [f"{name} = {first[name]}" for name in shared if name not in _SHOWN_ELSEWHERE]
-    shown = [code(setting) for setting in settings if len(setting) <= MAX_SETTING]
-    more = [f"{len(shown) - MAX_SETTINGS:,} more"] if len(shown) > MAX_SETTINGS else []
-    return [*shown[:MAX_SETTINGS], *more]
+def _settings(rows: pa.Table) -> tuple[list[str], list[str]]:
+    """The entries of ``extra`` that all of these rows share, and those that differ, in the order of their names."""
+    entries = [_entries(text) for text in rows["extra"].unique().to_pylist()]
+    names = sorted({name for item in entries for name in item} - {*_SHOWN_ELSEWHERE})
+    values_of = {name: list(dict.fromkeys(item.get(name) for item in entries)) for name in names}
+    settings = [f"{name} = {values[0]}" for name, values in values_of.items() if len(values) == 1]
+    shared = [code(setting) for setting in settings if len(setting) <= MAX_SETTING]
+    differing = [
+        f"{code(name)} {said}"
+        for name, values in values_of.items()
+        if name not in _MEASURED and (said := _differing(values))
+    ]
+    return _first(shared), _first(differing)
+
+
+def _first(items: list[str]) -> list[str]:
+    more = [f"{len(items) - MAX_SETTINGS:,} more"] if len(items) > MAX_SETTINGS else []
+    return [*items[:MAX_SETTINGS], *more]
+
+
+def _differing(values: Sequence[str | None]) -> str:
+    """Several values of an entry, each as JSON or None where a row lacks it; empty for one value, objects and lists."""
+    found = [json.loads(value) for value in values if value is not None]
+    if len(values) < 2 or any(isinstance(value, dict | list) for value in found):
+        return ""
+    if len(found) <= _MAX_LISTED_VALUES:
+        said = ", ".join(code(text) for text in sorted(map(json.dumps, found)))
+    elif all(isinstance(value, int | float) and not isinstance(value, bool) for value in found):
+        finite = [value for value in found if math.isfinite(value)]
+        said = format_range(min(finite), max(finite)) if finite else "not finite"
+    else:
+        said = f"{len(found):,} values"
+    return f"({said}{', or none' if None in values else ''})"
 
 
 def _entries(text: str | None) -> dict[str, str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptzoo.derive import derive, predict
+from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import ZooError
 from ckptzoo.format.files import Folder
 from ckptzoo.format.maintenance import add_measured
@@ -20,6 +21,7 @@ from ckptzoo.hub.contributions.inputs import inputs_to_store
 from ckptzoo.hub.contributions.run_checks import StageProgress
 from ckptzoo.hub.contributions.target_zoo import open_target
 from ckptzoo.hub.push import push
+from ckptzoo.loader.derived_command import derived_command
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.symmetry import GAUGES
@@ -36,6 +38,7 @@ def complete(
     derives: bool,
     network: Any = None,
     data: str | Path | None = None,
+    own: Labelled | None = None,
     progress: StageProgress | None = None,
 ) -> tuple[str, ...]:
     """Publish what follows from parts that were merged, with the zoo's page and snapshot.
@@ -54,6 +57,8 @@ def complete(
         as a torch module, for one that is not in ``ckptzoo.archs``.
     data
         folder of test sets.
+    own
+        inputs as the networks take them, for predictions on the same ones.
     progress
         called with the stage, how much of it is done, and how much there is.
 
@@ -76,7 +81,7 @@ def complete(
         added = set(read_contents(Folder(folder)).ids.to_pylist())
         steps: list[tuple[str, str, Callable[[Any, Progress | None], None]]] = [
             *(("deriving", gauge, partial(_derive, zoo, folder, gauge)) for gauge in zoo.gauges),
-            *(("predicting", inputs, partial(_predict, zoo, folder, inputs, data)) for inputs in zoo.predicted),
+            *(("predicting", inputs, partial(_predict, zoo, folder, inputs, data, own)) for inputs in zoo.predicted),
         ]
         # those that are there already were made by somebody who was faster
         steps = [step for step in steps if not added <= set(zoo.having(step[1]).ids)]
@@ -84,8 +89,8 @@ def complete(
             try:
                 make(network, None if progress is None else partial(progress, f"{stage} {name}"))
             except ZooError as error:
-                made = f"derive FOLDER --gauge {name}" if stage == "deriving" else f"predict FOLDER {name}"
-                step = f"ckptzoo pull {repo} -o FOLDER, ckptzoo {made} and ckptzoo push FOLDER {repo}"
+                again = derived_command(zoo.contents, name)
+                step = f"ckptzoo pull {repo} -o FOLDER, {again} and ckptzoo push FOLDER {repo}"
                 said = f"merged, but {name} was not made for the new checkpoints: {error}"
                 notes.append(f"{said} It is made later with {step}.")
     _renumber(folder, zoo)
@@ -121,6 +126,8 @@ def _finite(figures: Figures) -> dict[str, float]:
 def _derive(zoo: Zoo, folder: Path, gauge: str, network: Any, progress: Progress | None) -> None:
     """Derive the parts in a folder as the zoo's other parts are."""
     tree = zoo.contents.derived(gauge)
+    if gauge.startswith(layout.ALIGNED):
+        raise ZooError("it is aligned to a reference that a review does not fetch.")
     version, ours = tree.parts[-1].facts.get("version"), GAUGES.get(gauge)
     if ours is not None and zoo.symmetry is not None:
         ours = gauge_of(ours.name, zoo.symmetry)
@@ -134,11 +141,17 @@ def _derive(zoo: Zoo, folder: Path, gauge: str, network: Any, progress: Progress
 
 
 def _predict(
-    zoo: Zoo, folder: Path, inputs: str, data: str | Path | None, network: Any, progress: Progress | None
+    zoo: Zoo,
+    folder: Path,
+    inputs: str,
+    data: str | Path | None,
+    own: Labelled | None,
+    network: Any,
+    progress: Progress | None,
 ) -> None:
     """Evaluate the parts in a folder on a set of inputs, scaled as the zoo's rows say."""
     added = read_contents(Folder(folder)).ids.to_pylist()
-    seen = inputs_to_store(zoo.where(("id", "in", added)), inputs, data=data)
+    seen = inputs_to_store(zoo.where(("id", "in", added)), inputs, data=data, own=own)
     predict(
         folder,
         seen.inputs,

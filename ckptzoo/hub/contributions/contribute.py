@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 import ckptzoo
 from ckptzoo.arguments import checked
+from ckptzoo.derive.labelled import Labelled, read_labelled
 from ckptzoo.errors import HubError, Problem, SpecError, ZooError
 from ckptzoo.format.part import Part
 from ckptzoo.hub.client import Client, Listing
@@ -128,9 +129,9 @@ def _measure(
     for row_index, row in enumerate(batch.rows):
         evaluation = _evaluation(row, submission, target)
         (figures,) = evaluators.measure(_checkpoint(batch, row_index), evaluation)
-        if evaluation is not None:
-            row["extra"] = {**row["extra"], EVALUATION_KEY: evaluation.to_json()}
-        if figures is None or evaluation is None:
+        if facts := evaluators.facts(evaluation):
+            row["extra"] = {**row["extra"], EVALUATION_KEY: facts}
+        if figures is None:
             continue
         measured[row["id"]] = figures
         if row.get("test_accuracy") is None:
@@ -152,6 +153,18 @@ def _evaluation(row: Row, submission: Submission, target: TargetZoo | None) -> E
     return evaluation
 
 
+@dataclass(frozen=True)
+class _Network:
+    """The network of the checkpoints and what they are measured on: options of ``contribute``."""
+
+    module: str | Factory | None
+    data: str | Path | None
+    own: Labelled | None
+
+    def evaluators(self, arch: Architecture) -> EvaluatorPool:
+        return EvaluatorPool(arch, self.module, self.data, self.own)
+
+
 @checked
 def contribute(
     files: Sequence[str | Path],
@@ -161,6 +174,7 @@ def contribute(
     map: str | Path | Mapping[str, str] | None = None,
     module: str | Factory | None = None,
     data: str | Path | None = None,
+    inputs: str | Path | None = None,
     new: str | Path | None = None,
     dry_run: bool = False,
     endpoint: str | None = None,
@@ -188,9 +202,13 @@ def contribute(
         further old and new names, or a TOML file with them.
     module
         ``FILE.py:NAME`` of your own, called without arguments for the network; by default the forward function of
-        ``ckptzoo.archs`` that the zoo names. The file is executed on this machine and not uploaded.
+        ``ckptzoo.archs`` that the zoo names. Its tensors have the names of the zoo, or those of the files where that
+        decides between proposals of names. The file is executed on this machine and not uploaded.
     data
         folder of test sets; by default that of ``CKPTZOO_DATA``.
+    inputs
+        a ``.npz`` file of your own test set, as the networks take it: arrays ``inputs`` (N, ...) and ``targets`` (N,),
+        labels from 0. All accuracies are measured on it; by default on the test set that rows name.
     new
         folder of a new zoo; by default the repository's name here. It stays, unless a check fails; where it could not
         be published the same contribution again carries on from it.
@@ -226,6 +244,7 @@ def contribute(
     submission = card if isinstance(card, Submission) else Submission.from_toml(card)
     ingestor = Ingestor(submission, {**submission.names, **_names_table(map)})
     paths = _check_paths(files)
+    network = _Network(module, data, None if inputs is None else read_labelled(inputs))
     client, repo = Client(endpoint, token, retry_policy=retry_policy), repository(to)
     listing = client.find(repo)
     if listing is None or layout.ZOO not in listing.files:
@@ -234,14 +253,14 @@ def contribute(
             raise ZooError(Problem(repo, "repository", "one zoo", "a collection", step))
         if submission.zoo is None:
             raise new_zoo.missing_zoo_error(repo)
-        return _publish_new_zoo(repo, ingestor, paths, module, data, new, dry_run, client, token, progress)
+        return _publish_new_zoo(repo, ingestor, paths, network, new, dry_run, client, token, progress)
     # ids of a zoo's builders have no slash, so that no contribution takes one that its owner will want
     ingestor.namespace = _namespace(client, submission, dry_run=dry_run)
     target = TargetZoo(open_target(client, repo, listing))
     folder = Path(tempfile.mkdtemp(prefix="ckptzoo-contribution-")) / target.zoo.name
     keep = False
     try:
-        contribution = _build_and_check(folder, ingestor, paths, module, data, target, repo, progress)
+        contribution = _build_and_check(folder, ingestor, paths, network, target, repo, progress)
         contribution = _with_status(contribution, client, repo, target, listing)
         if contribution.status == "dry run" and not dry_run:
             return _open_pull_request(contribution, client, repo, listing, submission, progress)
@@ -269,8 +288,7 @@ def _build_and_check(
     folder: Path,
     ingestor: Ingestor,
     paths: list[Path],
-    module: str | Factory | None,
-    data: str | Path | None,
+    network: _Network,
     target: TargetZoo | None,
     repo: str,
     progress: StageProgress | None,
@@ -279,11 +297,11 @@ def _build_and_check(
     if target is not None:
         write_documents(target, folder)
     arch = ckptzoo.append(folder).arch
-    evaluators = EvaluatorPool(arch, module, data)
+    evaluators = network.evaluators(arch)
     reading = None if progress is None else partial(progress, "reading")
     built = build_part(folder, ingestor, paths, arch, target, evaluators, reading)
     if ingestor.problems:
-        raise misfit(ingestor, arch, module)
+        raise misfit(ingestor, arch, network.module)
     if built.part is None:
         raise SpecError(Problem(repo, "files", "checkpoints", "none", "Name some files."))
     if target is not None:
@@ -393,8 +411,7 @@ def _publish_new_zoo(
     repo: str,
     ingestor: Ingestor,
     paths: list[Path],
-    module: str | Factory | None,
-    data: str | Path | None,
+    network: _Network,
     new: str | Path | None,
     dry_run: bool,
     client: Client,
@@ -402,6 +419,10 @@ def _publish_new_zoo(
     progress: StageProgress | None,
 ) -> Contribution:
     """Make a new zoo and publish it; one that was made before and could not be published is published as it is."""
+    declared = ingestor.submission.zoo
+    if network.own is not None and declared is not None and declared.input_shape is None:
+        shape = tuple(network.own.inputs.shape[1:])
+        ingestor.submission = replace(ingestor.submission, zoo=replace(declared, input_shape=shape))
     folder = Path(new if new is not None else repo.rpartition("/")[2]).absolute()
     if dry_run and new is None:
         folder = Path(tempfile.mkdtemp(prefix="ckptzoo-contribution-")) / folder.name
@@ -411,8 +432,8 @@ def _publish_new_zoo(
         # beside the folder, because rename(2) works within one file system alone
         with tempfile.TemporaryDirectory(prefix=".ckptzoo-contribution-", dir=folder.parent) as temporary:
             new_folder = Path(temporary, folder.name)
-            notes = new_zoo.create_zoo(new_folder, ingestor.submission, ingestor, paths, module)
-            contribution = _build_and_check(new_folder, ingestor, paths, module, data, None, repo, progress)
+            notes = new_zoo.create_zoo(new_folder, ingestor.submission, ingestor, paths, network.module)
+            contribution = _build_and_check(new_folder, ingestor, paths, network, None, repo, progress)
             contribution = replace(contribution, folder=folder, notes=(*notes, *contribution.notes))
             if not contribution.passed:
                 return replace(contribution, status="refused", folder=None)

@@ -56,11 +56,11 @@ class Copies:
             what += " (some have ties that stay unresolved: of those, only copies bit for bit)"
         if self.left and not wrong:
             left = counted(self.left, "checkpoint")
-            step = "Store the fingerprints with ckptzoo derive --gauge canonical."
+            step = "Store the fingerprints with ckptzoo derive ZOO --gauge canonical."
             if self.outdated:
                 step = (
                     f"Its canonical variant is of another version than {GAUGES[CANONICAL].version}: remove "
-                    "derived/canonical and make it again with ckptzoo derive --gauge canonical."
+                    "derived/canonical and make it again with ckptzoo derive ZOO --gauge canonical."
                 )
             return Check(
                 "duplicates", "not done", f"{what} among those compared; {left} of the zoo not compared. {step}"

@@ -1,7 +1,8 @@
 """How networks are evaluated, and their figures on a test set.
 
 ``Evaluation`` names a test set and the scaling of its pixels; an ``Evaluator`` measures checkpoints of one architecture
-with it, one after another, with torch; an ``EvaluatorPool`` keeps those that a contribution needs.
+with it or with labelled inputs of one's own, one after another, with torch; an ``EvaluatorPool`` keeps those that a
+contribution needs.
 """
 
 import importlib.util
@@ -16,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo import archs, image_sets
+from ckptzoo.derive.labelled import Labelled
+from ckptzoo.derive.predictions import digest_of_inputs
 from ckptzoo.errors import Problem, SpecError, SymmetryError, ZooError, require
 from ckptzoo.hub.contributions.matching import COUNTER, State
 from ckptzoo.hub.contributions.target_zoo import Weights, batches
@@ -27,7 +30,7 @@ from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import trace
-from ckptzoo.text import Progress
+from ckptzoo.text import Progress, excerpt
 
 if TYPE_CHECKING:
     from torch import nn
@@ -67,25 +70,30 @@ class Evaluator:
     factory
         makes the network, freshly initialised.
     heldout
-        the test set.
+        the test set: images, or inputs as the network takes them.
     evaluation
-        how its pixels are scaled.
+        how the pixels of images are scaled; None for inputs as the network takes them.
 
     Raises
     ------
     SpecError
         The network has other tensors than the architecture.
     ZooError
-        It does not take the images, or its outputs are no scores of the labels.
+        It does not take the inputs, or its outputs are no scores of the labels.
     """
 
-    def __init__(self, arch: Architecture, factory: Factory, heldout: ImageSet, evaluation: Evaluation) -> None:
+    def __init__(
+        self, arch: Architecture, factory: Factory, heldout: ImageSet | Labelled, evaluation: Evaluation | None
+    ) -> None:
         torch = require("torch", "torch")
-        self._arch, self._heldout, self._evaluation = arch, heldout, evaluation
+        self._arch, self._evaluation = arch, evaluation
+        own = isinstance(heldout, Labelled)
+        self._examples = heldout.inputs if own else heldout.images
+        self._labels, self._set = (heldout.targets, heldout.set) if own else (heldout.labels, heldout.name)
         self._torch, self._module = torch, factory().eval()
         self._check_names()
-        shape = heldout.images.shape[1:]
-        channels = {len(evaluation.mean), len(evaluation.std), 1} - {1}
+        shape = self._examples.shape[1:]
+        channels = set() if evaluation is None else {len(evaluation.mean), len(evaluation.std), 1} - {1}
         if channels - {shape[0]}:
             got = f"{max(channels)} for images of {shape[0]}"
             problem = Problem("evaluation", "mean and std", "one number or one a channel", got, "Correct them.")
@@ -112,7 +120,7 @@ class Evaluator:
         columns: dict[str, list[float]] = {name: [] for name in COLUMNS}
         for row in range(count):
             log_probabilities = self._log_probabilities({name: array[row] for name, array in weights.items()})
-            labels = self._heldout.labels
+            labels = self._labels
             # a diverged network has infinities and NaN in its outputs
             with np.errstate(invalid="ignore", over="ignore"):
                 nll = float(predictions.nll(log_probabilities, labels))
@@ -141,16 +149,18 @@ class Evaluator:
                 state[name] = tensor_value
         outputs: list[NDArray[np.float64]] = []
         with torch.inference_mode():
-            for start in range(0, len(self._heldout), self._batch_size):
-                inputs = torch.from_numpy(self._normalized(self._heldout.images[start : start + self._batch_size]))
+            for start in range(0, len(self._examples), self._batch_size):
+                inputs = torch.from_numpy(self._network_inputs(self._examples[start : start + self._batch_size]))
                 scores = self._forward(state, inputs)
                 # in float32 the logarithms of probabilities near 1 are rounded to 0
                 outputs.append(torch.log_softmax(scores.double(), -1).numpy())
         return np.concatenate(outputs)
 
-    def _normalized(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """What the network sees of raw pixels, rounded once."""
-        inputs = image_sets.network_inputs(images, self._evaluation.mean, self._evaluation.std)
+    def _network_inputs(self, examples: NDArray[Any]) -> NDArray[np.float32]:
+        """What the network sees of examples: raw pixels are scaled, and rounded once."""
+        if self._evaluation is None:
+            return np.ascontiguousarray(examples, np.float32).reshape(-1, *self._shape)
+        inputs = image_sets.network_inputs(examples, self._evaluation.mean, self._evaluation.std)
         return inputs.reshape(-1, *self._shape)
 
     def _forward(self, state: dict[str, Any], inputs: Any) -> Any:
@@ -158,25 +168,32 @@ class Evaluator:
             # tied tensors are in the state under each of their names; torch need not look for them in every call
             scores = self._torch.func.functional_call(self._module, state, (inputs,), tie_weights=False)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            got = f"{type(error).__name__}: {error}"[:300]
-            what, shape = f"inputs {tuple(inputs.shape)}", self._arch.input_shape
-            step = (
-                f"They have the zoo's input_shape, {list(shape or ())}: of a new zoo correct it in the table [zoo] of "
-                "contribution.toml; else NAME() of --module FILE.py:NAME has to make a network that takes them."
-            )
-            if shape is None:
-                flat = int(np.prod(inputs.shape[1:]))
-                step = (
-                    f"A new zoo says what its networks take: input_shape = [{flat}], if that is it, in the table [zoo] "
-                    "of contribution.toml. In a zoo that does not, NAME() of --module FILE.py:NAME has to reshape them."
-                )
-            raise ZooError(Problem(self._arch.name, what, "a network that takes them", got, step)) from error
-        classes = int(self._heldout.labels.max()) + 1
+            raise ZooError(self._misfit(tuple(inputs.shape), error)) from error
+        classes = int(self._labels.max()) + 1
         if not isinstance(scores, self._torch.Tensor) or scores.ndim != 2 or scores.shape[1] < classes:
             got = tuple(scores.shape) if isinstance(scores, self._torch.Tensor) else type(scores).__name__
             expected = f"(N, {classes}) scores of labels"
             raise ZooError(Problem(self._arch.name, "outputs", expected, str(got), _STEP))
         return scores
+
+    def _misfit(self, shape: tuple[int, ...], error: Exception) -> Problem:
+        """The sizes of the inputs and of the network, which does not take them, and what may be meant."""
+        first = next((tensor for tensor in self._arch.tensors if len(tensor.shape) > 1), self._arch.tensors[0])
+        got = f"one whose first weights, {first.name}, are {first.shape}, and which fails: {excerpt(error, 160)}"
+        declared, flat = self._arch.input_shape, math.prod(shape[1:])
+        step = "Name a file of inputs of the size that the network takes: --inputs FILE.npz."
+        if declared is not None and math.prod(declared) == flat:
+            step = (
+                f"They have the zoo's input_shape, {list(declared)}: of a new zoo correct it in the table [zoo] of "
+                "contribution.toml; else NAME() of --module FILE.py:NAME has to make a network that takes them."
+            )
+        elif declared is None and first.shape[1:] == (flat,):
+            step = (
+                f"A new zoo says what its networks take: input_shape = [{flat}], if that is it, in the table [zoo] "
+                "of contribution.toml. In a zoo that does not, NAME() of --module FILE.py:NAME has to reshape them."
+            )
+        what = f"inputs {shape} of {excerpt(self._set, 80)}"
+        return Problem(self._arch.name, what, "a network that takes them", got.rstrip("."), step)
 
     def _check_names(self) -> None:
         module_shapes = {name: tuple(value.shape) for name, value in self._module.state_dict().items()}
@@ -338,6 +355,8 @@ class EvaluatorPool:
         ``FILE.py:NAME`` of your own, or a factory; None for that of ``ckptzoo.archs``.
     data
         the folder of test sets; None for that of ``CKPTZOO_DATA``.
+    own
+        labelled inputs as the networks take them, on which all checkpoints are measured; None for test sets.
     reasons
         why checkpoints were not measured.
     """
@@ -345,7 +364,8 @@ class EvaluatorPool:
     arch: Architecture
     module: str | Factory | None = None
     data: str | Path | None = None
-    _evaluators: dict[Evaluation, Evaluator | None] = field(default_factory=dict)
+    own: Labelled | None = None
+    _evaluators: dict[Evaluation | None, Evaluator | None] = field(default_factory=dict)
     _test_sets: dict[str, ImageSet | None] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
 
@@ -359,26 +379,19 @@ class EvaluatorPool:
         return [{name: float(columns[name][row]) for name in COLUMNS} for row in range(count)]
 
     def _evaluator(self, evaluation: Evaluation | None) -> Evaluator | None:
-        if evaluation is None:
+        used = evaluation if self.own is None else None
+        if used is None and self.own is None:
             table = "a table [evaluation] in contribution.toml, with dataset, mean and std, says it"
-            self._add_reason(f"no row or card says which test set and which scaling of its pixels ({table})")
+            own = "--inputs FILE.npz names inputs as the networks take them, with labels"
+            self._add_reason(f"no row or card says which test set and which scaling of its pixels ({table}; {own})")
             return None
-        if evaluation not in self._evaluators:
-            self._evaluators[evaluation] = self._make_evaluator(evaluation)
-        return self._evaluators[evaluation]
+        if used not in self._evaluators:
+            self._evaluators[used] = self._make_evaluator(used)
+        return self._evaluators[used]
 
-    def _make_evaluator(self, evaluation: Evaluation) -> Evaluator | None:
-        if evaluation.dataset not in self._test_sets:
-            self._test_sets[evaluation.dataset] = image_sets.find(evaluation.dataset, self.data)
-        test_set = self._test_sets[evaluation.dataset]
+    def _make_evaluator(self, evaluation: Evaluation | None) -> Evaluator | None:
+        test_set = self.own if evaluation is None else self._test_set(evaluation)
         if test_set is None:
-            variable = image_sets.FOLDER_VARIABLE
-            names = ("digits", *image_sets.KNOWN)
-            is_known = evaluation.dataset.lower().rpartition("/")[2] in names
-            known = "" if is_known else f"; ckptzoo knows {', '.join(names)}"
-            self._add_reason(
-                f"no test set of {evaluation.dataset} available (--data FOLDER or {variable} names where it is{known})"
-            )
             return None
         factory = network_factory(self.arch, self.module)
         if factory is None:
@@ -388,15 +401,38 @@ class EvaluatorPool:
             return None
         return Evaluator(self.arch, factory, test_set, evaluation)
 
-    def digest(self, evaluation: Evaluation) -> str | None:
+    def _test_set(self, evaluation: Evaluation) -> ImageSet | None:
+        if evaluation.dataset not in self._test_sets:
+            self._test_sets[evaluation.dataset] = image_sets.find(evaluation.dataset, self.data)
+        test_set = self._test_sets[evaluation.dataset]
+        if test_set is None:
+            variable = image_sets.FOLDER_VARIABLE
+            names = ("digits", *image_sets.KNOWN)
+            is_known = evaluation.dataset.lower().rpartition("/")[2] in names
+            known = "" if is_known else f"; ckptzoo knows {', '.join(names)}"
+            self._add_reason(
+                f"no test set of {evaluation.dataset} available (--data FOLDER or {variable} names where it is{known}; "
+                "--inputs FILE.npz names inputs as the networks take them, with labels)"
+            )
+        return test_set
+
+    def facts(self, evaluation: Evaluation | None) -> dict[str, Any]:
+        """What a row says of its evaluation under ``EVALUATION_KEY``; nothing where nothing is known."""
+        stated = {} if evaluation is None else evaluation.to_json()
+        return stated if self.own is None else {**stated, "inputs": self.own.set}
+
+    def digest(self, evaluation: Evaluation | None) -> str | None:
         """The digest of a test set that was used."""
-        test_set = self._test_sets.get(evaluation.dataset)
+        if self.own is not None:
+            return digest_of_inputs(self.own.inputs)
+        test_set = None if evaluation is None else self._test_sets.get(evaluation.dataset)
         return None if test_set is None else test_set.digest
 
     @property
     def summary(self) -> str:
         """The evaluations that were used, as a text."""
-        evaluations = [str(evaluation) for evaluation, evaluator in self._evaluators.items() if evaluator is not None]
+        used = [evaluation for evaluation, evaluator in self._evaluators.items() if evaluator is not None]
+        evaluations = [excerpt(self.own.set, 80) if item is None and self.own else str(item) for item in used]
         return "; ".join(evaluations[:3]) + (f" and {len(evaluations) - 3:,} others" if len(evaluations) > 3 else "")
 
     def _add_reason(self, reason: str) -> None:

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import ckptzoo
+from ckptzoo.derive.labelled import read_labelled
 from ckptzoo.errors import HubError, Problem
 from ckptzoo.hub.client import Client
 from ckptzoo.hub.client.retry import HubRetryPolicy
@@ -24,6 +25,7 @@ def finish(
     *,
     module: str | Factory | None = None,
     data: str | Path | None = None,
+    inputs: str | Path | None = None,
     max_bytes: int = MAX_BYTES,
     endpoint: str | None = None,
     token: str | None = None,
@@ -37,7 +39,7 @@ def finish(
 
     Parameters
     ----------
-    address, number, module, data, max_bytes, endpoint, token, retry_policy, progress
+    address, number, module, data, inputs, max_bytes, endpoint, token, retry_policy, progress
         as in ``review``.
 
     Raises
@@ -46,6 +48,7 @@ def finish(
         There is no such pull request, it is not merged, or the zoo has other files than those that it brought.
     """
     client, repo = Client(endpoint, token, retry_policy=retry_policy), repository(address)
+    own = None if inputs is None else read_labelled(inputs)
     discussion = client.pull_requests.read(repo, number)
     result = Review(repo, number, discussion.title, discussion.author, discussion.status, discussion.url)
     if discussion.revision is None or discussion.status != "merged":
@@ -70,10 +73,12 @@ def finish(
         )
         if not result.passed:
             return result
-        zoo, evaluators = ckptzoo.open(folder), EvaluatorPool(target.zoo.arch, module, data)
+        zoo, evaluators = ckptzoo.open(folder), EvaluatorPool(target.zoo.arch, module, data, own)
         measured = measured_figures(
             zoo, target, evaluators, None if progress is None else partial(progress, "measuring")
         )
-        notes = complete(client, repo, folder, measured, derives=True, network=network, data=data, progress=progress)
+        notes = complete(
+            client, repo, folder, measured, derives=True, network=network, data=data, own=own, progress=progress
+        )
         entries = summarize(zoo, measured, {})
     return replace(result, entries=entries, merged=discussion.merged or "yes", notes=notes)

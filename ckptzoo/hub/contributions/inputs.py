@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo import image_sets
+from ckptzoo import archs, image_sets
 from ckptzoo.derive.labelled import Labelled
+from ckptzoo.derive.predictions import digest_of_inputs
 from ckptzoo.errors import MissingExtraError, Problem, ZooError
 from ckptzoo.format.predictions import targets_of
 from ckptzoo.image_sets import ImageSet
@@ -71,6 +72,35 @@ def labelled_of(zoo: Zoo, name: str | None = None, *, data: str | Path | None = 
     return Labelled(name, seen.inputs, seen.targets, training)
 
 
+def stored_inputs(
+    theirs: Zoo, name: str, zoo: Zoo, *, data: str | Path | None = None, own: Labelled | None = None
+) -> ZooInputs:
+    """The inputs of a set on which a zoo stores outputs: your own where they are the same, else those of a data set.
+
+    Parameters
+    ----------
+    theirs
+        the zoo that stores the outputs.
+    name, zoo, data
+        as for ``inputs_of``.
+    own
+        inputs as the networks take them, and their labels.
+
+    Raises
+    ------
+    ZooError
+        As ``inputs_of``.
+    """
+    if own is not None:
+        facts = theirs.contents.derived(predictions_name(name)).parts[0].facts
+        shape = theirs.arch.input_shape or own.inputs.shape[1:]
+        fits = np.prod(shape) == np.prod(own.inputs.shape[1:])
+        inputs = own.inputs.reshape(-1, *shape) if fits else own.inputs
+        if digest_of_inputs(inputs) == facts["inputs"]:
+            return ZooInputs(inputs, None if facts["targets"] is None else own.targets)
+    return inputs_of(zoo, name, data=data)
+
+
 def inputs_of(zoo: Zoo, name: str, *, data: str | Path | None = None) -> ZooInputs:
     """The images of a set, scaled for each checkpoint as those that it was trained on, and their labels.
 
@@ -113,15 +143,17 @@ def inputs_of(zoo: Zoo, name: str, *, data: str | Path | None = None) -> ZooInpu
     return ZooInputs(_scaled(zoo, what, test_set, first), labels, others)
 
 
-def inputs_to_store(zoo: Zoo, name: str, *, data: str | Path | None = None) -> ZooInputs:
+def inputs_to_store(zoo: Zoo, name: str, *, data: str | Path | None = None, own: Labelled | None = None) -> ZooInputs:
     """As ``inputs_of``, for outputs that are stored: without labels where those that are there have none.
 
     Parameters
     ----------
     zoo, name, data
         as for ``inputs_of``.
+    own
+        as for ``stored_inputs``.
     """
-    seen = inputs_of(zoo, name, data=data)
+    seen = inputs_of(zoo, name, data=data) if own is None else stored_inputs(zoo, name, zoo, data=data, own=own)
     # all parts of a set of predictions have the same labels
     tree = predictions_name(name)
     without = tree in zoo.contents.derived_parts and targets_of(zoo.contents.derived(tree).parts[0].facts) is None
@@ -158,11 +190,12 @@ def _evaluations(zoo: Zoo) -> tuple[Evaluation, Mapping[Evaluation, frozenset[st
         if evaluation is not None:
             by_recipe.setdefault(row["recipe"], set()).add(evaluation)
     kinds = list(dict.fromkeys(evaluation for evaluation in stated if evaluation is not None))
-    where = "Choose others with --where, or pass inputs as the networks take them: --inputs FILE.npz."
+    where = "Choose checkpoints that agree, or pass inputs as the networks take them: --inputs FILE.npz."
     if not kinds:
+        network = "" if archs.known(zoo.arch.forward) else ", and the network: --module FILE.py:NAME"
         where = (
-            "Pass inputs as the networks take them, --inputs FILE.npz; rows that are written say it so that inputs are "
-            '(pixel / 255 - mean) / std: "extra": {"mean": 0, "std": 1}.'
+            f"Pass inputs as the networks take them: --inputs FILE.npz{network}; rows that are written say it so that "
+            'inputs are (pixel / 255 - mean) / std: "extra": {"mean": 0, "std": 1}.'
         )
         raise ZooError(Problem(zoo.name, "scaling of the pixels", "one in the rows", "no row that says it", where))
     chosen, ids_of = set(zoo.ids), dict[Evaluation, set[str]]()

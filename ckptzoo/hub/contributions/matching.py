@@ -211,7 +211,8 @@ def match_names(
         for item in arch.tensors
         if not any(name in by_new for name in (item.name, *item.aliases)) and not item.name.endswith(COUNTER)
     ]
-    if unknown or missing or repeated or problems:
+    # an entry without a match may be about another of the files, where the names of this one fit
+    if unknown or missing or repeated:
         raise _names_error(shapes, arch, location, unknown, missing, repeated, problems, table)
     return note, by_new
 

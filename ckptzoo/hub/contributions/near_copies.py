@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptzoo.derive.labelled import Labelled
 from ckptzoo.derive.near_copies import INPUTS, LEAST_MEMBERS, NearPair, points, seeded_inputs, stored_points
 from ckptzoo.errors import ZooError
-from ckptzoo.hub.contributions.inputs import ZooInputs, inputs_of
+from ckptzoo.hub.contributions.inputs import ZooInputs, stored_inputs
 from ckptzoo.hub.contributions.report import Check
 from ckptzoo.hub.contributions.target_zoo import COMPARED_BYTES, TargetZoo
 from ckptzoo.loader.zoo import Zoo
@@ -30,6 +31,7 @@ def check_near_copies(
     without: Collection[str] = (),
     network: Any = None,
     data: str | Path | None = None,
+    own: Labelled | None = None,
     accepted: bool = False,
     progress: Progress | None = None,
 ) -> Check:
@@ -37,19 +39,43 @@ def check_near_copies(
 
     How near is said by the distances between independent members of the zoo (``ckptzoo.derive.near_copies``). A small
     zoo is evaluated from its weights; of a large one the outputs that it stores say which checkpoints may be near, and
-    their weights decide, on the same inputs. Checkpoints in ``without`` are known to be copies; ``accepted`` says that
-    somebody has looked at the pairs and takes them for different networks.
+    their weights decide, on the same inputs.
+
+    Parameters
+    ----------
+    zoo
+        what is contributed.
+    target
+        the zoo that it is contributed to.
+    without
+        contributed checkpoints that are known to be copies.
+    network
+        as a torch module; by default that of ``ckptzoo.archs``.
+    data
+        folder of test sets.
+    own
+        inputs as the networks take them, for a zoo that does not say the shape of one, or stores outputs on them.
+    accepted
+        whether somebody has looked at the pairs and takes them for different networks.
+
+    Returns
+    -------
+    Check
+        A check that names the pairs; not done where nothing can be compared.
     """
     kept = zoo.take(np.array([row for row, name in enumerate(zoo.ids) if name not in without], np.int64))
     try:
         if target.small:
-            inputs = seeded_inputs(zoo.arch)
+            if zoo.arch.input_shape is None and own is None:
+                said = "the zoo does not say the shape of one input (--inputs FILE.npz names inputs of your own)"
+                return Check(NAME, "not done", said)
+            inputs = seeded_inputs(zoo.arch) if own is None or zoo.arch.input_shape else own.inputs[:INPUTS]
             theirs = points(target.zoo, inputs, module=network, progress=progress)
             mine = points(kept, inputs, module=network)
             threshold = theirs.threshold()
             pairs = [] if threshold is None else [*mine.near(mine, threshold), *mine.near(theirs, threshold)]
         else:
-            threshold, pairs = _by_stored_outputs(kept, target.zoo, network, data)
+            threshold, pairs = _by_stored_outputs(kept, target.zoo, network, data, own)
     except ZooError as error:
         return Check(NAME, "not done", str(error))
     if threshold is None:
@@ -64,7 +90,7 @@ def check_near_copies(
 
 
 def _by_stored_outputs(
-    mine: Zoo, theirs: Zoo, network: Any, data: str | Path | None
+    mine: Zoo, theirs: Zoo, network: Any, data: str | Path | None, own_inputs: Labelled | None
 ) -> tuple[float | None, list[NearPair]]:
     """The threshold and the pairs below it, where a zoo is too large to be evaluated.
 
@@ -73,7 +99,7 @@ def _by_stored_outputs(
     ZooError
         It stores no outputs on inputs that are on this machine.
     """
-    name, seen = _stored_set(mine, theirs, data)
+    name, seen = _stored_set(mine, theirs, data, own_inputs)
     kept = theirs.having(name)
     outputs = kept.predictions(name)
 
@@ -98,13 +124,13 @@ def _by_stored_outputs(
     pairs = own.near(own, threshold)
     chosen = kept.where(("id", "in", sorted({name for names in candidates.values() for name in names})))
     if len(chosen):
-        scaled = inputs_of(chosen, name, data=data)
+        scaled = stored_inputs(theirs, name, chosen, data=data, own=own_inputs)
         shown = [(ids, images[:INPUTS]) for ids, images in scaled.others]
         pairs += own.near(points(chosen, scaled.inputs[:INPUTS], shown, module=network), threshold)
     return threshold, sorted(pairs, key=lambda pair: (pair.distance, pair.ids))
 
 
-def _stored_set(mine: Zoo, theirs: Zoo, data: str | Path | None) -> tuple[str, ZooInputs]:
+def _stored_set(mine: Zoo, theirs: Zoo, data: str | Path | None, own: Labelled | None) -> tuple[str, ZooInputs]:
     """A set of which the zoo stores few bytes of outputs, and its inputs as the contributed checkpoints take them."""
     reasons: list[str] = []
     for name in theirs.predicted:
@@ -114,7 +140,7 @@ def _stored_set(mine: Zoo, theirs: Zoo, data: str | Path | None) -> tuple[str, Z
             reasons.append(f"its outputs on {name} have {size(nbytes)}")
             continue
         try:
-            return name, inputs_of(mine, name, data=data)
+            return name, stored_inputs(theirs, name, mine, data=data, own=own)
         except ZooError as error:
             reasons.append(str(error))
     nbytes = len(theirs) * theirs.arch.nbytes

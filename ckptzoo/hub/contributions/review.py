@@ -17,6 +17,7 @@ from rich.console import Console
 
 from ckptzoo.arguments import checked
 from ckptzoo.console import PrintedResult, say
+from ckptzoo.derive.labelled import read_labelled
 from ckptzoo.errors import HubError, Problem, ZooError
 from ckptzoo.format.durable import naming
 from ckptzoo.hub.card.markdown import code
@@ -339,6 +340,7 @@ def review(
     accept_near_copies: bool = False,
     module: str | Factory | None = None,
     data: str | Path | None = None,
+    inputs: str | Path | None = None,
     max_bytes: int = MAX_BYTES,
     endpoint: str | None = None,
     token: str | None = None,
@@ -375,6 +377,9 @@ def review(
         ``FILE.py:NAME`` of your own that makes the network; by default that of ``ckptzoo.archs``.
     data
         folder of test sets; by default that of ``CKPTZOO_DATA``.
+    inputs
+        a ``.npz`` file of your own test set, as the networks take it: arrays ``inputs`` (N, ...) and ``targets`` (N,),
+        labels from 0. All accuracies are measured on it; by default on the test set that rows name.
     max_bytes
         of the new parts; a larger contribution fails, and is not fetched.
     endpoint, token
@@ -403,6 +408,7 @@ def review(
     >>> len(ckptzoo.open("lab/optunets"))
     17
     """
+    own = None if inputs is None else read_labelled(inputs)
     client, repo = Client(endpoint, token, retry_policy=retry_policy), repository(address)
     discussion = client.pull_requests.read(repo, number)
     result = Review(repo, number, discussion.title, discussion.author, discussion.status, discussion.url)
@@ -419,7 +425,7 @@ def review(
     with tempfile.TemporaryDirectory(prefix="ckptzoo-review-") as temporary:
         folder, network = Path(temporary, "zoo"), own_network(target.zoo.arch, module)
         if changes.parts and sizes.outcome == "passed":
-            evaluators = EvaluatorPool(target.zoo.arch, module, data)
+            evaluators = EvaluatorPool(target.zoo.arch, module, data, own)
             report = _check_parts(client, result, changes, target, folder, evaluators, progress)
             if report.zoo is not None:
                 near = check_near_copies(
@@ -428,6 +434,7 @@ def review(
                     without={entry.id for entry in report.entries if entry.copy is not None},
                     network=network,
                     data=data,
+                    own=own,
                     accepted=accept_near_copies,
                     progress=None if progress is None else partial(progress, "comparing"),
                 )
@@ -452,7 +459,15 @@ def review(
             return result
         try:
             notes = complete(
-                client, repo, folder, report.measured, derives=derive, network=network, data=data, progress=progress
+                client,
+                repo,
+                folder,
+                report.measured,
+                derives=derive,
+                network=network,
+                data=data,
+                own=own,
+                progress=progress,
             )
         except (ZooError, OSError) as error:  # OSError: the disk is full
             step = f"Bring them up to date with ckptzoo card {repo}."

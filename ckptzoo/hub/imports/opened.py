@@ -237,7 +237,8 @@ class OpenedSource(Source):
             self.passed_over[path] = JUNK
         elif _fits(path, self._exclude):
             self.passed_over[path] = "left out by --exclude"
-        elif not is_chosen and not lower.endswith(_NAMED_ARCHIVES):
+        # files of JSON say something about the checkpoints beside them
+        elif not is_chosen and not lower.endswith((*_NAMED_ARCHIVES, ".json")):
             self.passed_over[path] = "left out by --include"
         elif path in self.reasons and not is_compared:
             self.passed_over[path] = self.reasons[path]

@@ -26,7 +26,7 @@ from ckptzoo.hub.pull.destination import (
     locked_destination,
     require_disk_space,
 )
-from ckptzoo.hub.pull.page import read_card_files, write_card_files
+from ckptzoo.hub.pull.page import read_card_files, read_existing, write_card_files
 from ckptzoo.hub.pull.selection import ProgressMeter, PullSelection
 from ckptzoo.hub.pull.splits import read_splits, write_splits
 from ckptzoo.loader.remote_files import RemoteFiles
@@ -53,13 +53,12 @@ def extract(
     """Write what the folder lacks; returns the parts that came, how many were there, and the bytes fetched."""
     zoo = _open_standing(files)
     writer = SubsetWriter(zoo if selection.where is None else zoo.where(selection.where), selection)
-    symmetry = zoo.contents.identity.symmetry if writer.has_all_tensors else None
-    identity = Identity(zoo.name, writer.arch.digest, symmetry)
+    identity, documents = Identity(zoo.name, writer.arch.digest), {layout.ARCHITECTURE: seal(writer.arch.to_json())}
+    if writer.has_all_tensors:
+        # as they are stored: a shape that was declared with the table is no part of the architecture's document
+        identity, documents = zoo.contents.identity, read_existing(files, layout.DOCUMENTS)
     zoo_document = seal(identity.to_json())
     card_files, splits = read_card_files(files), read_splits(files, zoo.contents.identity)
-    documents = {layout.ARCHITECTURE: seal(writer.arch.to_json())}
-    if writer.has_all_tensors and files.size(layout.SYMMETRY) is not None:
-        documents[layout.SYMMETRY] = files.read(layout.SYMMETRY)
     documents[layout.ZOO] = zoo_document  # last, because the folder is a zoo from then on
     stored_selection = {**selection.to_json(), "zoo": digest_of(zoo.contents.identity.to_json())}
     with locked_destination(root, zoo_document, stored_selection, partial=True) as destination:

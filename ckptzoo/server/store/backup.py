@@ -194,7 +194,7 @@ def _link_or_copy(source: Path, target: Path) -> None:
             os.link(source, temporary)
         except OSError as error:  # another file system, or one without links
             if isinstance(error, FileNotFoundError):
-                step = "The server's folder is damaged: ckptzoo serve restore --verify of an earlier backup has it."
+                step = "The server's folder is damaged: ckptzoo serve restore BACKUP --root NEW --verify."
                 raise ZooError(Problem(str(source), "blob", "a file", "none", step)) from None
             try:
                 shutil.copyfile(source, temporary)

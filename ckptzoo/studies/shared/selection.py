@@ -16,6 +16,7 @@ from ckptzoo.derive.tables import declare_step
 from ckptzoo.errors import Problem, SymmetryError, UnknownNameError, ZooError
 from ckptzoo.image_sets.evaluation import Evaluation, evaluation_of
 from ckptzoo.image_sets.lookup import have_same_classes, set_of
+from ckptzoo.loader.derived_command import derived_command
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
@@ -215,7 +216,12 @@ def _has_own_classes(name: str, datasets: Iterable[str]) -> bool:
 def predict_command(zoo: Zoo, *others: str) -> str:
     """The command that stores predictions with labels, those on the data set of the networks, and on other sets."""
     folder, datasets = zoo.contents.files.here, zoo.metadata["dataset"].drop_null().unique().to_pylist()
-    name = f"{datasets[0]}/test" if len(datasets) == 1 else "mnist/test"
-    sets = " ".join(quote(item) for item in (name, *others))
-    command = f"ckptzoo predict {quote(str(folder)) if folder else 'FOLDER'} {sets}"
+    own = f"{datasets[0]}/test" if len(datasets) == 1 else "mnist/test"
+    labelled = any(zoo.predictions(item).targets is not None for item in zoo.predicted)
+    names = list(others) if labelled and others else [own, *others]
+    calls = [derived_command(zoo.contents, name, str(folder or "FOLDER")) for name in names]
+    # sets of images are evaluated by one call, inputs of one's own by one a set
+    if "--inputs" not in calls[0]:
+        calls = [calls[0].replace(quote(names[0]), " ".join(map(quote, names)))]
+    command = " and ".join(calls)
     return f"{'Run' if folder else 'Pull the zoo, then run'} {command}, which writes into that folder"

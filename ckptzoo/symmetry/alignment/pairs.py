@@ -74,11 +74,12 @@ def pair_distances(weights: Stacked, arch: Arch, *, threads: Count | None = None
     names = comparable(given, table)
     arrays = {name: given[name].astype(np.result_type(given[name], np.float32), copy=False) for name in names}
     joint_groups = joint_groups_of(table, set(names))
-    if meeting := [joint.groups[0].id for joint in joint_groups if not joint.is_alone]:
-        raise SymmetryError(
-            f"pairs: group {meeting[0]!r}: expected groups that meet in no tensor, got one that meets others. "
-            "Align the pairs that matter with ckptzoo.symmetry.align."
-        )
+    meeting = [group.id for joint in joint_groups if not joint.is_alone for group in joint.groups][:4]
+    if meeting:
+        expected = "one, or several that meet in no tensor"
+        got = f"several that meet, {' and '.join(map(repr, meeting))}"
+        step = "Align the pairs that matter with ckptzoo.symmetry.align: exact distances need one hidden layer."
+        raise SymmetryError(Problem("pairs", "hidden layers", expected, got, step))
     usable = finite(arrays, K)
     rows, result = np.flatnonzero(usable), np.full((K, K), np.nan)
     if not len(rows):

@@ -104,8 +104,27 @@ def test_recipes_and_what_they_share(tmp_path: Path) -> None:
     text = sections(readme(zoo_with(tmp_path / "zoo", rows), Card("zoo", training="By *hand*.\r\n\r\nTwice.")))
     found = text["How they were trained"]
     assert found.startswith("By *hand*.\n\nTwice.\n\n| recipe |")
-    assert "| `sgd` |  | 3 | 2.5 | 0 to 2 | `float32` |  |  |" in found and "| `adam` |  | 2 |" in found
-    assert found.endswith("Settings of `sgd`: `lr = 0.1`.")
+    # no recipe says its data set, device or program
+    assert "| recipe | checkpoints | epochs | steps | precision |" in found
+    assert "| `sgd` | 3 | 2.5 | 0 to 2 | `float32` |" in found and "| `adam` | 2 |" in found
+    assert "Settings of `sgd`: `lr = 0.1`. Differing between checkpoints: `at` (`0`, `1`, `2`)." in found
+
+
+def test_settings_that_differ_are_listed_with_their_values_or_their_range(tmp_path: Path) -> None:
+    lists: dict[str, list[Any]] = {
+        "lr": [0.1, 0.01, 0.001, 0.3, 0.2], "optimizer": ["sgd", "adam", "sgd", "adam", "sgd"],
+        "nesterov": [True, False, None, True, True], "note": list("abcde"), "same": [1] * 5, "shape": [[1], [2]] * 2 + [[1]],
+        "trained_together": [1, 2, 3, 4, 5], "mixed": [1, "1", 2, 3, "4"],
+    }  # fmt: skip
+    rows: list[dict[str, Any]] = [
+        {"id": f"{at}", "recipe": "r", "extra": {name: values[at] for name, values in lists.items()}} for at in range(5)
+    ]
+    found = sections(readme(zoo_with(tmp_path / "zoo", rows), Card("zoo")))["How they were trained"]
+    expected = [
+        "`lr` (0.001 to 0.3)", "`mixed` (5 values)", "`nesterov` (`false`, `true`, or none)", "`note` (5 values)",
+        '`optimizer` (`"adam"`, `"sgd"`)',
+    ]  # fmt: skip
+    assert found.endswith(f"Settings of `r`: `same = 1`. Differing between checkpoints: {', '.join(expected)}.")
 
 
 def test_draws_are_counted_by_method(tmp_path: Path) -> None:

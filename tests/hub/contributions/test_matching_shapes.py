@@ -51,7 +51,11 @@ def test_a_table_comes_first() -> None:
     found = fit(odd, ARCH, {"head.*": "fc.*", "stem.0.weight": "conv1.weight"}, cast=False, location="file")
     assert same(found.weights, state)
     with pytest.raises(NamesError, match=r"names: 'heed\.\*': expected a tensor of the file"):
-        fit(odd, ARCH, {"heed.*": "fc.*", "head.*": "fc.*", "stem.0.*": "conv1.*"}, cast=False, location="file")
+        fit(odd, ARCH, {"heed.*": "fc.*", "stem.0.*": "conv1.*"}, cast=False, location="file")
+    # of several files the table may be about others: names that are right are left alone
+    for weights in (odd, state, {name.replace("fc", "heed"): array for name, array in state.items()}):
+        table = {"heed.*": "fc.*", "head.*": "fc.*", "stem.0.*": "conv1.*"}
+        assert same(fit(weights, ARCH, table, cast=False, location="file").weights, state)
     with pytest.raises(NamesError, match=r"several for fc\.bias"):
         fit(state, ARCH, {"fc.weight": "fc.bias"}, cast=False, location="file")
 

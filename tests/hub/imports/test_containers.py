@@ -314,6 +314,21 @@ def test_patterns_choose_files_inside_archives_too(tmp_path: Path) -> None:
         import_zoo(tmp_path / "source", tmp_path / "none", license="MIT", include=["nothing*"])
 
 
+def test_patterns_choose_checkpoints_and_what_is_said_beside_them_stays(tmp_path: Path) -> None:
+    files = {
+        "s0/best.pt": torch_file(network(0)),
+        "s0/last.pt": torch_file(network(1)),
+        "s0/config.json": b'{"lr": 0.3}',
+    }
+    placed(tmp_path / "source", {**files, "packed.zip": zip_file(files)})
+    for number, (options, expected) in enumerate(
+        (({"include": ["best.pt"]}, [True] * 2), ({"include": ["*.pt"], "exclude": ["config.json"]}, [False] * 4))
+    ):
+        import_zoo(tmp_path / "source", tmp_path / f"zoo{number}", license="MIT", **options)
+        found = ckptzoo.open(tmp_path / f"zoo{number}").metadata["extra"].to_pylist()
+        assert ['"lr": 0.3' in (text or "").replace('":', '": ').replace("  ", " ") for text in found] == expected
+
+
 def test_a_dry_run_says_what_each_file_is_taken_for_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

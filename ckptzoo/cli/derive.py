@@ -220,6 +220,7 @@ def _names(**given: Any) -> list[str]:
 
 def _print_derived(zoo: str, derived: "Derived", certify: str, given: Sequence[str]) -> None:
     """Say what was derived; ``given`` names what was given for equivalence checks."""
+    from ckptzoo.derive.checks import missing_for_checks
     from ckptzoo.text import counted
 
     new = counted(derived.checkpoints, "checkpoint")
@@ -236,10 +237,8 @@ def _print_derived(zoo: str, derived: "Derived", certify: str, given: Sequence[s
         spent = f", {derived.certifying:.1f} s of them for the equivalence checks of {certified:,}" if certified else ""
         print(f"took {derived.seconds:.1f} s{spent}")
         if not derived.certified and certify == "auto" and derived.untouched < derived.checkpoints:
-            lacks, options = "ckptzoo.archs has no forward function for it", ""
-            if "network" in given:
-                lacks, options = "the zoo does not say the shape of an input", " --input-shape SHAPE"
-            print(f"no equivalence check: {lacks}; --certify all --module FILE.py:NAME{options} adds it.")
+            lacks, options = missing_for_checks(network="network" in given)
+            print(f"no equivalence check: {lacks}; {options} adds it.")
     for number, what in (
         (derived.untouched, "left as they are: not finite, or not representable in the gauge"),
         (derived.tied, "with ties"),

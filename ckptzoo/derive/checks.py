@@ -115,6 +115,20 @@ def check_inputs(
     return by_name
 
 
+def missing_for_checks(*, network: bool) -> tuple[str, str]:
+    """What lacked where nothing was checked, and the options of ``ckptzoo derive`` that add the checks.
+
+    Parameters
+    ----------
+    network
+        whether the network was given.
+    """
+    options = "--certify all --module FILE.py:NAME"
+    if network:
+        return "the zoo does not say the shape of an input", f"{options} --input-shape SHAPE"
+    return "ckptzoo.archs has no forward function for it", options
+
+
 def import_with_torch(name: str) -> Any:
     """A module of ckptzoo.derive that imports torch at its top: ``"output_differences"`` or ``"forward"``.
 

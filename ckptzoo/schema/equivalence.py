@@ -39,3 +39,14 @@ def largest_allowed(arch: Architecture, precision: str) -> float:
     stored = [_EPSILON[tensor.dtype] for tensor in arch.tensors if tensor.dtype in _EPSILON]
     layers = sum(sum(size > 1 for size in tensor.shape) > 1 for tensor in arch.tensors)
     return min(_MOST, max(*stored, _EPSILON.get(precision, 0.0)) ** 0.5 * (1 + layers))
+
+
+def checked_difference(largest: float, checked: int, checkpoints: int) -> str:
+    """The largest difference as a text, with the number of checkpoints that were checked where that is not all.
+
+    Examples
+    --------
+    >>> checked_difference(3.6e-8, 6, 10), checked_difference(3.6e-8, 10, 10)
+    ('3.6e-08 (6 of 10 checked)', '3.6e-08')
+    """
+    return f"{largest:.1e}" + (f" ({checked:,} of {checkpoints:,} checked)" if checked < checkpoints else "")

@@ -1,7 +1,7 @@
 """What is in this zoo? Counts, variants, sizes and the spread of the accuracies, from the metadata alone."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from ckptzoo.loader.selection import MethodDraws, draws_by_method
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.loader.zoo import open as open_zoo
 from ckptzoo.schema import layout
+from ckptzoo.schema.equivalence import checked_difference
 from ckptzoo.schema.layout import predictions_name
 from ckptzoo.schema.metadata import DIFFERENCES
 from ckptzoo.studies.shared.result import Spread
@@ -53,6 +54,8 @@ class VariantSummary:
         of its shards, the group elements and the retracted checkpoints included.
     certificate_random, certificate_real
         largest over the checkpoints; None where none was measured.
+    checked_random, checked_real
+        the number of checkpoints of which each was measured.
     failed
         checkpoints whose differences are larger than rounding explains (``ckptzoo.schema.equivalence``).
     """
@@ -64,6 +67,8 @@ class VariantSummary:
     certificate_random: float | None = None
     certificate_real: float | None = None
     failed: int = 0
+    checked_random: int = 0
+    checked_real: int = 0
 
 
 @dataclass(frozen=True)
@@ -236,7 +241,11 @@ class Inventory(PrintedResult):
             table.add_column(name, justify="right")
         for item in self.variants:
             certificates = [
-                "-" if value is None else f"{value:.1e}" for value in (item.certificate_random, item.certificate_real)
+                "-" if value is None else checked_difference(value, checked, item.checkpoints)
+                for value, checked in (
+                    (item.certificate_random, item.checked_random),
+                    (item.certificate_real, item.checked_real),
+                )
             ]
             row = [printable(item.name), f"{item.checkpoints:,}", f"{item.parts:,}", size(item.nbytes), *certificates]
             table.add_row(*row, f"{item.failed:,} of another function" if item.failed else "")
@@ -427,12 +436,18 @@ def _drawn(item: MethodDraws) -> str:
 
 def _variant(contents: Contents, name: str, tree: Tree, gone: pa.ChunkedArray | None) -> VariantSummary:
     kept = _standing(tree, gone)
-    largest = [
-        _largest(contents.columns(tree, [column])[column].filter(kept)) if name != layout.RAW else None
-        for column in DIFFERENCES
-    ]
-    failed = 0 if name == layout.RAW else len(contents.failed_checks(name).ids)
-    return VariantSummary(name, int(kept.sum()), len(tree.parts), _nbytes(tree), *largest, failed=failed)
+    summary = VariantSummary(name, int(kept.sum()), len(tree.parts), _nbytes(tree))
+    if name == layout.RAW:
+        return summary
+    random, real = (contents.columns(tree, [column])[column].filter(kept).drop_null() for column in DIFFERENCES)
+    return replace(
+        summary,
+        certificate_random=_largest(random),
+        certificate_real=_largest(real),
+        failed=len(contents.failed_checks(name).ids),
+        checked_random=len(random),
+        checked_real=len(real),
+    )
 
 
 def _predicted(name: str, tree: Tree, gone: pa.ChunkedArray | None) -> PredictionSummary:

@@ -17,6 +17,7 @@ from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture, Tensor
 from ckptzoo.schema.card import Card
 from ckptzoo.schema.documents import Document
+from ckptzoo.schema.equivalence import checked_difference
 from ckptzoo.schema.metadata import DIFFERENCES
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.text import counted, size
@@ -184,8 +185,10 @@ def _rule(name: str, versions: Sequence[str], facts: Document, symmetry: Symmetr
 
 
 def _largest_difference(rows: pa.Table) -> str:
+    """The largest difference, with the number of checkpoints that were checked where that is not all."""
     values = np.concatenate([rows[name].drop_null().to_numpy() for name in DIFFERENCES]).astype(np.float64)
-    return f"{values.max():.1e}" if len(values) else "none"
+    checked = int(np.logical_or.reduce([rows[name].is_valid().to_numpy() for name in DIFFERENCES]).sum())
+    return checked_difference(float(values.max()), checked, len(rows)) if len(values) else "none"
 
 
 def predictions(zoo: Zoo) -> str:

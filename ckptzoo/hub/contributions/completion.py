@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptzoo.derive import derive, predict
+from ckptzoo.derive.checks import missing_for_checks
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import ZooError
 from ckptzoo.format.files import Folder
@@ -79,15 +80,15 @@ def complete(
     notes: list[str] = []
     if derives:
         added = set(read_contents(Folder(folder)).ids.to_pylist())
-        steps: list[tuple[str, str, Callable[[Any, Progress | None], None]]] = [
-            *(("deriving", gauge, partial(_derive, zoo, folder, gauge)) for gauge in zoo.gauges),
+        steps: list[tuple[str, str, Callable[[Any, Progress | None], Iterator[str]]]] = [
+            *(("deriving", gauge, partial(_derive, zoo, folder, repo, gauge)) for gauge in zoo.gauges),
             *(("predicting", inputs, partial(_predict, zoo, folder, inputs, data, own)) for inputs in zoo.predicted),
         ]
         # those that are there already were made by somebody who was faster
         steps = [step for step in steps if not added <= set(zoo.having(step[1]).ids)]
         for stage, name, make in steps:
             try:
-                make(network, None if progress is None else partial(progress, f"{stage} {name}"))
+                notes += make(network, None if progress is None else partial(progress, f"{stage} {name}"))
             except ZooError as error:
                 again = derived_command(zoo.contents, name)
                 step = f"ckptzoo pull {repo} -o FOLDER, {again} and ckptzoo push FOLDER {repo}"
@@ -123,8 +124,10 @@ def _finite(figures: Figures) -> dict[str, float]:
     return {column: figures[column] for column in COLUMNS if math.isfinite(figures[column])}
 
 
-def _derive(zoo: Zoo, folder: Path, gauge: str, network: Any, progress: Progress | None) -> None:
-    """Derive the parts in a folder as the zoo's other parts are."""
+def _derive(
+    zoo: Zoo, folder: Path, repo: str, gauge: str, network: Any, progress: Progress | None
+) -> Iterator[str]:
+    """Derive the parts in a folder as the zoo's other parts are; a note where they were not checked."""
     tree = zoo.contents.derived(gauge)
     if gauge.startswith(layout.ALIGNED):
         raise ZooError("it is aligned to a reference that a review does not fetch.")
@@ -138,6 +141,12 @@ def _derive(zoo: Zoo, folder: Path, gauge: str, network: Any, progress: Progress
     derived = derive(folder, gauge=ours.name, store=store, module=network, progress=progress)
     if derived.failed.ids:
         raise ZooError(derived.failed.problem(zoo.name, gauge))
+    if not derived.certified and derived.untouched < derived.checkpoints:
+        lacks, options = missing_for_checks(network=network is not None)
+        yield (
+            f"no equivalence check of {gauge} for the new checkpoints: {lacks}; ckptzoo pull {repo} -o FOLDER, "
+            f"ckptzoo derive FOLDER --gauge {gauge} {options} and ckptzoo push FOLDER {repo} add it."
+        )
 
 
 def _predict(
@@ -148,8 +157,8 @@ def _predict(
     own: Labelled | None,
     network: Any,
     progress: Progress | None,
-) -> None:
-    """Evaluate the parts in a folder on a set of inputs, scaled as the zoo's rows say."""
+) -> Iterator[str]:
+    """Evaluate the parts in a folder on a set of inputs, scaled as the zoo's rows say; no notes."""
     added = read_contents(Folder(folder)).ids.to_pylist()
     seen = inputs_to_store(zoo.where(("id", "in", added)), inputs, data=data, own=own)
     predict(
@@ -161,6 +170,7 @@ def _predict(
         module=network,
         progress=progress,
     )
+    yield from ()
 
 
 def _renumber(folder: Path, zoo: Zoo) -> None:

@@ -15,7 +15,9 @@ import ckptzoo
 from ckptzoo.cli.app import run
 from ckptzoo.errors import ZooError
 from ckptzoo.hub.contributions.evaluation import Evaluation, EvaluatorPool
+from ckptzoo.hub.card.page import readme
 from ckptzoo.schema.architecture import Architecture
+from ckptzoo.studies.inventory import inventory
 from tests.support.effort import ALL
 from tests.support.hosted import Hosted
 
@@ -105,6 +107,27 @@ def test_a_zoo_of_a_loop_is_contributed_to_and_reviewed(say: Say, server: Hosted
         code, _, err = say(*said.split())
         assert code == 0, (said, err)
     assert len(ckptzoo.open(REPO, endpoint=server.url).having("aligned-nearest")) == 13
+
+
+def test_variants_that_a_merge_made_without_checks_are_named_and_counted(say: Say, server: Hosted) -> None:
+    with ckptzoo.create("loop", arch=net(0)) as writer:
+        for seed in range(3):
+            writer.add(net(seed), {"id": f"net-{seed}", "license": "mit"})
+    assert say("derive", "loop", "--module", "net.py:net", "--input-shape", 12)[0] == 0
+    assert say("push", "loop", REPO)[0] == 0
+    bring = ("contribute", "theirs.pt", "--to", REPO, "--card", "contribution.toml")
+    assert say(*bring, role="contribute")[0] == 0
+    code, out, _ = say("review", REPO, 1, "--merge", "--derive", "--json")
+    (note,) = json.loads(out)["notes"]
+    assert code == 0 and note.startswith("no equivalence check of canonical for the new checkpoints: ")
+    zoo = ckptzoo.open(REPO, endpoint=server.url)
+    assert inventory(zoo).variants[1].checked_random == 3
+    for text in (say("info", REPO)[1], readme(zoo, ckptzoo.Card("loop"))):
+        assert "(3 of 4 checked)" in text
+    for command in re.findall(r"(?:ckptzoo )(.+?)(?:, (?=ckptzoo)| and (?=ckptzoo)| add it\.$)", note):
+        code, _, err = say(*command.replace("FOLDER", "here").replace("FILE.py:NAME", "net.py:net").split())
+        assert code == 0, (command, err)
+    assert "checked)" not in say("info", REPO)[1]
 
 
 @pytest.mark.parametrize("arrays", ["none", "labels", "classes", "size"])

@@ -159,6 +159,22 @@ class Contents:
             rows = rows.set_column(names.index(name), rows.schema.field(name), pa.array(values, rows[name].type))
         return rows
 
+    def stated(self, figure: str) -> frozenset[str]:
+        """Ids of contributed checkpoints whose figure is what their row states: nobody measured it in the zoo.
+
+        Ids of contributed checkpoints have the name of an account, before a slash.
+        """
+        rows = self.raw.rows
+        if rows["contributor"].null_count == len(rows):
+            return frozenset()
+        rows = rows.select(["id", "contributor", figure])
+        contributed = rows.filter(pc.call_function("and", [rows["contributor"].is_valid(), rows[figure].is_valid()]))
+        ids = {name for name in contributed["id"].to_pylist() if "/" in name}
+        if layout.MEASURED in self.derived_parts:
+            later = self.measured.rows.select(["id", figure])
+            ids.difference_update(later["id"].filter(later[figure].is_valid()).to_pylist())
+        return frozenset(ids)
+
     def failed_checks(self, name: str) -> "FailedChecks":
         """The checkpoints of a variant that are other functions than the raw ones, by the checks that are stored.
 

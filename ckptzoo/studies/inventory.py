@@ -111,6 +111,8 @@ class Inventory(PrintedResult):
         raw weights of one checkpoint.
     test_accuracy
         of each member's last step, where it is finite and did not diverge; None where none was measured.
+    stated
+        the number of values in ``test_accuracy`` that contributors state and nobody measured in the zoo.
     told
         distinct values of the columns in ``ORIGIN``, with the number of checkpoints that have each.
     untold
@@ -146,6 +148,7 @@ class Inventory(PrintedResult):
     groups: tuple[GroupCounts, ...] = ()
     draws: tuple[MethodDraws, ...] = ()
     columns: tuple[str, ...] = ()
+    stated: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -206,7 +209,9 @@ class Inventory(PrintedResult):
         if (spread := self.test_accuracy) is not None:
             text = f"mean {spread.mean:.2%}, sd {spread.sd:.2%}, {spread.least:.2%} to {spread.most:.2%}"
             members = f"{counted(spread.count, 'member')} at their last step"
-            rows.append(("test accuracy", f"{text} ({members if several else counted(spread.count, 'checkpoint')})"))
+            of = members if several else counted(spread.count, "checkpoint")
+            measured = f"{spread.count - self.stated:,} measured, {self.stated:,} stated by contributors, not measured again"
+            rows.append(("test accuracy", f"{text} ({of}{f': {measured}' if self.stated else ''})"))
         rows += [(column, self._values(column)) for column in self.told]
         left = len(self.columns) - _MAX_COLUMNS
         more = f" and {left:,} more, which --json lists" if left > 0 else ""
@@ -285,6 +290,7 @@ def inventory(zoo: Zoo) -> Inventory:
     table, contents, arch = zoo.metadata, zoo.contents, zoo.arch
     last = zoo.last_steps().metadata
     accuracy = last["test_accuracy"].fill_null(float("nan")).to_numpy().astype(np.float64)
+    known = usable_rows(last) & np.isfinite(accuracy)
     layers = {layer: {name: arch[name].shape for name in names} for layer, names in arch.layers.items()}
     retracted = contents.retracted.rows
     gone = retracted["id"] if len(retracted) else None
@@ -315,6 +321,7 @@ def inventory(zoo: Zoo) -> Inventory:
         groups=() if contents.symmetry is None else counts_by_group(contents.symmetry),
         draws=draws_by_method(table),
         columns=tuple(_filled(table)),
+        stated=len(contents.stated("test_accuracy") & set(last["id"].filter(pa.array(known)).to_pylist())),
     )
 
 

@@ -271,10 +271,16 @@ def accuracy(zoo: Zoo) -> str:
         return ""
     good = usable(rows)
     measured, claimed = (_figures(rows, name) for name in (quality.measured, quality.claimed))
+    names = zoo.contents.stated(quality.measured)
+    stated = np.array([name in names for name in rows["id"].to_pylist()], bool)
     known = np.concatenate([values[good & ~np.isnan(values)] for values in (measured, claimed)])
     scale, text = Scale.of(known * quality.times) if len(known) else None, list[str]()
-    for column, source in ((measured, "Measured"), (claimed, "Claimed by contributors, not measured")):
-        values = column[good & ~np.isnan(column)]
+    for column, chosen, source in (
+        (measured, ~stated, "Measured"),
+        (measured, stated, "Stated by contributors, not measured again"),
+        (claimed, True, "Claimed by contributors, not measured"),
+    ):
+        values = column[good & chosen & ~np.isnan(column)]
         if len(values):
             text += [
                 f"**{source}** for {_spread(values, quality)}",
@@ -284,7 +290,7 @@ def accuracy(zoo: Zoo) -> str:
     if both.any():
         gap = measured[both] - claimed[both]
         ends = " to ".join(f"{value:+.4f}" for value in (float(gap.min()), float(gap.max())))
-        text.append(f"Measured less claimed, where both are known ({int(both.sum()):,}): {ends}.")
+        text.append(f"Measured{' or stated' if stated[both].any() else ''} less claimed, where both are known ({int(both.sum()):,}): {ends}.")
     notes = [f"Each member's last step ({counted(len(rows), 'checkpoint')})."] if len(rows) < len(zoo) else []
     if not good.all():
         notes.append(f"{int((~good).sum()):,} that diverged or are not finite are left out.")

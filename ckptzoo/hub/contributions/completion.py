@@ -51,7 +51,7 @@ def complete(
     folder
         a zoo of its documents and the merged parts alone; what follows from them is written into it.
     measured
-        figures by id, for those rows that have no accuracy.
+        figures by id, for those rows that have no accuracy or state one that nobody measured in the zoo.
     derives
         whether the new checkpoints get every variant and every set of predictions that the zoo has.
     network
@@ -75,6 +75,7 @@ def complete(
     """
     zoo = open_target(client, repo, client.listing(repo))
     known = set(zoo.metadata.filter(zoo.metadata["test_accuracy"].is_valid())["id"].to_pylist())
+    known -= zoo.contents.stated("test_accuracy")
     lacking = {name: figures for name, figures in measured.items() if name not in known}
     _add_figures(folder, lacking, client.whoami().name)
     notes: list[str] = []
@@ -107,14 +108,13 @@ def complete(
 
 
 def _add_figures(folder: Path, measured: Mapping[str, Figures], by: str) -> None:
-    """Store the figures of rows that have no accuracy."""
+    """Store figures that were measured."""
     contents = read_contents(Folder(folder))
-    accuracies = contents.raw.rows["test_accuracy"].to_pylist()
     units = [part.digest for part in contents.raw.parts for _ in range(part.rows)]
     rows: list[dict[str, Any]] = [
         {"id": name, "unit": unit, "by": by, **_finite(measured[name])}
-        for name, unit, accuracy in zip(contents.ids.to_pylist(), units, accuracies, strict=True)
-        if accuracy is None and name in measured
+        for name, unit in zip(contents.ids.to_pylist(), units, strict=True)
+        if name in measured
     ]
     add_measured(folder, rows, {})
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from ckptzoo.hub.contributions.evaluation import EvaluatorPool, Figures
 from ckptzoo.hub.contributions.file_names import claimed_accuracy, claimed_loss
-from ckptzoo.hub.contributions.report import ACCURACY, Check, check_result
+from ckptzoo.hub.contributions.report import ACCURACY, Check, check_result, said_as
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.text import counted
 
@@ -28,15 +28,18 @@ def check_accuracy(zoo: Zoo, measured: Mapping[str, Figures], evaluators: Evalua
     that the file of a checkpoint held are claims.
     """
     wrong: list[str] = []
-    claimed: list[float] = []
+    given: dict[str, list[float]] = {"test_accuracy": [], "claimed_test_accuracy": []}
     for row in zoo.metadata.select(["id", "test_accuracy", "claimed_test_accuracy", "extra"]).to_pylist():
         said = {"test_accuracy": row["test_accuracy"], "claimed_test_accuracy": claimed_accuracy(row)}
-        claimed += [value for value in said.values() if value is not None]
+        for column, value in said.items():
+            given[column] += [] if value is None else [value]
         if (figures := measured.get(row["id"])) is not None:
             wrong += _differing(row["id"], said, figures["test_accuracy"], share=0.0)
     if not measured:
         reason = "; ".join(evaluators.reasons) or "nothing to measure"
-        untested = f"claimed {_spread(claimed)}, not measured: " if claimed else ""
+        stated, claimed = given.values()
+        how = said_as(claimed=bool(claimed), stated=bool(stated))
+        untested = f"{how} {_spread([*stated, *claimed])}, not measured: " if how else ""
         return Check(ACCURACY, "not done", f"{untested}{reason}")
     spread = _spread([figures["test_accuracy"] for figures in measured.values()])
     unmeasured = len(zoo) - len(measured)
@@ -56,12 +59,13 @@ def check_loss(zoo: Zoo, measured: Mapping[str, Figures]) -> Check | None:
     """
     wrong: list[str] = []
     unknown: list[str] = []
-    compared = claims = 0
+    compared = claims = claimed_losses = 0
     for row in zoo.metadata.select(["id", "test_nll", "claimed_test_loss", "extra"]).to_pylist():
         claimed = claimed_loss(row)
         stated: dict[str, float | None] = {"test_nll": row["test_nll"]}
         if claimed is not None:
             stated["claimed_test_loss"] = claimed.value
+        claimed_losses += claimed is not None
         claims += any(value is not None for value in stated.values())
         if (figures := measured.get(row["id"])) is None:
             continue
@@ -73,7 +77,8 @@ def check_loss(zoo: Zoo, measured: Mapping[str, Figures]) -> Check | None:
     if not claims:
         return None
     if not compared:
-        return Check("loss", "not done", f"claimed of {counted(claims, 'checkpoint')}, not measured; see {ACCURACY}")
+        how = said_as(claimed=claimed_losses > 0, stated=claims > claimed_losses)
+        return Check("loss", "not done", f"{how} of {counted(claims, 'checkpoint')}, not measured; see {ACCURACY}")
     note = f"; not compared: {'; '.join(unknown[:4])} ({_NO_CROSS_ENTROPY})" if unknown else ""
     return check_result("loss", wrong, f"{counted(compared, 'checkpoint')} with the mean cross entropy in nats{note}")
 

@@ -189,10 +189,16 @@ def _header(summaries: Sequence[CheckpointSummary]) -> tuple[tuple[str, ...], bo
 
 
 def unmeasured(checks: Sequence[Check], summaries: Sequence[CheckpointSummary]) -> str:
-    """A sentence where figures are claimed and none was measured; else empty."""
+    """A sentence where figures are claimed or stated and none was measured; else empty."""
     undone = any(check.name == ACCURACY and check.outcome == "not done" for check in checks)
-    said = any(value is not None for entry in summaries for value in (entry.claimed, entry.stated, entry.claimed_loss))
-    return f"Figures are claimed, not measured: the check {ACCURACY} says what is missing." if undone and said else ""
+    claimed = any(value is not None for entry in summaries for value in (entry.claimed, entry.claimed_loss))
+    said = said_as(claimed=claimed, stated=any(entry.stated is not None for entry in summaries))
+    return f"Figures are {said}, not measured: the check {ACCURACY} says what is missing." if undone and said else ""
+
+
+def said_as(*, claimed: bool, stated: bool) -> str:
+    """How figures are given, by the headers of the table's columns: ``claimed``, ``stated`` or both; may be empty."""
+    return " or ".join(["claimed"] * claimed + ["stated"] * stated)
 
 
 def undone_checks(checks: Sequence[Check]) -> str:

@@ -14,10 +14,13 @@ from markdown_it import MarkdownIt
 
 import ckptzoo
 from ckptzoo.errors import SpecError
+from ckptzoo.format.maintenance import add_measured
 from ckptzoo.hub.card import card_of, readme, write
 from ckptzoo.hub.pull import pull
 from ckptzoo.schema.card import Card
 from ckptzoo.server.responses import front_matter as parsed
+from ckptzoo.studies.inventory import inventory
+from ckptzoo.text import counted
 from tests.support.hub_zoos import ARCH, TABLE, grown, weights_of, zoo_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*retracted:UserWarning")
@@ -76,6 +79,20 @@ def test_measured_and_claimed_figures_stand_apart(tmp_path: Path) -> None:
     assert "**Claimed by contributors, not measured** for 2 checkpoints: test accuracy 94.00 % on average" in text
     assert "Measured less claimed, where both are known (1): -0.0500 to -0.0500." in text
     assert text.endswith("1 that diverged or are not finite are left out. Of 1 nothing is known.")
+
+
+def test_figures_that_contributors_state_are_measured_once_somebody_measured_them(tmp_path: Path) -> None:
+    ada = {"contributor": "Ada"}
+    rows = [{"id": name, "test_accuracy": 0.5, **(ada if "/" in name else {})} for name in ("a", "ada/b", "ada/c")]
+    path = Path(zoo_with(tmp_path / "zoo", rows).path)
+    (part,) = ckptzoo.open(path).contents.raw.parts
+    for left in (2, 1):
+        text = sections(readme(ckptzoo.open(path), Card("zoo")))["How good they are"]
+        assert f"**Measured** for {counted(3 - left, 'checkpoint')}: " in text
+        assert f"**Stated by contributors, not measured again** for {counted(left, 'checkpoint')}: " in text
+        assert inventory(ckptzoo.open(path)).stated == left
+        assert f"{3 - left} measured, {left} stated" in str(dict(inventory(ckptzoo.open(path))._facts()))
+        add_measured(path, [{"id": "ada/b", "unit": part.digest, "by": "lab", "test_accuracy": 0.5}], {})
 
 
 def test_each_member_counts_once(tmp_path: Path) -> None:

@@ -115,19 +115,25 @@ def test_variants_that_a_merge_made_without_checks_are_named_and_counted(say: Sa
             writer.add(net(seed), {"id": f"net-{seed}", "license": "mit"})
     assert say("derive", "loop", "--module", "net.py:net", "--input-shape", 12)[0] == 0
     assert say("push", "loop", REPO)[0] == 0
-    bring = ("contribute", "theirs.pt", "--to", REPO, "--card", "contribution.toml")
-    assert say(*bring, role="contribute")[0] == 0
+    bring = ("contribute", "theirs.pt", "--to", REPO, "--card", "contribution.toml", "--inputs", "own.npz")
+    assert say(*bring, "--module", "net.py:net", role="contribute")[0] == 0
     code, out, _ = say("review", REPO, 1, "--merge", "--derive", "--json")
+    assert checks(out)["accuracy"][1].startswith("stated ")
     (note,) = json.loads(out)["notes"]
     assert code == 0 and note.startswith("no equivalence check of canonical for the new checkpoints: ")
     zoo = ckptzoo.open(REPO, endpoint=server.url)
     assert inventory(zoo).variants[1].checked_random == 3
     for text in (say("info", REPO)[1], readme(zoo, ckptzoo.Card("loop"))):
-        assert "(3 of 4 checked)" in text
+        assert "(3 of 4 checked)" in text and ("tated by contributors, not measured again" in text)
     for command in re.findall(r"(?:ckptzoo )(.+?)(?:, (?=ckptzoo)| and (?=ckptzoo)| add it\.$)", note):
         code, _, err = say(*command.replace("FOLDER", "here").replace("FILE.py:NAME", "net.py:net").split())
         assert code == 0, (command, err)
-    assert "checked)" not in say("info", REPO)[1]
+    assert say("review", REPO, 1, "--finish", "--module", "net.py:net", "--inputs", "own.npz")[0] == 0
+    told = say("info", REPO)[1]
+    assert "checked)" not in told and "not measured again" not in told
+    again = ckptzoo.open(REPO, endpoint=server.url)
+    assert say("review", REPO, 1, "--finish", "--module", "net.py:net", "--inputs", "own.npz")[0] == 0
+    assert ckptzoo.open(REPO, endpoint=server.url).measured.equals(again.measured)
 
 
 @pytest.mark.parametrize("arrays", ["none", "labels", "classes", "size"])

@@ -38,9 +38,14 @@ _MAX_WHOLE = 1e6
 """Whole numbers below this are written in full."""
 _MAX_FOLDER_NAME = 80
 _RECIPE_COLUMNS = ("recipe", "recipe_digest", "dataset", "builder")
-_SHOWN_ELSEWHERE = ("architecture", "dataset")
-"""Entries of ``extra`` that the page shows elsewhere."""
-_MEASURED = ("contributed_as", "energy_joules", "trained_together")
+_NO_SETTINGS = (
+    "architecture", "dataset", "contributed_as", "evaluation", "exported_from", "file", "file_sha256", "repository",
+    "rounded_from", "zoo",
+)  # fmt: skip
+"""Entries of ``extra`` that the page shows elsewhere, or that say where a checkpoint is from."""
+_LEVELS = 2
+"""Objects within ``extra`` whose entries are settings: ``facts.config.lr``."""
+_MEASURED = ("energy_joules", "trained_together")
 """Entries of ``extra`` that programs add to the settings of a run."""
 
 
@@ -218,14 +223,18 @@ def _value_range(column: pa.ChunkedArray) -> str:
 def _settings(rows: pa.Table) -> tuple[list[str], list[str]]:
     """The entries of ``extra`` that all of these rows share, and those that differ, in the order of their names."""
     entries = [_entries(text) for text in rows["extra"].unique().to_pylist()]
-    names = sorted({name for item in entries for name in item} - {*_SHOWN_ELSEWHERE})
+    names = sorted({name for item in entries for name in item})
+    # an epoch in the facts of a file is the column's
+    columns_with_values = {column.name for column in COLUMNS if rows[column.name].null_count < len(rows)}
     values_of = {name: list(dict.fromkeys(item.get(name) for item in entries)) for name in names}
     settings = [f"{name} = {values[0]}" for name, values in values_of.items() if len(values) == 1]
     shared = [code(setting) for setting in settings if len(setting) <= MAX_SETTING]
     differing = [
         f"{code(name)} {said}"
         for name, values in values_of.items()
-        if name not in _MEASURED and (said := _differing(values))
+        if name not in _MEASURED
+        and name.rpartition(".")[2] not in columns_with_values
+        and (said := _differing(values))
     ]
     return _first(shared), _first(differing)
 
@@ -251,8 +260,13 @@ def _differing(values: Sequence[str | None]) -> str:
 
 
 def _entries(text: str | None) -> dict[str, str]:
-    """The entries of a JSON object in untrusted text, each as JSON; none where it is no object."""
-    entries = parse_extra(text) or {}
+    """The settings in untrusted text, each as JSON, those of nested objects by their keys; none where it is no object."""
+    entries = {name: entry for name, entry in (parse_extra(text) or {}).items() if name not in _NO_SETTINGS}
+    for _ in range(_LEVELS):
+        flat: dict[str, Any] = {}
+        for name, entry in entries.items():
+            flat |= {f"{name}.{key}": value for key, value in entry.items()} if isinstance(entry, dict) else {name: entry}
+        entries = flat
     return {name: json.dumps(entry) for name, entry in entries.items() if entry is not None}
 
 

@@ -131,17 +131,19 @@ def test_settings_that_differ_are_listed_with_their_values_or_their_range(tmp_pa
     lists: dict[str, list[Any]] = {
         "lr": [0.1, 0.01, 0.001, 0.3, 0.2], "optimizer": ["sgd", "adam", "sgd", "adam", "sgd"],
         "nesterov": [True, False, None, True, True], "note": list("abcde"), "same": [1] * 5, "shape": [[1], [2]] * 2 + [[1]],
-        "trained_together": [1, 2, 3, 4, 5], "mixed": [1, "1", 2, 3, "4"],
+        "trained_together": [1, 2, 3, 4, 5], "file": list("abcde"), "evaluation": [{"mean": at} for at in range(5)],
+        "config": [{"lr": at, "own": {"m": 0}} for at in range(5)], "facts": [{"step": at, "a": {"b": at}} for at in range(5)],
+        "mixed": [1, "1", 2, 3, "4"],
     }  # fmt: skip
     rows: list[dict[str, Any]] = [
-        {"id": f"{at}", "recipe": "r", "extra": {name: values[at] for name, values in lists.items()}} for at in range(5)
+        {"id": f"{at}", "step": at, "recipe": "r", "extra": {name: values[at] for name, values in lists.items()}} for at in range(5)
     ]
     found = sections(readme(zoo_with(tmp_path / "zoo", rows), Card("zoo")))["How they were trained"]
     expected = [
-        "`lr` (0.001 to 0.3)", "`mixed` (5 values)", "`nesterov` (`false`, `true`, or none)", "`note` (5 values)",
+        "`config.lr` (0 to 4)", "`facts.a.b` (0 to 4)", "`lr` (0.001 to 0.3)", "`mixed` (5 values)", "`nesterov` (`false`, `true`, or none)", "`note` (5 values)",
         '`optimizer` (`"adam"`, `"sgd"`)',
     ]  # fmt: skip
-    assert found.endswith(f"Settings of `r`: `same = 1`. Differing between checkpoints: {', '.join(expected)}.")
+    assert found.endswith(f"Settings of `r`: `config.own.m = 0`, `same = 1`. Differing between checkpoints: {', '.join(expected)}.")
 
 
 def test_draws_are_counted_by_method(tmp_path: Path) -> None:

@@ -45,7 +45,8 @@ def overview(zoo: Zoo, card: Card) -> str:
     members, steps = len(rows["member"].unique()), rows["step"].drop_null().unique().to_pylist()
     checkpoints = f"**{len(zoo):,}** of {counted(members, 'member')}"
     if len(steps) > 1:
-        checkpoints += f", at {counted(len(steps), 'step')} from {format_range(min(steps), max(steps))}"
+        what = "epoch" if steps_are_epochs(rows) else "step"
+        checkpoints += f", at {counted(len(steps), what)} from {format_range(min(steps), max(steps))}"
     shape = f", inputs {_shape(arch.input_shape)}" if arch.input_shape else ""
     dtypes = ", ".join(dict.fromkeys(tensor.dtype for tensor in arch.tensors if tensor.kind == "parameter"))
     facts = [("architecture", f"{code(arch.name)}: {arch.parameters:,} parameters in {dtypes or 'none'}{shape}")]
@@ -505,6 +506,12 @@ def counts(column: pa.ChunkedArray) -> dict[str, int]:
     """How often each text is in a column, the most frequent first; nulls are left out."""
     numbers = {str(item["values"].as_py()): item["counts"].as_py() for item in column.drop_null().value_counts()}
     return dict(sorted(numbers.items(), key=lambda item: (-item[1], item[0])))
+
+
+def steps_are_epochs(rows: pa.Table) -> bool:
+    """Whether steps are the numbers of epochs, as of files that are called by them: every step is its row's epoch."""
+    steps, epochs = (rows[name].fill_null(-1).to_numpy().astype(np.float64) for name in ("step", "epoch"))
+    return bool((steps == epochs).all() and (steps > 0).any())
 
 
 def flags(table: pa.Table, column: str, *, missing: bool = False) -> NDArray[np.bool_]:

@@ -205,7 +205,7 @@ def _recipe_line(key: dict[str, Any], rows: pa.Table) -> Sequence[str]:
         code(key["dataset"]) if key["dataset"] else "",
         f"{len(rows):,}",
         _value_range(rows["epoch"]),
-        _value_range(rows["step"]),
+        "" if contents.steps_are_epochs(rows) else _value_range(rows["step"]),
         listed(list(counts(rows["precision"])), limit=3),
         listed(list(counts(rows["device"])), limit=3),
         code(key["builder"]) if key["builder"] else "",
@@ -309,8 +309,14 @@ def citation(card: Card) -> str:
 
 def columns(rows: pa.Table) -> str:
     """A line for every column with a value in it: how many rows have one, which values, and what it means."""
+    meanings = {"step": "number of the epoch: steps are numbered by epoch"} if contents.steps_are_epochs(rows) else {}
     lines = [
-        (code(column.name), _filled(rows[column.name]), _values(rows[column.name], column.type), column.doc)
+        (
+            code(column.name),
+            _filled(rows[column.name]),
+            _values(rows[column.name], column.type),
+            meanings.get(column.name, column.doc),
+        )
         for column in COLUMNS
         if rows[column.name].null_count < len(rows)
     ]

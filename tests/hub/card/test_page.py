@@ -127,6 +127,17 @@ def test_recipes_and_what_they_share(tmp_path: Path) -> None:
     assert "Settings of `sgd`: `lr = 0.1`. Differing between checkpoints: `at` (`0`, `1`, `2`)." in found
 
 
+@pytest.mark.parametrize(("epochs", "numbered"), [((1.0, 2.0), True), ((1.0, 3.0), False), ((1.0, None), False)])
+def test_steps_that_are_numbers_of_epochs_are_not_called_optimiser_steps(
+    tmp_path: Path, epochs: tuple[float | None, ...], numbered: bool
+) -> None:
+    rows = [{"id": f"{at}", "recipe": "r", "step": at, "epoch": epoch} for at, epoch in enumerate(epochs, 1)]
+    text = readme(zoo_with(tmp_path / "zoo", rows), Card("zoo"))
+    assert ("steps are numbered by epoch" in text) == numbered == ("optimiser steps" not in text)
+    assert ("at 2 epochs from 1 to 2" in text) == numbered == ("at 2 steps" not in text)
+    assert ("| steps |" in text) != numbered
+
+
 def test_settings_that_differ_are_listed_with_their_values_or_their_range(tmp_path: Path) -> None:
     lists: dict[str, list[Any]] = {
         "lr": [0.1, 0.01, 0.001, 0.3, 0.2], "optimizer": ["sgd", "adam", "sgd", "adam", "sgd"],

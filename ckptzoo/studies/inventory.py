@@ -210,7 +210,9 @@ class Inventory(PrintedResult):
             text = f"mean {spread.mean:.2%}, sd {spread.sd:.2%}, {spread.least:.2%} to {spread.most:.2%}"
             members = f"{counted(spread.count, 'member')} at their last step"
             of = members if several else counted(spread.count, "checkpoint")
-            measured = f"{spread.count - self.stated:,} measured, {self.stated:,} stated by contributors, not measured again"
+            measured = (
+                f"{spread.count - self.stated:,} measured, {self.stated:,} stated by contributors, not measured again"
+            )
             rows.append(("test accuracy", f"{text} ({of}{f': {measured}' if self.stated else ''})"))
         rows += [(column, self._values(column)) for column in self.told]
         left = len(self.columns) - _MAX_COLUMNS

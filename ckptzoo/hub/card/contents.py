@@ -291,7 +291,10 @@ def accuracy(zoo: Zoo) -> str:
     if both.any():
         gap = measured[both] - claimed[both]
         ends = " to ".join(f"{value:+.4f}" for value in (float(gap.min()), float(gap.max())))
-        text.append(f"Measured{' or stated' if stated[both].any() else ''} less claimed, where both are known ({int(both.sum()):,}): {ends}.")
+        text.append(
+            f"Measured{' or stated' if stated[both].any() else ''} less claimed, where both are known "
+            f"({int(both.sum()):,}): {ends}."
+        )
     notes = [f"Each member's last step ({counted(len(rows), 'checkpoint')})."] if len(rows) < len(zoo) else []
     if not good.all():
         notes.append(f"{int((~good).sum()):,} that diverged or are not finite are left out.")

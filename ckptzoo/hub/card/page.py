@@ -232,9 +232,7 @@ def _settings(rows: pa.Table) -> tuple[list[str], list[str]]:
     differing = [
         f"{code(name)} {said}"
         for name, values in values_of.items()
-        if name not in _MEASURED
-        and name.rpartition(".")[2] not in columns_with_values
-        and (said := _differing(values))
+        if name not in _MEASURED and name.rpartition(".")[2] not in columns_with_values and (said := _differing(values))
     ]
     return _first(shared), _first(differing)
 
@@ -260,12 +258,14 @@ def _differing(values: Sequence[str | None]) -> str:
 
 
 def _entries(text: str | None) -> dict[str, str]:
-    """The settings in untrusted text, each as JSON, those of nested objects by their keys; none where it is no object."""
+    """The settings in untrusted text, each as JSON, with the keys of nested objects; none where it is no object."""
     entries = {name: entry for name, entry in (parse_extra(text) or {}).items() if name not in _NO_SETTINGS}
     for _ in range(_LEVELS):
         flat: dict[str, Any] = {}
         for name, entry in entries.items():
-            flat |= {f"{name}.{key}": value for key, value in entry.items()} if isinstance(entry, dict) else {name: entry}
+            flat |= (
+                {f"{name}.{key}": value for key, value in entry.items()} if isinstance(entry, dict) else {name: entry}
+            )
         entries = flat
     return {name: json.dumps(entry) for name, entry in entries.items() if entry is not None}
 

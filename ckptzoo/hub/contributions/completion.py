@@ -17,7 +17,7 @@ from ckptzoo.format.files import Folder
 from ckptzoo.format.maintenance import add_measured
 from ckptzoo.format.reader import read_contents
 from ckptzoo.hub.client import Client
-from ckptzoo.hub.contributions.evaluation import COLUMNS, Figures
+from ckptzoo.hub.contributions.evaluation import COLUMNS, Figures, lacking_options
 from ckptzoo.hub.contributions.inputs import inputs_to_store
 from ckptzoo.hub.contributions.run_checks import StageProgress
 from ckptzoo.hub.contributions.target_zoo import open_target
@@ -33,6 +33,7 @@ from ckptzoo.text import Progress
 def complete(
     client: Client,
     repo: str,
+    number: int,
     folder: Path,
     measured: Mapping[str, Figures],
     *,
@@ -48,6 +49,8 @@ def complete(
     ----------
     repo
         the zoo, as it is after the merge.
+    number
+        of the pull request.
     folder
         a zoo of its documents and the merged parts alone; what follows from them is written into it.
     measured
@@ -93,6 +96,8 @@ def complete(
             except ZooError as error:
                 again = derived_command(zoo.contents, name)
                 step = f"ckptzoo pull {repo} -o FOLDER, {again} and ckptzoo push FOLDER {repo}"
+                if stage == "predicting":
+                    step = _finishing(zoo, repo, number, network=network is not None, inputs=own is not None) or step
                 said = f"merged, but {name} was not made for the new checkpoints: {error}"
                 notes.append(f"{said} It is made later with {step}.")
     _renumber(folder, zoo)
@@ -105,6 +110,15 @@ def complete(
         progress=None if progress is None else partial(progress, "uploading"),
     )
     return (*notes, *pushed.notes)
+
+
+def _finishing(zoo: Zoo, repo: str, number: int, *, network: bool, inputs: bool) -> str:
+    """The command that makes all outputs, where it needs a network or inputs that were not given; else empty."""
+    needed = any("--inputs" in derived_command(zoo.contents, name) for name in zoo.predicted)
+    if not lacking_options(zoo.arch, network=network, inputs=inputs or not needed):
+        return ""
+    options = lacking_options(zoo.arch, network=False, inputs=not (inputs or needed))
+    return f"ckptzoo review {repo} {number} --finish{options}"
 
 
 def _add_figures(folder: Path, measured: Mapping[str, Figures], by: str) -> None:
@@ -124,9 +138,7 @@ def _finite(figures: Figures) -> dict[str, float]:
     return {column: figures[column] for column in COLUMNS if math.isfinite(figures[column])}
 
 
-def _derive(
-    zoo: Zoo, folder: Path, repo: str, gauge: str, network: Any, progress: Progress | None
-) -> Iterator[str]:
+def _derive(zoo: Zoo, folder: Path, repo: str, gauge: str, network: Any, progress: Progress | None) -> Iterator[str]:
     """Derive the parts in a folder as the zoo's other parts are; a note where they were not checked."""
     tree = zoo.contents.derived(gauge)
     if gauge.startswith(layout.ALIGNED):

@@ -320,6 +320,7 @@ def _build_and_check(
         license=ingestor.submission.license,
         source=ingestor.submission.defaults.get("source", ""),
         folder=folder,
+        options=evaluators.options,
     )
 
 

@@ -231,6 +231,32 @@ def network_factory(arch: Architecture, module: str | Factory | None) -> Factory
     return archs.get(arch.forward)
 
 
+def no_forward(arch: Architecture) -> str:
+    """That the network of an architecture is not known, with the option that names it."""
+    return f"ckptzoo.archs has no forward function for {arch.name} (--module FILE.py:NAME gives one)"
+
+
+def lacking_options(arch: Architecture, *, network: bool, inputs: bool) -> str:
+    """Options of commands that evaluate checkpoints, with placeholders; empty where nothing is lacking.
+
+    Parameters
+    ----------
+    network, inputs
+        whether the network was named, and whether inputs were or need not be.
+    """
+    module = "" if network or archs.known(arch.forward) else " --module FILE.py:NAME"
+    return module + ("" if inputs else " --inputs FILE.npz")
+
+
+def may_take_images(arch: Architecture) -> bool:
+    """Whether inputs may be images, by their shape or that of the first weights; flat ones of 8 by 8 pixels or more."""
+    shape = arch.input_shape or arch.tensors[0].shape[1:]
+    if len(shape) == 3:
+        return True
+    flat = math.prod(shape)
+    return len(shape) == 1 and any(flat == channels * math.isqrt(flat // channels) ** 2 >= 64 for channels in (1, 3))
+
+
 def own_network(arch: Architecture, module: str | Factory | None) -> "nn.Module | None":
     """The network that the user names; None where none is named. See ``network_factory``."""
     factory = None if module is None else network_factory(arch, module)
@@ -359,6 +385,8 @@ class EvaluatorPool:
         labelled inputs as the networks take them, on which all checkpoints are measured; None for test sets.
     reasons
         why checkpoints were not measured.
+    needs_inputs
+        whether checkpoints were not measured because no row says on which inputs.
     """
 
     arch: Architecture
@@ -368,6 +396,7 @@ class EvaluatorPool:
     _evaluators: dict[Evaluation | None, Evaluator | None] = field(default_factory=dict)
     _test_sets: dict[str, ImageSet | None] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
+    needs_inputs: bool = False
 
     def measure(self, weights: Weights, evaluation: Evaluation | None) -> list[Figures | None]:
         """Figures of K checkpoints; None where they cannot be measured, and ``reasons`` then says why."""
@@ -381,9 +410,13 @@ class EvaluatorPool:
     def _evaluator(self, evaluation: Evaluation | None) -> Evaluator | None:
         used = evaluation if self.own is None else None
         if used is None and self.own is None:
-            table = "a table [evaluation] in contribution.toml, with dataset, mean and std, says it"
-            own = "--inputs FILE.npz names inputs as the networks take them, with labels"
-            self._add_reason(f"no row or card says which test set and which scaling of its pixels ({table}; {own})")
+            own, scaling = "--inputs FILE.npz names inputs as the networks take them, with labels", ""
+            if may_take_images(self.arch):
+                own += "; a table [evaluation] in contribution.toml, with dataset, mean and std, says it"
+                scaling = " and which scaling of its pixels"
+            self._add_reason(f"no row or card says which test set{scaling} ({own})")
+            self._note_missing_network()
+            self.needs_inputs = True
             return None
         if used not in self._evaluators:
             self._evaluators[used] = self._make_evaluator(used)
@@ -391,15 +424,19 @@ class EvaluatorPool:
 
     def _make_evaluator(self, evaluation: Evaluation | None) -> Evaluator | None:
         test_set = self.own if evaluation is None else self._test_set(evaluation)
-        if test_set is None:
-            return None
-        factory = network_factory(self.arch, self.module)
-        if factory is None:
-            self._add_reason(
-                f"ckptzoo.archs has no forward function for {self.arch.name} (--module FILE.py:NAME gives one)"
-            )
-            return None
-        return Evaluator(self.arch, factory, test_set, evaluation)
+        self._note_missing_network()
+        factory = None if test_set is None else network_factory(self.arch, self.module)
+        return None if test_set is None or factory is None else Evaluator(self.arch, factory, test_set, evaluation)
+
+    def _note_missing_network(self) -> None:
+        if self.module is None and not archs.known(self.arch.forward):
+            self._add_reason(no_forward(self.arch))
+
+    @property
+    def options(self) -> str:
+        """The options of commands that measure the same checkpoints: those that were used, and those that lack."""
+        inputs = self.own is not None or self.needs_inputs
+        return lacking_options(self.arch, network=False, inputs=not inputs)
 
     def _test_set(self, evaluation: Evaluation) -> ImageSet | None:
         if evaluation.dataset not in self._test_sets:

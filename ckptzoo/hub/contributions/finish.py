@@ -78,7 +78,7 @@ def finish(
             zoo, target, evaluators, None if progress is None else partial(progress, "measuring")
         )
         notes = complete(
-            client, repo, folder, measured, derives=True, network=network, data=data, own=own, progress=progress
+            client, repo, number, folder, measured, derives=True, network=network, data=data, own=own, progress=progress
         )
         entries = summarize(zoo, measured, {})
     return replace(result, entries=entries, merged=discussion.merged or "yes", notes=notes)

@@ -193,10 +193,7 @@ def _evaluations(zoo: Zoo) -> tuple[Evaluation, Mapping[Evaluation, frozenset[st
     where = "Choose checkpoints that agree, or pass inputs as the networks take them: --inputs FILE.npz."
     if not kinds:
         network = "" if archs.known(zoo.arch.forward) else ", and the network: --module FILE.py:NAME"
-        where = (
-            f"Pass inputs as the networks take them: --inputs FILE.npz{network}; rows that are written say it so that "
-            'inputs are (pixel / 255 - mean) / std: "extra": {"mean": 0, "std": 1}.'
-        )
+        where = f"Pass inputs as the networks take them: --inputs FILE.npz{network}."
         raise ZooError(Problem(zoo.name, "scaling of the pixels", "one in the rows", "no row that says it", where))
     chosen, ids_of = set(zoo.ids), dict[Evaluation, set[str]]()
     silent: list[str] = []

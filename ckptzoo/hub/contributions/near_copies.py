@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptzoo import archs
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.derive.near_copies import INPUTS, LEAST_MEMBERS, NearPair, points, seeded_inputs, stored_points
 from ckptzoo.errors import ZooError
+from ckptzoo.hub.contributions.evaluation import no_forward
 from ckptzoo.hub.contributions.inputs import ZooInputs, stored_inputs
 from ckptzoo.hub.contributions.report import Check
 from ckptzoo.hub.contributions.target_zoo import COMPARED_BYTES, TargetZoo
@@ -66,9 +68,15 @@ def check_near_copies(
     kept = zoo.take(np.array([row for row, name in enumerate(zoo.ids) if name not in without], np.int64))
     try:
         if target.small:
+            lacking: list[str] = []
             if zoo.arch.input_shape is None and own is None:
-                said = "the zoo does not say the shape of one input (--inputs FILE.npz names inputs of your own)"
-                return Check(NAME, "not done", said)
+                lacking.append(
+                    "the zoo does not say the shape of one input (--inputs FILE.npz names inputs of your own)"
+                )
+            if network is None and not archs.known(zoo.arch.forward):
+                lacking.append(no_forward(zoo.arch))
+            if lacking:
+                return Check(NAME, "not done", "; ".join(lacking))
             inputs = seeded_inputs(zoo.arch) if own is None or zoo.arch.input_shape else own.inputs[:INPUTS]
             theirs = points(target.zoo, inputs, module=network, progress=progress)
             mine = points(kept, inputs, module=network)

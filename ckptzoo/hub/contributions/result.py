@@ -53,6 +53,8 @@ class Contribution(PrintedResult):
     status
         ``proposed`` (a pull request was opened), ``published`` (a new zoo), ``open`` or ``merged`` (there already),
         ``dry run``, or ``refused`` (a check failed, and nothing was uploaded).
+    options
+        of ``ckptzoo review``, with placeholders: the module and the inputs that it needs to measure the checkpoints.
     """
 
     repository: str
@@ -69,6 +71,7 @@ class Contribution(PrintedResult):
     number: int | None = None
     url: str | None = None
     status: str = "dry run"
+    options: str = ""
 
     @property
     def passed(self) -> bool:
@@ -111,7 +114,7 @@ class Contribution(PrintedResult):
     def _last_line(self) -> str:
         added = f"{counted(len(self.entries), 'checkpoint')} ({size(self.nbytes)})"
         location = "" if self.folder is None else f" The part is in {self.folder / self.part}."
-        page = self.url or f"ckptzoo review {self.repository} {self.number}"
+        page = self.url or f"ckptzoo review {self.repository} {self.number}{self.options}"
         published = f": {self.url}" if self.url else f"; ckptzoo.open({self.repository!r}) reads it."
         return {
             "proposed": f"pull request {self.number} adds {added}: {page}",
@@ -190,7 +193,7 @@ def description(contribution: Contribution, submission: Submission) -> str:
         _CHECK_AGAIN,
         "",
         "```",
-        f"ckptzoo review {contribution.repository} N",
+        f"ckptzoo review {contribution.repository} N{contribution.options}",
         "```",
         "",
         _AFTERWARDS,

@@ -461,6 +461,7 @@ def review(
             notes = complete(
                 client,
                 repo,
+                number,
                 folder,
                 report.measured,
                 derives=derive,

@@ -147,14 +147,17 @@ def test_settings_that_differ_are_listed_with_their_values_or_their_range(tmp_pa
         "mixed": [1, "1", 2, 3, "4"],
     }  # fmt: skip
     rows: list[dict[str, Any]] = [
-        {"id": f"{at}", "step": at, "recipe": "r", "extra": {name: values[at] for name, values in lists.items()}} for at in range(5)
+        {"id": f"{at}", "step": at, "recipe": "r", "extra": {name: values[at] for name, values in lists.items()}}
+        for at in range(5)
     ]
     found = sections(readme(zoo_with(tmp_path / "zoo", rows), Card("zoo")))["How they were trained"]
     expected = [
         "`config.lr` (0 to 4)", "`facts.a.b` (0 to 4)", "`lr` (0.001 to 0.3)", "`mixed` (5 values)", "`nesterov` (`false`, `true`, or none)", "`note` (5 values)",
         '`optimizer` (`"adam"`, `"sgd"`)',
     ]  # fmt: skip
-    assert found.endswith(f"Settings of `r`: `config.own.m = 0`, `same = 1`. Differing between checkpoints: {', '.join(expected)}.")
+    assert found.endswith(
+        f"Settings of `r`: `config.own.m = 0`, `same = 1`. Differing between checkpoints: {', '.join(expected)}."
+    )
 
 
 def test_draws_are_counted_by_method(tmp_path: Path) -> None:

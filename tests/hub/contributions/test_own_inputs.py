@@ -14,8 +14,8 @@ from torch import nn
 import ckptzoo
 from ckptzoo.cli.app import run
 from ckptzoo.errors import ZooError
-from ckptzoo.hub.contributions.evaluation import Evaluation, EvaluatorPool
 from ckptzoo.hub.card.page import readme
+from ckptzoo.hub.contributions.evaluation import Evaluation, EvaluatorPool
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.studies.inventory import inventory
 from tests.support.effort import ALL
@@ -85,7 +85,8 @@ def test_a_zoo_of_a_loop_is_contributed_to_and_reviewed(say: Say, server: Hosted
     # the command that says which option is missing has it
     code, out, _ = say(*bring, "--dry-run", "--json", role="contribute")
     outcome, detail = checks(out)["accuracy"]
-    assert code == 0 and outcome == "not done" and "--inputs FILE.npz" in detail
+    assert code == 0 and outcome == "not done" and "[evaluation]" not in detail
+    assert 0 < detail.find("--inputs FILE.npz") < detail.find("--module FILE.py:NAME")
     code, out, _ = say(*bring, *module, *own, "--json", role="contribute")
     assert code == 0 and checks(out)["accuracy"][0] == "passed" and json.loads(out)["folder"] is None
     read = np.load("own.npz")
@@ -113,13 +114,20 @@ def test_variants_that_a_merge_made_without_checks_are_named_and_counted(say: Sa
     with ckptzoo.create("loop", arch=net(0)) as writer:
         for seed in range(3):
             writer.add(net(seed), {"id": f"net-{seed}", "license": "mit"})
-    assert say("derive", "loop", "--module", "net.py:net", "--input-shape", 12)[0] == 0
+    network = ("--module", "net.py:net")
+    assert say("derive", "loop", *network, "--input-shape", 12)[0] == 0
+    assert say("predict", "loop", "own/test", *network, "--inputs", "own.npz")[0] == 0
     assert say("push", "loop", REPO)[0] == 0
     bring = ("contribute", "theirs.pt", "--to", REPO, "--card", "contribution.toml", "--inputs", "own.npz")
-    assert say(*bring, "--module", "net.py:net", role="contribute")[0] == 0
+    code, out, _ = say(*bring, *network, role="contribute")
+    assert code == 0 and out.endswith(f"ckptzoo review {REPO} 1 --module FILE.py:NAME --inputs FILE.npz\n")
     code, out, _ = say("review", REPO, 1, "--merge", "--derive", "--json")
     assert checks(out)["accuracy"][1].startswith("stated ")
-    (note,) = json.loads(out)["notes"]
+    outcome, detail = checks(out)["near copies"]
+    assert outcome == "not done" and "--module FILE.py:NAME" in detail
+    note, later = json.loads(out)["notes"]
+    assert later.endswith(f"ckptzoo review {REPO} 1 --finish --module FILE.py:NAME --inputs FILE.npz.")
+    assert "mean" not in later
     assert code == 0 and note.startswith("no equivalence check of canonical for the new checkpoints: ")
     zoo = ckptzoo.open(REPO, endpoint=server.url)
     assert inventory(zoo).variants[1].checked_random == 3
@@ -128,11 +136,12 @@ def test_variants_that_a_merge_made_without_checks_are_named_and_counted(say: Sa
     for command in re.findall(r"(?:ckptzoo )(.+?)(?:, (?=ckptzoo)| and (?=ckptzoo)| add it\.$)", note):
         code, _, err = say(*command.replace("FOLDER", "here").replace("FILE.py:NAME", "net.py:net").split())
         assert code == 0, (command, err)
-    assert say("review", REPO, 1, "--finish", "--module", "net.py:net", "--inputs", "own.npz")[0] == 0
+    assert say("review", REPO, 1, "--finish", *network, "--inputs", "own.npz")[0] == 0
     told = say("info", REPO)[1]
     assert "checked)" not in told and "not measured again" not in told
+    assert len(ckptzoo.open(REPO, endpoint=server.url).having("own/test")) == 4
     again = ckptzoo.open(REPO, endpoint=server.url)
-    assert say("review", REPO, 1, "--finish", "--module", "net.py:net", "--inputs", "own.npz")[0] == 0
+    assert say("review", REPO, 1, "--finish", *network, "--inputs", "own.npz")[0] == 0
     assert ckptzoo.open(REPO, endpoint=server.url).measured.equals(again.measured)
 
 

@@ -144,6 +144,7 @@ def import_(
                 adapter=adapter,
                 include=include or (),
                 exclude=exclude or (),
+                license=license,
                 options=options,
                 progress=progress,
             )

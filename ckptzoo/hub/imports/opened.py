@@ -116,6 +116,8 @@ class OpenedSource(Source):
         archives among the files that cannot be read to their end, and why.
     reasons
         why files are passed over that hold the network of another one, known before a pass meets them.
+    facts
+        files that say something about checkpoints, and where rows have it.
     """
 
     def __init__(self, source: Source, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
@@ -133,6 +135,7 @@ class OpenedSource(Source):
         self._related: Related | None = None
         self._first_files: list[SourceFile] | None = None
         self.reasons, self._parts = dict[str, str](), dict[str, str]()
+        self.facts = dict[str, str]()
 
     def files(self) -> Iterator[OpenedFile]:
         """A pass over all files that are not passed over."""

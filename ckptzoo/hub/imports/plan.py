@@ -1,7 +1,7 @@
 """``plan_import``: what an import would take each file for, without reading networks and without writing."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from ckptzoo.hub.imports.exported import OWN_ID, OWN_MEMBER
 from ckptzoo.hub.imports.opened import OpenedSource
 from ckptzoo.hub.imports.remote_sources import open_source
 from ckptzoo.hub.imports.report import passed_over_files, passed_over_lines
+from ckptzoo.hub.imports.run import licence_of
 from ckptzoo.text import Progress, counted, excerpt
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _MAX_LISTED = 100
 _MAX_SHOWN = 60
+_MAX_FACTS = 8
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,10 @@ class ImportPlan(PrintedResult):
         the others, each with the reason.
     problems
         files that cannot be read, each with the problem.
+    refused
+        why the import would be refused as it is; empty where nothing is known.
+    facts
+        files whose facts rows get, and where they have them.
     """
 
     source: str
@@ -69,6 +75,8 @@ class ImportPlan(PrintedResult):
     files: Sequence[PlannedFile]
     passed_over: Sequence[Mapping[str, str]]
     problems: Sequence[Mapping[str, str]]
+    refused: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Every file by name."""
@@ -78,6 +86,8 @@ class ImportPlan(PrintedResult):
             "files": [vars(item) for item in self.files],
             "passed_over": [dict(item) for item in self.passed_over],
             "problems": [dict(item) for item in self.problems],
+            "refused": self.refused,
+            "facts": dict(self.facts),
         }
 
     def print(self, console: "Console | None" = None) -> None:
@@ -104,8 +114,12 @@ class ImportPlan(PrintedResult):
             out.print(table)
         if len(self.files) > _MAX_LISTED:
             say_lines(out, f"... and {len(self.files) - _MAX_LISTED:,} more; --json lists every file")
+        read = [f"facts are read from {excerpt(path, _MAX_SHOWN)}: {to}" for path, to in self.facts.items()]
+        more = [f"... and from {len(read) - _MAX_FACTS:,} more; --json lists them"] if len(read) > _MAX_FACTS else []
+        say_lines(out, *read[:_MAX_FACTS], *more)
         say_lines(out, *passed_over_lines(self.passed_over))
         say_lines(out, *(f"cannot be read: {item['problem']}" for item in self.problems[:_MAX_LISTED]))
+        say_lines(out, *([f"the import would be refused: {self.refused}"] if self.refused else []))
 
 
 @checked
@@ -115,6 +129,7 @@ def plan_import(
     adapter: str = AUTO,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
+    license: str | None = None,
     options: Options | None = None,
     endpoint: str | None = None,
     token: str | None = None,
@@ -124,7 +139,7 @@ def plan_import(
 
     Parameters
     ----------
-    source, adapter, include, exclude, options, endpoint, token, progress
+    source, adapter, include, exclude, license, options, endpoint, token, progress
         as for ``import_zoo``.
 
     Raises
@@ -171,10 +186,14 @@ def plan_import(
         problems.append({"file": opened.address, "problem": str(error)})
     problems += [{"file": path, "problem": str(error)} for path, error in opened.broken]
     problems += _repeated(files, opened.address)
+    refused = ""
+    try:
+        licence_of(source, chosen, license)
+    except ZooError as error:
+        refused = str(error)
     named |= {item.file for item in files} | {item["file"] for item in problems}
-    return ImportPlan(
-        opened.address, chosen.name, files, passed_over_files(opened, chosen.name, named, passed), problems
-    )
+    passed_over = passed_over_files(opened, chosen.name, named, passed)
+    return ImportPlan(opened.address, chosen.name, files, passed_over, problems, refused, opened.facts)
 
 
 def _repeated(files: Sequence[PlannedFile], address: str) -> list[dict[str, str]]:

@@ -117,7 +117,7 @@ def passed_over_files(
     reasons
         those of files that were passed over for a reason of their own.
     """
-    by_name = f"no checkpoint of the format {adapter}, by its name"
+    by_name = f"no checkpoint of the format `{adapter}`, by its name"
     by_form = {
         path: by_name if form.is_read or form.is_container else form.reason
         for path, form in source.forms.items()

@@ -148,10 +148,7 @@ def import_zoo(
     check_folder(folder)
     chosen, options = chosen_adapter(opened, adapter), options or Options()
     check_options(chosen.name, options)
-    license = license or chosen.license
-    if license is None:
-        step = "Give --license with the SPDX identifier that its authors name, or LicenseRef-unknown."
-        raise ZooError(Problem(str(source), "licence", "one", f"none: {chosen.name} has no licence of its own", step))
+    license = licence_of(source, chosen, license)
     shape = None if input_shape is None else tuple(input_shape)
     declaration = Declaration(folder.name, names or {}, arch, shape, _tracer(module), license, dataset)
     target = Target(folder, declaration, by_order=chosen.by_order)
@@ -178,6 +175,21 @@ def import_zoo(
     if skip_bad:
         durable.write_file(report_path(folder), canonical(result.to_json()))
     return result
+
+
+def licence_of(source: str | Path, chosen: Adapter, license: str | None) -> str:
+    """The licence of rows: the one that was named, or that of the format.
+
+    Raises
+    ------
+    ZooError
+        There is none.
+    """
+    if (found := license or chosen.license) is not None:
+        return found
+    step = "Give --license with the SPDX identifier that its authors name, or LicenseRef-unknown."
+    got = f"none: the format `{chosen.name}` has no licence of its own"
+    raise ZooError(Problem(str(source), "licence", "one", got, step))
 
 
 def _check_scaling(scaling: tuple[Sequence[float], Sequence[float]]) -> None:

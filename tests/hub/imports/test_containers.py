@@ -365,6 +365,20 @@ def test_a_dry_run_says_what_each_file_is_taken_for_and_writes_nothing(
     assert {item.id for item in planned.files} == {*rows_of(tmp_path / "zoo")} and planned.problems == []
 
 
+def test_a_dry_run_says_what_would_be_refused_and_which_facts_are_read(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    written(source, {"net.pth": torch_file(network(0)), "config.json": b'{"lr": 0.1}', "net.json": b'{"seed": 3}'})
+    planned = plan_import(source)
+    with pytest.raises(ZooError) as refused:
+        import_zoo(source, tmp_path / "none")
+    assert planned.refused == str(refused.value) and "licence" in planned.refused
+    assert planned.facts == {"config.json": "extra.config", "net.json": "columns and extra"}
+    assert plan_import(source, license="MIT").refused == ""
+    imported(source)
+    (row,) = ckptzoo.open(tmp_path / "zoo").metadata.to_pylist()
+    assert row["seed"] == 3 and '"config":{"lr":0.1}' in row["extra"].replace(" ", "")
+
+
 @pytest.mark.slow
 def test_a_dry_run_of_many_files_takes_seconds(tmp_path: Path) -> None:
     data, count = torch_file(network(0)), 10_000 if ALL else 1000

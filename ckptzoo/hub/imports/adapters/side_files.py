@@ -104,12 +104,15 @@ class SideFiles:
             taken = dict(_few(content))
             if stem == "config" and is_exported(content):
                 self._exported[folder] = content
+                source.facts[path] = "the rows that ckptzoo export wrote"
             elif not taken:
                 self.passed_over.append(PassedOver(path, "no facts"))
             elif path[:-5] in stems:
                 self._by_stem[path[:-5]] = taken
+                source.facts[path] = "columns and extra"
             elif stem in _OF_A_FOLDER or stem in _STATES:
                 self._by_folder.setdefault(folder, {})[stem] = taken
+                source.facts[path] = "columns and extra" if stem in _STATES else f"extra.{stem}"
             else:
                 self.passed_over.append(PassedOver(path, "facts of no checkpoint, by its name"))
 

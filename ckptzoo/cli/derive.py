@@ -230,8 +230,9 @@ def _print_derived(zoo: str, derived: "Derived", certify: str, given: Sequence[s
     if derived.checked_later:
         print(f"equivalence checks were added to {counted(derived.checked_later, 'checkpoint')} derived before.")
     elif not derived.checkpoints and certify == "auto" and given:
-        unused = " and ".join(given)
-        print(f"not used: {unused}. Name a rule such as --certify all to check what was derived before.")
+        unused = " and ".join("--module" if name == "network" else f"--{name}" for name in given)
+        was = "were" if len(given) > 1 else "was"
+        print(f"{unused} {was} not used: all are derived; --certify all checks what was not checked.")
     if derived.checkpoints:
         certified = sum(item.checkpoints for item in derived.certified)
         spent = f", {derived.certifying:.1f} s of them for the equivalence checks of {certified:,}" if certified else ""

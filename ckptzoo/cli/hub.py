@@ -1,5 +1,6 @@
 """The commands that need a hub: card, push, search, pull, contribute and review, as the README goes through them."""
 
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -295,7 +296,8 @@ def pull(
         print("No zoo of the collection has such checkpoints; nothing was fetched.")
     for result in results:
         several = len(results) > 1
-        _print_pulled(result, *((str(result.folder), result.address) if several else (str(output), zoo)))
+        folder = output / os.path.relpath(result.folder, output.absolute())
+        _print_pulled(result, *((str(folder), result.address) if several else (str(output), zoo)))
 
 
 def _print_pulled(result: "Pulled", output: str, zoo: str) -> None:

@@ -78,10 +78,18 @@ def builders_package() -> Check:
             BUILDERS, PROBLEM, f"expected files of {PACKAGE} alone in {own}, got those of {', '.join(others)}", step
         )
     here = Path.cwd() / BUILDERS
-    if here.is_dir() and here.resolve() != own.resolve():
+    if here.is_dir() and here.resolve() != own.resolve() and not _has_this_version(here.parent / PACKAGE):
         step = "Use ckptzoo-build there, or another folder: python -m builders takes that one."
         return Check(BUILDERS, NOTE, f"{own}; the current folder has another {here}", step)
     return Check(BUILDERS, OK, str(own))
+
+
+def _has_this_version(package: Path) -> bool:
+    """Whether a folder is this package in the same version, as of a checkout."""
+    from ckptzoo import __version__
+
+    init = package / "__init__.py"
+    return init.is_file() and f'__version__ = "{__version__}"' in init.read_text(errors="replace").splitlines()
 
 
 def gpu() -> Check:

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 import pyarrow as pa
@@ -173,7 +174,8 @@ def open_collection(
     files = files_at(address, endpoint, token)
     location = f"{files.name}/{layout.COLLECTION}"
     if files.size(layout.COLLECTION) is None:
-        step = "Write one with ckptzoo collection FOLDER; a single zoo is opened with ckptzoo.open."
+        folder = quote(str(files.here or "FOLDER"))
+        step = f"Write one with ckptzoo collection {folder}; a single zoo is opened with ckptzoo.open."
         raise IntegrityError(Problem(location, "file", "a collection", "no such file", step))
     content, _ = unseal(files.read(layout.COLLECTION), location=location)
     entries = _entries(content, location)

@@ -131,8 +131,8 @@ class ZooBarriers:
         of the zoo.
     kind
         what its networks are: the recipe, or the method with what sets its posterior.
-    width
-        channels of the largest group of the symmetry table.
+    width, widths
+        channels of the largest group of the symmetry table, and the different numbers of all groups, in their order.
     set, inputs
         what the networks were scored on.
     members, usable
@@ -158,6 +158,7 @@ class ZooBarriers:
     lines: dict[str, Lines]
     simplices: dict[str, Simplices]
     least_pairs: int = 0
+    widths: tuple[int, ...] = ()
 
     @property
     def rank_correlation(self) -> dict[str, float]:
@@ -170,9 +171,17 @@ class ZooBarriers:
                 found[way] = float(np.corrcoef(ranks[0], ranks[1])[0, 1])
         return found
 
+    @property
+    def said_widths(self) -> str:
+        """The numbers of channels as they are printed: ``widths 16, 12``; of many the least and the largest."""
+        if len(self.widths) < 2:
+            return f"width {self.width:,}"
+        some = ", ".join(f"{width:,}" for width in self.widths)
+        return f"widths {some if len(self.widths) <= 4 else f'{min(self.widths):,} to {self.width:,}'}"
+
     def to_json(self) -> dict[str, Any]:
         """Every figure by name."""
-        names = ("name", "kind", "width", "set", "inputs", "members", "usable", "least_pairs")
+        names = ("name", "kind", "width", "set", "inputs", "members", "usable", "least_pairs", "widths")
         return {
             **{name: getattr(self, name) for name in names},
             "pairs": len(self.pairs),
@@ -228,7 +237,7 @@ class BarrierStudy(StudyResult):
         left_out = zoo.members - zoo.usable
         unusable = f"; {left_out:,} not finite or diverged and left out" if left_out else ""
         found = [
-            ("zoo", f"{zoo.name}: {counted(zoo.usable, 'member')}{unusable}; {zoo.kind}, width {zoo.width:,}"),
+            ("zoo", f"{zoo.name}: {counted(zoo.usable, 'member')}{unusable}; {zoo.kind}, {zoo.said_widths}"),
             ("pairs", f"{len(zoo.pairs):,}, on {zoo.set}: {counted(zoo.inputs, 'input')}"),
         ]
         if self.draws > 1 and "Gaussian" in zoo.kind:
@@ -431,6 +440,7 @@ class _Plan:
             name=self.zoo.name,
             kind=self._kind(),
             width=max((group.n for group in self.table.groups), default=0),
+            widths=tuple(dict.fromkeys(group.n for group in self.table.groups)),
             set=given.set,
             inputs=len(given.inputs),
             members=self.members,

@@ -246,7 +246,8 @@ class Discrepancy(StudyResult):
         if self.permutations:
             rows.append(("p-values", f"{counted(self.permutations, 'permutation')}, seed {self.seed}"))
         if self.shared:
-            rows.append(("in both", counted(self.shared, "member")))
+            bias = "the estimate, unbiased for independent draws, is then too low, and may be below 0"
+            rows.append(("in both", f"{counted(self.shared, 'member')}: {bias}"))
         if self.left_out:
             shown = ", ".join(self.left_out[:3]) + (", ..." if len(self.left_out) > 3 else "")
             rows.append(("not compared", f"{counted(len(self.left_out), 'tensor')} that are no weights: {shown}"))

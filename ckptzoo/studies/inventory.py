@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -345,16 +346,23 @@ class ZooListing(PrintedResult):
         what each holds, by its folder.
     notes
         which zoos are not as the collection says: missing, changed, or not in it.
+    is_collection
+        whether it is a collection.
+    path
+        of the folder, or the address of the collection.
     """
 
     name: str
     zoos: dict[str, Inventory]
     notes: tuple[str, ...] = ()
+    is_collection: bool = False
+    path: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Everything by name."""
         zoos = {folder: item.to_json() for folder, item in self.zoos.items()}
-        return {"name": self.name, "zoos": zoos, "notes": list(self.notes)}
+        about = {"name": self.name, "path": self.path, "is_collection": self.is_collection}
+        return {**about, "zoos": zoos, "notes": list(self.notes)}
 
     def print(self, console: Console | None = None) -> None:
         """Print a table on a rich console, by default the standard output."""
@@ -368,6 +376,9 @@ class ZooListing(PrintedResult):
             numbers = (f"{item.checkpoints:,}", f"{item.members:,}", size(item.nbytes), accuracy)
             table.add_row(printable(folder), *numbers, printable(item.architecture))
         console = console or Console()
+        several = f"{counted(len(self.zoos), 'zoo')}"
+        head = f"a folder with {several}, no collection yet: ckptzoo collection {quote(self.path)}"
+        say(console, printable(f"collection of {several}" if self.is_collection else head), "")
         console.print(table, markup=False, highlight=False)
         say(console, *(printable(f"note: {note}") for note in self.notes))
 
@@ -392,7 +403,8 @@ def take_stock(address: str, where: Filters = None) -> Inventory | ZooListing:
     path = Path(address)
     names = zoo_folders(path) if address and path.is_dir() and not (path / layout.ZOO).exists() else []
     if names and not (path / layout.COLLECTION).exists():
-        return _listing(path.resolve().name, {folder: open_zoo(path / folder) for folder in names}, where)
+        listed = _listing(path.resolve().name, {folder: open_zoo(path / folder) for folder in names}, where)
+        return replace(listed, path=address)
     try:
         zoo = open_zoo(address)
     except IntegrityError as error:
@@ -403,7 +415,7 @@ def take_stock(address: str, where: Filters = None) -> Inventory | ZooListing:
             collection = open_collection(address)
         except IntegrityError as other:
             raise (error if other.problem.location.endswith(layout.COLLECTION) and not names else other) from None
-        return _listing_of(collection, names, where)
+        return replace(_listing_of(collection, names, where), is_collection=True, path=address)
     return inventory(zoo if where is None else zoo.where(where))
 
 

@@ -28,7 +28,7 @@ def test_derive_stores_a_variant_and_says_what_it_did(cli: Any, optunets: Any, t
     again = cli("derive", path, "--json")
     assert again.json["checkpoints"] == 0 and again.json["already"] == 12 and again.json["parts"] == []
     unused = cli("derive", path, "--inputs", tmp_path / "inputs.npy")
-    assert "not used: inputs. Name a rule such as --certify all" in unused.out
+    assert "--inputs was not used: all are derived; --certify all checks what was not checked." in unused.out
     other = cli("derive", path, "--gauge", "first-weight", "--json")
     assert other.json["checkpoints"] == 12 and ckptzoo.open(path).variants == ("raw", "canonical", "first-weight")
     assert "first-weight" in cli("info", path).out
@@ -59,7 +59,7 @@ def test_the_check_that_derive_could_not_make_is_made_as_it_says(
     module = ("--module", f"{tmp_path}/net.py:make")
     first = cli("derive", path)
     assert "ckptzoo.archs has no forward function for it; --certify all --module FILE.py:NAME adds it." in first.out
-    assert "not used: network. Name a rule such as --certify all" in cli("derive", path, *module).out
+    assert "--module was not used: all are derived; --certify all" in cli("derive", path, *module).out
     inputs: tuple[Any, ...] = ()
     if shape is None:
         other = cli("derive", path, "--gauge", "unit-norm", *module)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -85,6 +86,11 @@ def test_another_package_named_builders_is_named(tmp_path: Path, monkeypatch: py
     foreign.mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "first")
     assert installation.builders_package().outcome == NOTE and str(foreign) in installation.builders_package().detail
+    for version, outcome in ((ckptzoo.__version__, OK), ("0.0.0", NOTE)):  # a checkout beside the installation
+        (tmp_path / "first/ckptzoo").mkdir(exist_ok=True)
+        (tmp_path / "first/ckptzoo/__init__.py").write_text(f'x = 1\n__version__ = "{version}"\n')
+        assert installation.builders_package().outcome == outcome
+    shutil.rmtree(tmp_path / "first/ckptzoo")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(foreign.parent)
     assert installation.builders_package().outcome == OK, "a folder without __init__.py comes after a package"

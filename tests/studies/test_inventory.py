@@ -12,7 +12,7 @@ from rich.console import Console
 import ckptzoo
 from ckptzoo.derive import derive, predict
 from ckptzoo.hub.card.contents import mean_of
-from ckptzoo.studies.inventory import inventory
+from ckptzoo.studies.inventory import inventory, take_stock
 from ckptzoo.studies.shared.result import Spread
 from ckptzoo.text import counted, printable, size
 from tests.support.derived_zoos import zoo_of
@@ -64,6 +64,18 @@ def test_outputs_and_certificates_of_retracted_checkpoints_are_not_counted(tmp_p
     assert [item.checkpoints for item in (*found.variants, *found.predictions)] == [6, 6, 6]
     assert found.variants[1].certificate_random == np.delete(certificates, worst).max()
     assert found.nbytes == whole.nbytes
+
+
+def test_a_folder_of_zoos_says_whether_it_is_a_collection(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "two zoos"
+    for name in ("a", "b"):
+        zoo_of(folder / name, (2,))
+    take_stock(str(folder)).print()
+    first = capsys.readouterr().out.replace("\n", " ")
+    assert first.startswith(f"a folder with 2 zoos, no collection yet: ckptzoo collection '{folder}'")
+    ckptzoo.write_collection(folder)
+    take_stock(str(folder)).print()
+    assert capsys.readouterr().out.startswith("collection of 2 zoos\n")
 
 
 def test_checkpoints_and_members_are_told_apart(perceptrons: Make) -> None:

@@ -239,7 +239,9 @@ def _names_error(
     in_order = list(shapes.values()) == list(wanted.values())
     step = _proposal_step(proposals, shapes, table, in_order=in_order) if proposals else _next_step(unknown, missing)
     expected = f"those of {arch.name}: {_first_names(arch.names)}"
-    parts = [f"{_first_names(unknown)} instead of {_first_names(missing)}" if unknown and missing else ""]
+    # where all are missing they are listed already
+    of = "" if len(missing) == len(arch.names) else f" instead of {_first_names(missing)}"
+    parts = [f"{_first_names(unknown)}{of}" if unknown and missing else ""]
     parts += [f"also {_first_names(unknown)}" if unknown and not missing else ""]
     parts += [f"none for {_first_names(missing)}" if missing and not unknown else ""]
     parts += [f"several for {_first_names(repeated)}" if repeated else ""]

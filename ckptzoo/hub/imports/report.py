@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _MAX_LISTED = 20
+LEFT_OUT = "left out: "
+"""Notes of files that hold more than networks begin so."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,12 @@ class ImportResult(PrintedResult):
             lines.append(f"{counted(self.present, 'file')} left out, whose checkpoints the zoo has")
         if len(self.zoos) > 1:
             lines += [f"  {path}: {counted(count, 'checkpoint')}" for path, count in self.zoos.items()]
-        lines += [f"note: {note} ({counted(count, 'time')})" for note, count in self.notes.items()]
+        lines += [
+            f"note: {note} in {counted(count, 'file')}"
+            if note.startswith(LEFT_OUT)
+            else f"note: {note} ({counted(count, 'time')})"
+            for note, count in self.notes.items()
+        ]
         for first, others in list(self.repeated.items())[:_MAX_LISTED]:
             lines.append(f"note: one network {len(others) + 1} times: {first} and {_listed(others)}")
         lines += passed_over_lines(self.passed_over)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -37,7 +38,7 @@ from ckptzoo.hub.imports.one_network import are_surely_one
 from ckptzoo.hub.imports.opened import JUNK, OpenedSource
 from ckptzoo.hub.imports.reading import Contents, Reader, States, differences
 from ckptzoo.hub.imports.remote_sources import open_source
-from ckptzoo.hub.imports.report import ImportResult, passed_over_files
+from ckptzoo.hub.imports.report import LEFT_OUT, ImportResult, passed_over_files
 from ckptzoo.hub.imports.same_architecture import Saved
 from ckptzoo.hub.imports.same_source import file_unit, label_of, unit_with
 from ckptzoo.hub.imports.target import Arriving, Declaration, Target, check_folder, unit_of
@@ -58,6 +59,7 @@ BATCH_FILES, BATCH_BYTES = 256, 64 * 2**20
 """Files that are read together; two such batches are in memory."""
 _MAX_LISTED = 20
 _MAX_NOTES, _MAX_FOLDERS = 200, 10_000
+_OPTIMISER = re.compile(r"(\w+\.)*(optim|optimi[sz]er)(_state(_dict)?)?: \d+ entr", re.IGNORECASE)
 
 
 @checked
@@ -457,8 +459,9 @@ class _Importer:
 
     def _note_left_out(self, states: Sequence[StateDict]) -> None:
         """Count what was left out of a file's networks, by what it is."""
-        for text in dict.fromkeys(text for state in states for text in state.left_out):
-            self._note(f"left out: {text}")
+        texts = (text for state in states for text in state.left_out)
+        for text in dict.fromkeys("the optimiser's state" if _OPTIMISER.match(text) else text for text in texts):
+            self._note(f"{LEFT_OUT}{text}")
 
     def _note(self, note: str) -> None:
         if note in self.notes or len(self.notes) < _MAX_NOTES:

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from ckptzoo.hub.push.plan import CommitBatch, PushPlan, is_committed, plan_push
 from ckptzoo.hub.push.sources import LocalZoo, RepositoryFiles, links_outside, read_local
 from ckptzoo.loader.collection import holds_zoos
 from ckptzoo.remote.address import repository
+from ckptzoo.schema import layout
 from ckptzoo.text import Progress, counted, size
 
 MAX_RACES = 16
@@ -84,7 +85,7 @@ class Pushed(PrintedResult):
         lines = [f"{self.repository}: nothing to do, {counted(self.already, 'part')} there already."]
         if self.commits:
             lines = [
-                f"{self.repository}: {counted(len(self.parts), 'part')} uploaded, {self.already:,} there already.",
+                f"{self.repository}: {_counted_parts(self.parts)} uploaded, {self.already:,} there already.",
                 f"{self._amount()}, in {counted(len(self.commits), 'commit')}.",
             ]
         notes = (f"note: {note}" for note in self.notes)
@@ -95,6 +96,13 @@ class Pushed(PrintedResult):
         if self.sent <= self.nbytes:
             return f"{size(self.sent)} sent of {size(self.nbytes)}"
         return f"{size(self.nbytes)} uploaded ({size(self.sent)} sent in all, because others published meanwhile)"
+
+
+def _counted_parts(names: Sequence[str]) -> str:
+    """How many parts have checkpoints, and how many hold what is derived of them: ``1 part, 2 derived``."""
+    derived = sum(f"/{layout.DERIVED}/" in f"/{name}" for name in names)
+    raw = counted(len(names) - derived, "part")
+    return f"{raw}, {derived:,} derived" if derived and derived < len(names) else counted(len(names), "part")
 
 
 @dataclass(frozen=True)
@@ -150,7 +158,7 @@ class Planned(PrintedResult):
         if self.commits:
             where = " in a new repository" if self.creates else ""
             lines = [
-                f"{self.repository}: {counted(len(self.parts), 'part')} to upload{where}, {self.already:,} there.",
+                f"{self.repository}: {_counted_parts(self.parts)} to upload{where}, {self.already:,} there.",
                 *(f"  {name}" for name in (*self.documents, *self.parts)),
                 *(f"  {name} (removed)" for name in self.removed),
                 f"{size(self.nbytes)} at most, in {counted(self.commits, 'commit')}; nothing was sent.",

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 
 from ckptzoo.errors import HubError, IntegrityError, Problem, SpecError
 from ckptzoo.format.files import DEREFERENCE, Folder, leads_outside
@@ -53,7 +54,7 @@ def read_collection(root: Path) -> LocalCollection:
     """
     if not (root / layout.COLLECTION).is_file():
         got = "no such file" if root.exists() else "no such folder"
-        step = f"Write one with ckptzoo collection {root.name}; ckptzoo push publishes a single zoo."
+        step = f"Write one with ckptzoo collection {quote(str(root))}; ckptzoo push publishes a single zoo."
         raise IntegrityError(Problem(f"{root}/{layout.COLLECTION}", "file", "a collection", got, step))
     outside = [
         Problem(str(path), "folder", "one in the collection's folder", f"a link to {target}", DEREFERENCE)

@@ -78,7 +78,10 @@ def pair_distances(weights: Stacked, arch: Arch, *, threads: Count | None = None
     if meeting:
         expected = "one, or several that meet in no tensor"
         got = f"several that meet, {' and '.join(map(repr, meeting))}"
-        step = "Align the pairs that matter with ckptzoo.symmetry.align: exact distances need one hidden layer."
+        step = (
+            "Align the pairs that matter with ckptzoo study barriers, which joins them too, or ckptzoo.symmetry.align: "
+            "exact distances need one hidden layer."
+        )
         raise SymmetryError(Problem("pairs", "hidden layers", expected, got, step))
     usable = finite(arrays, K)
     rows, result = np.flatnonzero(usable), np.full((K, K), np.nan)

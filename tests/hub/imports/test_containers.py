@@ -1,5 +1,6 @@
 """Files are told by their content, in archives and packed too: each network comes in once, whatever it is kept in."""
 
+import io
 import json
 import os
 import time
@@ -11,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from safetensors.numpy import save
 
 import ckptzoo
@@ -363,6 +365,19 @@ def test_a_dry_run_says_what_each_file_is_taken_for_and_writes_nothing(
     planned = plan_import(tmp_path / "source")
     imported(tmp_path / "source")
     assert {item.id for item in planned.files} == {*rows_of(tmp_path / "zoo")} and planned.problems == []
+
+
+def test_states_of_optimisers_are_counted_by_files(tmp_path: Path) -> None:
+    for seed, key in enumerate(("optimizer", "optimizer_state_dict", "optim")):
+        adam = {"state": {0: {"m": torch.ones(2)}}, "param_groups": [{"lr": seed}]}
+        state = {"model": torch.nn.Linear(3, 2).state_dict(), key: adam}
+        (tmp_path / "source").mkdir(exist_ok=True)
+        torch.save(state, tmp_path / "source" / f"net{seed}.pt")
+    done = import_zoo(tmp_path / "source", tmp_path / "zoo", license="MIT")
+    assert done.notes == {"left out: the optimiser's state": 3}
+    out = io.StringIO()
+    done.print(Console(file=out, width=200))
+    assert "note: left out: the optimiser's state in 3 files\n" in out.getvalue()
 
 
 def test_a_dry_run_says_what_would_be_refused_and_which_facts_are_read(tmp_path: Path) -> None:

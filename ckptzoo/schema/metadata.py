@@ -99,7 +99,7 @@ PREDICTION_COLUMNS = (
 
 MEASURED_COLUMNS = (
     Column("id", "string", "the checkpoint"),
-    Column("unit", "string", "digest of the part, raw or of a variant, of whose row it was measured"),
+    Column("unit", "string", "digest of the part, raw or of a variant, that has the row of what was measured"),
     Column("by", "string", "who measured it"),
     Column("created", "timestamp", "when, UTC"),
     Column("test_loss", "float64", "as in a raw part"),

@@ -53,7 +53,9 @@ def test_a_merge_brings_page_and_snapshot_up_to_date(tamper: Tamper, tmp_path: P
     text = assert_generated_page(down)
     assert "**6** of 6 members" in text and "`Ada Stranger`" in text and "cc-by-4.0" in text
     (snapshot,) = (down / "snapshots").iterdir()
-    assert snapshot.name.startswith("000003-") and ckptzoo.verify(down) == []
+    # behind the new part comes what was measured of it: its row states an accuracy
+    assert snapshot.name.startswith("000004-") and ckptzoo.verify(down) == []
+    assert "not measured again" not in text
     assert server.api().list_repo_commits(ZOO, repo_type="dataset")[1].commit_id == found.merged
     before = len(server.request_log.entries)
     assert len(ckptzoo.open(ZOO, endpoint=server.url)) == 6

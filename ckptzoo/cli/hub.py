@@ -297,7 +297,8 @@ def pull(
     for result in results:
         several = len(results) > 1
         folder = output / os.path.relpath(result.folder, output.absolute())
-        _print_pulled(result, *((str(folder), result.address) if several else (str(output), zoo)))
+        source = result.address.replace(str(Path(zoo).absolute()), zoo, 1)
+        _print_pulled(result, *((str(folder), source) if several else (str(output), zoo)))
 
 
 def _print_pulled(result: "Pulled", output: str, zoo: str) -> None:

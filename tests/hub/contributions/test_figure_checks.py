@@ -101,7 +101,11 @@ def test_claims_that_nobody_measured_are_not_called_passed(tmp_path: Path) -> No
     pool.measure(dict(weights_of(1, 0, arch=ARCH)), None)
     check = check_accuracy(zoo, {}, pool)
     assert check.outcome == "not done" and check.detail.startswith("claimed 25.00% to 50.00%, not measured: ")
-    assert "[evaluation] in contribution.toml" in check.detail
+    # the inputs of this network are no images
+    assert "--inputs FILE.npz" in check.detail and "[evaluation]" not in check.detail
+    images = EvaluatorPool(archs.architecture("optunet"))
+    images.measure(dict(weights_of(1, 0, arch=images.arch)), None)
+    assert "[evaluation] in contribution.toml" in check_accuracy(zoo, {}, images).detail
     entries = summarize(zoo, {}, {})
     assert "claimed, not measured" in unmeasured((check,), entries) and unmeasured((check,), entries[2:]) == ""
     assert unmeasured((Check("accuracy", "passed", ""),), entries) == ""

@@ -1,7 +1,7 @@
-"""Forms of descriptions: what a table needs, by the kinds of its groups, so that rounding changes no number by much.
+"""Forms of descriptions: the descriptions that a table needs, by the kinds of its groups, to be stable under rounding.
 
 Where no matrices act, the gauge settles scales and signs to rounding, and eight numbers describe what an order of
-channels leaves. Where matrices act, rounding can turn canonical weights far: singular vectors and eigenvectors of
+channels leaves. Where matrices act, rounding can change canonical weights a lot: singular vectors and eigenvectors of
 values that are almost equal, and signs of sums that are almost 0. There sixteen numbers depend on no sign and no matrix
 either, and each is smooth in the weights, as singular values and eigenvalues enter by products alone.
 """
@@ -127,7 +127,7 @@ def form_of(symmetry: Symmetry) -> Form:
 
 
 def rounding_tolerance(dtypes: Iterable[np.dtype[Any]], symmetry: Symmetry) -> float:
-    """The relative norm by which canonical weights of one network may differ, copy for copy.
+    """Return the relative norm by which canonical weights of one network may differ from copy to copy.
 
     A copy is rounded when it is stored, by a few machine epsilons of the coarsest dtype, and the gauge settles scales
     and matrices to an error of its own, which exceeds the rounding of float64: ``max(4 eps, 8 * 2^-40)``, ``4 eps``

@@ -28,17 +28,17 @@ class Invariants:
     """Numbers that describe K checkpoints, whatever their order, and their signs and matrices where these are open."""
 
     sketches: np.ndarray
-    """(K, F), the same for all networks of an orbit."""
+    """The sketches (K, F), the same for all networks of an orbit."""
     channels: Mapping[str, np.ndarray]
-    """By leader of a permutation (K, n, F), a description of each channel that moves with it and depends on no other
+    """By leader of a permutation (K, n, F): a description of each channel that moves with it and depends on no other
     order; all channels of a block that a matrix mixes have the same one."""
     turning: Mapping[str, np.ndarray]
-    """By group with signs or matrices (K, n, F), a description of each channel that these turn as they do the channels;
-    (K, 2 n, F) for real and imaginary parts, (K, n, 2 F) for invertible matrices. Empty where the gauge settles
-    them."""
+    """By group with signs or matrices (K, n, F): a description of each channel that these change as they do the
+    channels; (K, 2 n, F) for real and imaginary parts, (K, n, 2 F) for invertible matrices. Empty where the gauge
+    settles them."""
 
     def __getitem__(self, rows: Any) -> "Invariants":
-        """Those of some checkpoints."""
+        """Return the invariants of some checkpoints."""
         some = ({name: values[rows] for name, values in part.items()} for part in (self.channels, self.turning))
         return Invariants(self.sketches[rows], *some)
 
@@ -99,7 +99,7 @@ def _joined(parts: Sequence[Invariants]) -> Invariants:
 def _prepared(
     symmetry: Symmetry, form: Form, shapes: tuple[tuple[str, tuple[int, ...]], ...]
 ) -> tuple[tuple[TensorSums, ...], int]:
-    """The sums over all tensors, and the rounds that are needed; the batches of a zoo share them."""
+    """Return the sums over all tensors, and the rounds that are needed; the batches of a zoo share them."""
     tensors = tuple(TensorSums(name, shape, symmetry, form) for name, shape in shapes)
     return tensors, _rounds(tensors, symmetry)
 
@@ -119,7 +119,7 @@ def describe_blocks(channels: Mapping[str, np.ndarray], outer: str, symmetry: Sy
 
 
 def _waves(values: np.ndarray, slope: int = 1) -> np.ndarray:
-    """Smooth features (..., F) of size about 1 of what describes a channel, (..., F), over a slope."""
+    """Return smooth features (..., F) of size about 1 from descriptions (..., F) of channels, divided by a slope."""
     frequencies, phases = _wave_parameters(values.shape[-1], slope)
     return np.sqrt(2) * np.cos(values @ frequencies + phases)
 

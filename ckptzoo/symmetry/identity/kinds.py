@@ -26,7 +26,7 @@ from ckptzoo.symmetry.kinds.orthogonal import procrustes
 
 @dataclass(frozen=True)
 class Turning:
-    """Features (K, blocks * size, F) that signs or matrices turn as they do the channels, one each for every block."""
+    """Features (K, blocks * size, F) that signs or matrices change as they do the channels, one set a block."""
 
     key: str
     blocks: int

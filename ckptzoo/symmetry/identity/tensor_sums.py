@@ -1,4 +1,4 @@
-"""Sums over a tensor with features of channels in place of the order of channels: what invariants are made of."""
+"""Sums over a tensor weighted by features of channels, so that they do not depend on the order of channels."""
 
 import hashlib
 from collections.abc import Mapping
@@ -181,7 +181,7 @@ def _norm(flat: np.ndarray) -> np.ndarray:
 
 
 class TensorSums:
-    """Sums over one tensor, by its name and shape in one checkpoint."""
+    """Sums over one tensor, given by its name and shape in one checkpoint."""
 
     def __init__(self, name: str, shape: tuple[int, ...], symmetry: Symmetry, form: Description) -> None:
         self.name, self.shape = name, shape
@@ -204,7 +204,7 @@ class TensorSums:
         self._signs = random_signs(name, count, form.features)
 
     def of_norm_one(self, array: np.ndarray) -> np.ndarray:
-        """A tensor of norm 1: (K, *moving axes, F), summed with signs over what stays; or 1 for F."""
+        """Return a tensor divided by its norm: (K, *moving axes, F), summed with signs over what stays; or 1 for F."""
         flat = self._flat(array)
         for size_of in (_largest, _norm):  # first by the largest, so that no square overflows or vanishes
             size = size_of(flat)
@@ -212,7 +212,7 @@ class TensorSums:
         return self._summed(flat)
 
     def divided(self, array: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """A tensor divided by sizes (K,), summed in the same way."""
+        """Return a tensor divided by sizes (K,), summed in the same way."""
         return self._summed(self._flat(array) / sizes[:, None])
 
     def _flat(self, array: np.ndarray) -> np.ndarray:
@@ -224,7 +224,7 @@ class TensorSums:
         return values @ self._signs if values.shape[-1] > 1 else values
 
     def add(self, values: np.ndarray, colours: Mapping[str, np.ndarray], sums: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Add to the sums of each axis' channels; returns the sums (K, F) of everything."""
+        """Add to the sums of each axis' channels, and return the sums (K, F) of everything."""
         K, features = len(values), self._signs.shape[1]
         if not self.axes:
             return np.broadcast_to(values, (K, features))

@@ -37,7 +37,7 @@ LEAST_GAIN = 0.9
 
 
 def near_bound(tolerance: float, symmetry: Symmetry) -> float:
-    """Return the distance up to which checkpoints are near: at most half of the weights' norm, at least the tolerance."""
+    """Return the distance up to which checkpoints are near: at least the tolerance, at most half the weights' norm."""
     return max(tolerance, min((form_of(symmetry).near or 0) * tolerance, FARTHEST))
 
 

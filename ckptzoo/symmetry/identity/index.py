@@ -63,7 +63,7 @@ class Index:
         self._near_bound = near_bound(self.tolerance, symmetry)
 
     def describe(self, canonical: Canonical) -> tuple[np.ndarray, Invariants]:
-        """Return which checkpoints (K,) are described, and how; those not in the gauge, as far as it counts, are not."""
+        """Return which checkpoints (K,) are described, and how: those in the gauge, as far as it counts."""
         # where matrices act, no description depends on what is unresolved
         usable = canonical.report.gauged & (~canonical.report.unresolved | self._form.turns)
         return usable, invariants(_rows(canonical, usable), self.symmetry)

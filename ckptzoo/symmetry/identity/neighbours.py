@@ -47,7 +47,7 @@ def apart(points: np.ndarray, width: float, labels: np.ndarray | None = None) ->
 
 
 class Neighbours:
-    """The points (N, D) that are not taken away yet, with queries for those within a width of one in every coordinate."""
+    """Points (N, D) of which some are taken away, with queries for those left within one in every coordinate."""
 
     def __init__(self, points: np.ndarray, width: float) -> None:
         axis = int(np.ptp(points, axis=0).argmax()) if len(points) else 0

@@ -25,7 +25,7 @@ from ckptzoo.symmetry.tracing.union_find import NodeIds
 
 
 def computed_weight(call: Call) -> Value | None:
-    """The result of an operation on parameters alone as a formula; None where it is none, or no rule here says what."""
+    """Return the result of an operation on parameters alone as a formula; None where none applies."""
     values = list(values_in(call.arguments))
     if call.name not in _MAKERS or any(value.origin == DATA for value in values):
         return None
@@ -213,7 +213,7 @@ def _gained(constraints: Constraints, rows: Labels, gain: Value) -> Labels:
 
 
 def _long_axis(gain: Value) -> int:
-    """The axis of a stored vector, which may have axes of size 1, in the state dict."""
+    """Return the axis of a stored vector, which may have axes of size 1, in the state dict."""
     assert gain.source is not None
     sizes = list(gain.tensor.shape)
     axis = gain.source[1][sizes.index(max(sizes))]
@@ -229,7 +229,7 @@ def _tied(constraints: Constraints, first: Labels, second: Labels) -> Labels:
 
 
 def _formula(value: object) -> Formula | None:
-    """A weight as a formula; None for anything else."""
+    """Return a weight as a formula; None for anything else."""
     if not isinstance(value, Value):
         return None
     if value.formula is not None:
@@ -340,7 +340,7 @@ def _standardized(call: Call) -> Formula | None:
 
 
 def _stored_gain(constraints: Constraints, gain: Value) -> Value:
-    """The parameter that a multiple of it, which has labels, was made of."""
+    """Return the parameter that a multiple of it, which has labels, was made of."""
     nodes: NodeIds = gain.labels.channel.ravel()
     for (name, axis), place in constraints.placements.items():
         if np.array_equal(place.channel, nodes):

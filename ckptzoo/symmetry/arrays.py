@@ -24,7 +24,7 @@ def is_array(value: Any) -> bool:
 
 
 def as_array(value: Any) -> Any:
-    """The value itself, without gradients, where it is an array of some framework, else what numpy makes of it."""
+    """Return the value itself, without gradients, where it is an array of some framework, else as a numpy array."""
     if _is_torch(value):
         return value.detach()
     return value if is_array(value) and not isinstance(value, np.ndarray) else np.asarray(value)
@@ -68,7 +68,7 @@ def beside(array: Any, like: Any) -> Any:
 
 
 def _is_torch(value: Any) -> bool:
-    """Also where ``sys.modules`` says that torch shall not be imported."""
+    """Whether the value is a torch tensor, also where ``sys.modules`` says that torch shall not be imported."""
     return sys.modules.get("torch") is not None and is_torch_array(value)
 
 
@@ -93,7 +93,7 @@ class Facts:
 
     @classmethod
     def of(cls, array: Any) -> "Facts":
-        """What an array is."""
+        """Return the facts of an array."""
         return cls(array_namespace(array), device(array), tuple(array.shape), array.dtype)
 
     def stored(self) -> "Facts":
@@ -103,7 +103,7 @@ class Facts:
         return replace(self, dtype=self.framework.result_type(self.dtype, self.framework.float32))
 
     def empty(self) -> Any:
-        """A new array."""
+        """Return a new array."""
         return self.framework.empty(self.shape, dtype=self.dtype, device=self.device)
 
     def __str__(self) -> str:
@@ -155,7 +155,7 @@ def positions(action: AxisAction, symmetry: Symmetry) -> list[tuple[str, np.ndar
 
 
 def listings(action: AxisAction, symmetry: Symmetry) -> list[Listing]:
-    """Every listing of a group's channels by the segments."""
+    """Return every listing of a group's channels by the segments."""
     found: list[Listing] = []
     open_runs: dict[tuple[str, bool, int | None], list[np.ndarray]] = {}
     for segment in action.segments:
@@ -179,7 +179,7 @@ def _inside(group: str, within: str, places: np.ndarray, symmetry: Symmetry) -> 
 
 
 def by_channel(array: np.ndarray, action: AxisAction) -> np.ndarray:
-    """A view of a stacked tensor with the action's axis first: (K, blocks, size, ...)."""
+    """Return a view of a stacked tensor with the action's axis first: (K, blocks, size, ...)."""
     K, axis = len(array), action.axis + 1
     if axis == 1:
         return array[:, None]

@@ -63,7 +63,7 @@ class Scratch:
         self._held: dict[str, np.ndarray] = {}
 
     def __call__(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """An array in the buffer of this name, with whatever is in it."""
+        """Return an array in the buffer of this name, with whatever is in it."""
         nbytes = math.prod(shape) * dtype.itemsize
         if name not in self._held or self._held[name].nbytes < nbytes:
             self._held[name] = np.empty(nbytes, np.uint8)

@@ -111,7 +111,7 @@ class Graph:
             ]
 
     def channels(self, name: str) -> slice:
-        """The vertices of a leading group, or of what its permutations have beside channels."""
+        """Return the vertices of a leading group, or of what its permutations have beside channels."""
         first = self.start[name]
         return slice(first, first + int((self.kind == self.kind[first]).sum()))
 

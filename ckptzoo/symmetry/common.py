@@ -124,7 +124,7 @@ class _Meet:
             if first.exponent != action.exponent:
                 self.without_sizes |= keys
                 self.without_signs |= keys
-            if first.eps != action.eps:  # of a scale of modulus 1 the variance stays as it is
+            if first.eps != action.eps:  # a scale of modulus 1 does not change the variance
                 self.without_sizes |= keys
             if first.absolute != action.absolute:
                 self.without_signs |= keys
@@ -212,7 +212,7 @@ class _Meet:
         yield from found.values()
 
     def table(self) -> Symmetry:
-        """The result, in the order of the first table."""
+        """Return the result, in the order of the first table."""
         ids: dict[_Key, str] = {}
         scales: dict[_Key, str] = {}
         for members in self._classes(self.scaled_together):

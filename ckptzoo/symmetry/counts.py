@@ -115,7 +115,7 @@ class Counts:
 
     @property
     def dimensions(self) -> int:
-        """Of all continuous symmetries together, in evaluation mode."""
+        """The dimensions of all continuous symmetries together, in evaluation mode."""
         return sum(number for _, number in self.continuous)
 
     def __str__(self) -> str:

@@ -394,7 +394,7 @@ def _placed(
 
 @checked
 def ordering_keys(weights: Stacked, arch: Arch) -> dict[str, np.ndarray]:
-    """What the ``canonical`` gauge sorts channels by: the sums of their incoming weights, at unit norm.
+    """The keys by which the ``canonical`` gauge sorts channels: the sums of their incoming weights, at unit norm.
 
     Parameters
     ----------

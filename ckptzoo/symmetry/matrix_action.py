@@ -1,4 +1,4 @@
-"""What matrices do to stacked weights: blocks of channels are mixed along the axes that have them.
+"""The action of matrices on stacked weights: blocks of channels are mixed along the axes that have them.
 
 ``new = G old`` along the axes that write a block's channels and ``new = G^-T old`` along those that read them, once
 whole blocks are in the order of the permutation. Groups that are ``Like`` one with orthogonal matrices take these.

@@ -131,7 +131,7 @@ class Axis:
 
     @property
     def _names(self) -> list[str]:
-        """Return the groups in the listings, and those inside their channels."""
+        """The groups in the listings, and those inside their channels."""
         return [name for name, _ in self.listings] + [found[0] for found in self.inside if found is not None]
 
     def _placed(self, parts: list[Any], others: np.ndarray, like: Any) -> Any:

@@ -96,7 +96,7 @@ def solve(moments: Moments, *, spread: bool = False, settled: PerGroup | None = 
     for group in groups:
         usable = _determined(moments.writers(group.id), group, moments, scaling - found.scales.keys())
         measures = (moments.deviations, moments.norms) if spread else (moments.norms,)
-        if not group.resizes:  # all that counts is which sizes are 0
+        if not group.resizes:  # it matters only which sizes are 0
             measures = (moments.unordered_norms,)
         size, rounding = _first_sizes(measures, usable, group, found.scales, silent)
         size = np.broadcast_to(size, (K, group.n))

@@ -235,7 +235,7 @@ def align(
         # the gauge's variances were rounded
         element = not_below(element, least_scales(stack_of(weights, table)[0], table))
     if mixed:
-        # not from the raw weights: of blocks whose rank is short they are limits, that no element leads to
+        # not computed from the raw weights: blocks of lower rank are limits, to which no element leads
         placed = apply(matched.element, arrays, table, threads=threads)
         for name, array in placed.items():
             array[~usable] = arrays[name][~usable]
@@ -322,7 +322,7 @@ def _compared(placed: Stacked, theirs: Arrays) -> tuple[NDArray[np.float64], NDA
     """Return ``<A, B>`` and ``||A - B||``, each (K,), over some tensors of networks and references."""
     K = len(next(iter(placed.values())))
     value, square = np.zeros(K), np.zeros(K)
-    with np.errstate(all="ignore"):  # of networks that are not finite
+    with np.errstate(all="ignore"):  # some networks are not finite
         for name, array in placed.items():
             result = to_numpy(array)
             value += products(theirs[name], result)

@@ -118,7 +118,7 @@ def _take_turns(split: Gains, pairs: Sequence[PairSlices], inside: _Inside) -> N
             for pair in (pair for pair in pairs if name in (pair.rows, pair.columns)):
                 total = total + pair.gains(name, inside)
             found = assign(total)
-            # of equals the present one stays, so that this ends
+            # the present permutation stays where another is only equal, so that the loop ends
             better = gained(total, found) > gained(total, inside[name])
             inside[name][better] = found[better]
             changed |= bool(better.any())

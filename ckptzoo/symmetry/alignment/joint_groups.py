@@ -123,7 +123,7 @@ class JointGroups:
         return {view.action.tensor for view in self.all_views()}
 
     def all_views(self) -> Iterator[ChannelView]:
-        """The views of all groups, and of pairs."""
+        """Yield the views of all groups, and of pairs."""
         for views in self.views.values():
             yield from views
         for pair in self.pairs:

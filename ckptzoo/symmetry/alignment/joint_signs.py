@@ -128,7 +128,7 @@ def _solve(terms: Terms) -> tuple[NDArray[np.float64], dict[str, NDArray[np.floa
                         parents[other] = here
                         waiting.append(other)
     order = list(parents)
-    # of each group's sums for the signs 1 and -1
+    # each group's sums for the signs 1 and -1
     own = {name: [terms.get(frozenset({name}), zero).copy(), -terms.get(frozenset({name}), zero)] for name in names}
     total = terms.get(frozenset(), zero).copy()
     for name in reversed(order):

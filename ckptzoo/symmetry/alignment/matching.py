@@ -97,7 +97,7 @@ class Ascent:
                 risen = rows[better]
                 put(element, found[better], risen, self.symmetry)
                 waiting[risen[:, None], self._neighbours[place]] = True
-                # what was looked at is best while the others stay, unless two groups or two axes depend on each other
+                # this turn's element is the best while the others stay, unless two groups or two axes depend on each other
                 waiting[risen, place] = not is_exact
             if not waiting.any():
                 break
@@ -246,7 +246,7 @@ class Matcher(Ascent):
 
     @cached_property
     def _bounding(self) -> Mapping[str, AxisAction]:
-        """Return for each tensor the axis by whose channels its product is bounded: the first that moves."""
+        """For each tensor the axis by whose channels its product is bounded: the first that moves."""
         chosen: dict[str, AxisAction] = {}
         for view in (view for joint in self.joint_groups for view in joint.all_views()):
             found = chosen.setdefault(view.action.tensor, view.action)

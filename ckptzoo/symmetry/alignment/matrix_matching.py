@@ -148,7 +148,7 @@ class MatrixMatcher(Ascent):
             for group in joint.groups
             if self._signed & {item.id for item in self.symmetry.family(group.id)}
         }
-        # of channels that may change signs the greatest sums count
+        # channels that may change signs are assigned by the greatest sums over signs
         gains = {
             group.id: greatest(terms[group.id])
             if group.id in terms

@@ -93,11 +93,11 @@ class NestedMatcher:
         for _ in range(MAX_TURNS):
             better, others_swept = self._turn(self._others, arrays, element, value, squares, rows)
             sweeps[rows] += np.maximum(swept, others_swept)
-            rows = rows[better]  # the heads are the best ones still where the others stayed
+            rows = rows[better]  # where the others stayed the heads are still the best
             if not len(rows):
                 break
             better, swept = self._turn(self._heads, arrays, element, value, squares, rows)
-            rows, swept = rows[better], swept[better]  # and the others where the heads stayed
+            rows, swept = rows[better], swept[better]  # and where the heads stayed the others are
             if not len(rows):
                 break
         return sweeps

@@ -53,7 +53,7 @@ def _greatest_root(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np
         step = np.divide(value, slope, out=np.zeros_like(t), where=slope > 0)
         done |= t - step < np.maximum(a / 2, 0)
         t = np.where(done, t, t - step)
-        # what is done stays, so that a root does not depend on how long others take
+        # converged entries stay, so that a root does not depend on how long others take
         done |= np.abs(step) <= 4 * np.finfo(np.float64).eps * t
         if done.all():
             break

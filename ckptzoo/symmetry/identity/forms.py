@@ -55,23 +55,23 @@ class Form(Description):
         return KINDS["none"]
 
     def values(self, tensors: Sequence[TensorSums], arrays: Arrays, symmetry: Symmetry) -> list[Scaled]:
-        """The weights of each tensor, scaled, and what its size adds to the sketches."""
+        """Return the weights of each tensor, scaled, and what its size adds to the sketches."""
         return [(tensor.of_norm_one(arrays[tensor.name]), 0.0) for tensor in tensors]
 
     def share(self, tensors: int) -> float:
-        """The number by which sketches are divided."""
+        """Return the number by which sketches are divided."""
         return 1.0
 
     def sizes(self, arrays: Arrays, symmetry: Symmetry) -> dict[str, np.ndarray]:
-        """The size (K,) of each tensor, of which a difference of weights is a share."""
+        """Return the size (K,) of each tensor, of which a difference of weights is a share."""
         return {name: norms(array) for name, array in arrays.items()}
 
     def width(self, tolerance: float, rounding: float, dtypes: Iterable[np.dtype[Any]]) -> float:
-        """How far, in any number, sketches are apart at most of networks that agree or are near, by all tensors."""
+        """Return how far sketches differ at most in any number, of networks that agree or are near, by all tensors."""
         return REACH * tolerance * float(np.sqrt(len(list(dtypes)))) + FLOOR
 
     def reach(self, tolerance: float) -> float | None:
-        """How far apart the descriptions of one channel are at most; None where no bound is known."""
+        """Return the largest distance of the descriptions of one channel; None where no bound is known."""
         return REACH * tolerance + FLOOR
 
 
@@ -99,7 +99,7 @@ class _Open(Form):
         return SPREAD * np.sqrt(tensors)
 
     def sizes(self, arrays: Arrays, symmetry: Symmetry) -> dict[str, np.ndarray]:
-        # of tensors of small weights at least what these are, as only rounding may be left of 0
+        # tensors of small weights count at least by their size: weights that should be 0 may be rounding alone
         weighted = {action.tensor for action in symmetry.actions if action.in_mass}
         found = {name: norms(array) for name, array in arrays.items()}
         counts = {name: np.sqrt(max(1, array[0].size)) if len(array) else 1.0 for name, array in arrays.items()}
@@ -122,7 +122,7 @@ SETTLED, OPEN = Form(), _Open()
 
 
 def form_of(symmetry: Symmetry) -> Form:
-    """The form that the kinds of a table need."""
+    """Return the form that the kinds of a table need."""
     return OPEN if any(KINDS[group.scale].turns for group in symmetry.groups) else SETTLED
 
 

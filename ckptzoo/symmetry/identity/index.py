@@ -133,13 +133,13 @@ class Index:
 
 
 def _rows(canonical: Canonical, usable: np.ndarray) -> dict[str, np.ndarray]:
-    """The weights of some checkpoints, without a copy where these are all."""
+    """Return the weights of some checkpoints, without a copy where these are all."""
     weights = {name: to_numpy(array) for name, array in canonical.weights.items()}
     return weights if usable.all() else {name: array[usable] for name, array in weights.items()}
 
 
 def _runs(sets: Iterable[np.ndarray], capacity: int) -> Iterator[Sequence[np.ndarray]]:
-    """Sets of places in runs of at most ``capacity`` places, or one set."""
+    """Yield sets of places in runs of at most ``capacity`` places, or one set."""
     run: list[np.ndarray] = []
     for places in sets:
         if run and sum(map(len, run)) + len(places) > capacity:

@@ -126,14 +126,14 @@ def _waves(values: np.ndarray, slope: int = 1) -> np.ndarray:
 
 @lru_cache(maxsize=4)
 def _wave_parameters(features: int, slope: int) -> tuple[np.ndarray, np.ndarray]:
-    """Random frequencies (F, F) and phases (F,), always the same."""
+    """Return random frequencies (F, F) and phases (F,), always the same."""
     rng = generator("waves")
     return rng.standard_normal((features, features)) / slope, rng.uniform(0, 2 * np.pi, features)
 
 
 @lru_cache(maxsize=2)
 def _mixing(features: int) -> np.ndarray:
-    """A fixed orthogonal matrix (F, F), so that each feature comes to depend on all."""
+    """Return a fixed orthogonal matrix (F, F), so that each feature comes to depend on all."""
     return np.linalg.qr(generator("mixing").standard_normal((features, features)))[0]
 
 
@@ -153,7 +153,7 @@ class _Features:
         self._keys = {name: order_key(symmetry[name]) for name in self._ordered}
 
     def initial(self, K: int) -> dict[str, np.ndarray]:
-        """1 for channels that are permuted or whose matrices keep the ones, 0 for others."""
+        """Return 1 for channels that are permuted or whose matrices keep the ones, 0 for others."""
         F = self._form.features
         found = {
             turning.key: np.full((K, turning.blocks * turning.size, F), turning.start)
@@ -162,7 +162,7 @@ class _Features:
         return found | {self._keys[name]: np.ones((K, n, F)) for name, n in self._ordered.items()}
 
     def next(self, sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The features that follow."""
+        """Return the features that follow."""
         found = {
             self._keys[name]: _waves(values, self._form.slope)
             for name, values in self.described(sums).items()
@@ -174,7 +174,7 @@ class _Features:
         return found
 
     def described(self, sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """By leader a description of each channel (K, n, F), between -1 and 1, that no sign or matrix changes."""
+        """Return by leader a description of each channel (K, n, F) in -1 to 1 that no sign or matrix changes."""
         totals = {name: sums[key] for name, key in self._keys.items()}
         for key, (leader, turning) in self._leaders.items():
             # one complex number is two positions
@@ -184,7 +184,7 @@ class _Features:
         return {name: value / np.sqrt(1 + value * value) for name, value in totals.items()}
 
     def turning(self, sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """By group the sums that signs or matrices turn."""
+        """Return by group the sums that signs or matrices turn."""
         return {
             name: np.concatenate([sums[turning.key] for turning in turnings], axis=2)
             for name, turnings in self._turnings.items()
@@ -193,14 +193,14 @@ class _Features:
 
 
 def _squares(sums: np.ndarray, turning: Turning) -> np.ndarray:
-    """The mean squares of each block, (K, positions, F), the same for all of its positions."""
+    """Return the mean squares of each block, (K, positions, F), the same for all of its positions."""
     values = sums.reshape(len(sums), turning.blocks, turning.size, sums.shape[-1])
     squares = (values * values).mean(axis=2, keepdims=True)
     return np.broadcast_to(squares, values.shape).reshape(sums.shape)
 
 
 def _rounds(tensors: Sequence[TensorSums], symmetry: Symmetry) -> int:
-    """Rounds until all channels that signs or matrices act on have features, wherever weights lead there."""
+    """Return the rounds until all channels that signs or matrices act on have features, wherever weights lead there."""
     weighted = {action.tensor for action in symmetry.actions if action.in_mass}
     known = {order_key(group) for group in leaders(symmetry)}
     rounds = 1

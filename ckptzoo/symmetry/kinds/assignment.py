@@ -60,5 +60,5 @@ def _all_sums(gains: NDArray[np.floating]) -> NDArray[np.floating]:
 
 @lru_cache
 def _all_permutations(n: int) -> NDArray[np.int64]:
-    """All permutations (n!, n)."""
+    """Return all permutations (n!, n)."""
     return np.array(list(itertools.permutations(range(n))))

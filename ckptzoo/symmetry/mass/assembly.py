@@ -94,7 +94,7 @@ class _Assembly:
             self._put(head_group, tail_group, logs + shift[:, None, None, None])
 
     def network(self, layers: Sequence[Mapping[str, np.ndarray]]) -> Network:
-        """The network of all tensors that were added."""
+        """Return the network of all tensors that were added."""
         edges = tuple(sorted(self._edges, key=lambda item: (item.head, item.tail)))
         network_layers: list[Layer] = []
         for layer in layers:

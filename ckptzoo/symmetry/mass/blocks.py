@@ -178,7 +178,7 @@ def find_blocks(arrays: Arrays, table: Symmetry, engine: Engine) -> LeastMassBlo
         waiting = waiting[(gap[waiting] > CLOSE) | (imbalance[waiting] > still)]
         if turn % PATIENCE == 0:
             closer = gap[waiting] <= earlier[waiting] / 2
-            if lost_gates:  # the gap of many units in a row is 1 for long
+            if lost_gates:  # with many units in a row the gap stays at 1 for many turns
                 closer |= imbalance[waiting] <= uneven[waiting] / 2
             waiting, earlier, uneven = waiting[closer], np.minimum(gap, earlier), np.minimum(imbalance, uneven)
         if not len(waiting):

@@ -77,7 +77,7 @@ class Flow:
 
     @property
     def pairs(self) -> list[tuple[Edges, np.ndarray]]:
-        """Yield the edges between groups with their masses (K, blocks, heads, tails)."""
+        """The edges between groups with their masses (K, blocks, heads, tails)."""
         return list(zip(self.network.edges, self.matrices, strict=True))
 
     def at_step(self, step: np.ndarray) -> StepFlows:

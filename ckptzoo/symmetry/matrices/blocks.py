@@ -42,7 +42,7 @@ def balance_blocks(arrays: dict[str, NDArray[Any]], symmetry: Symmetry, *, round
         whole = GroupElement.identity(symmetry, len(waiting))
         whole = GroupElement(whole.perms, whole.scales, {**whole.matrices, **step.matrices})
         changed = _changes(step)
-        # of a block that is degenerate from the first round on no element is known
+        # a block that is degenerate in the first round has no element from then on
         composed = whole.compose(element[waiting])
         for name, matrix in element.matrices.items():
             matrix[waiting] = composed.matrices[name]

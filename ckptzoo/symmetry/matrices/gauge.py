@@ -245,7 +245,7 @@ def _scale(arrays: dict[str, NDArray[Any]], symmetry: Symmetry, table: Symmetry,
     if not any(group.scaled for group in table.groups):
         return
     chained = _chained(symmetry, table)
-    # what a layer that is used twice writes does not tell the scales behind it, as its columns are in the same basis
+    # a layer that is used twice does not determine the scales behind it, as its columns are in the same basis
     found.unresolved[:] |= any(_on_two_axes(group, symmetry) for group in chained)
     K = len(found.margin)
     total = GroupElement.identity(table, K)

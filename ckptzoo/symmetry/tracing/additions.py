@@ -48,7 +48,7 @@ class Addition:
 
     @property
     def origins(self) -> frozenset[int]:
-        """Return all channels of the source that the addition depends on."""
+        """All channels of the source that the addition depends on."""
         if not self.plain:
             return self.sources
         tensors = self.ids if isinstance(self.ids, (tuple, list)) else [self.ids]

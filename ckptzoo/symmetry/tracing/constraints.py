@@ -212,7 +212,7 @@ class ScaleProduct:
 
     @property
     def value_and_gate(self) -> tuple[NodeIds, NodeIds]:
-        """Return both values, the one that is a gate last."""
+        """Both values, the one that is a gate last."""
         return (self.second, self.first) if self.value else (self.first, self.second)
 
 

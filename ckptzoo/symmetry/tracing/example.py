@@ -47,7 +47,7 @@ class Example:
 
     @property
     def leaves(self) -> list[Any]:
-        """Return tensors and other arguments, those in tuples and dicts one by one."""
+        """Tensors and other arguments, those in tuples and dicts one by one."""
         return pytree.tree_leaves((self.args, dict(self.kwargs)))
 
     @property

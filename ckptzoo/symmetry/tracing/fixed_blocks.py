@@ -61,7 +61,7 @@ def _in_order_of_positions(channels: Sequence[Channel]) -> tuple[Channel, ...]:
 
 
 def _renumbered(entries: Sequence[ChannelPosition]) -> tuple[ChannelPosition, ...]:
-    """Return the positions with scales numbered in this order, none of which comes first by its inverse."""
+    """Return the positions with scales numbered in this order, inverses against the first position of each scale."""
     numbers: dict[int, int] = {-1: -1}
     inverted: dict[int, bool] = {}
     made: list[ChannelPosition] = []

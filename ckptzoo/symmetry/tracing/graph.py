@@ -209,7 +209,7 @@ class Float64Mode(TorchFunctionMode):
     ) -> Any:
         """Run the operation in float64."""
         kwargs = kwargs or {}
-        # A softmax in float32, as in transformers, would have rows that sum to 1 but for its rounding.
+        # A softmax in float32, as in transformers, would have rows that sum to 1 only up to rounding.
         if kwargs.get("dtype") in _NARROW and args and getattr(args[0], "dtype", None) == torch.float64:
             kwargs = kwargs | {"dtype": torch.float64}
         result = func(*args, **kwargs)
@@ -248,7 +248,7 @@ class _ExportMode(Float64Mode):
 
 
 class _Sizes(torch.Tensor):
-    """The numbers of sequences in the steps of packed ones: all of them. It has no entries, which graphs cannot have."""
+    """The numbers of sequences in the steps of packed ones: all of them. It has no entries, as graphs have none."""
 
     sequences: int
 

@@ -382,7 +382,7 @@ def _with_same_heads(
 
 
 def _distinct_heads(constraints: Constraints, heads: NodeIds, rows: NodeIds) -> tuple[NodeIds, NodeIds]:
-    """Return heads and their channels, each once, as ties since may have joined channels or whole heads."""
+    """Return heads and their channels, each once; heads that share all channels become one, as may follow from ties."""
     members = [tuple(dict.fromkeys(row)) for row in constraints.channels.find(rows).tolist()]
     first = {row: members.index(row) for row in members}
     same = np.array([first[row] for row in members])

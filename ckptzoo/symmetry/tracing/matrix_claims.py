@@ -44,7 +44,7 @@ def may_be_turned(symmetry: Symmetry, group: Group) -> bool:
 def normalised_streams(
     symmetry: Symmetry, shapes: Mapping[str, tuple[int, ...]], normed: Container[str] = ()
 ) -> list[str]:
-    """Return the groups that orthogonal matrices may mix: normalisations without gains, or with any gains, read them.
+    """Return the groups that orthogonal matrices may mix: normalisations read them, with gains that can be 1 or none.
 
     The table has no matrices, ``shapes`` are those of its tensors, and ``normed`` the groups whose channels an
     operation takes together.
@@ -63,7 +63,7 @@ def normalised_streams(
             and {segment.group for segment in action.signs} <= {leader.id}
             for action in (*own, *others)
         )
-        # the basis of a stream without gains is told by what writes it and nothing else
+        # the basis of a stream without gains is determined by what writes it and nothing else
         told = any(action.role == "out" and len(symmetry.actions_on(action.tensor)) == 1 for action in own)
         bare = leader.id in normed and not likes and told
         gains = {name for action in others if action.role == "gain" for name in _listed(action)}
@@ -94,7 +94,7 @@ def with_kinds(symmetry: Symmetry, kinds: Mapping[str, str]) -> Symmetry:
 
 
 def _with_kind(group: Group, kind: str) -> Group:
-    if kind == "complex" and isinstance(group.perm, Wreath):  # of one pair in each block it makes no difference
+    if kind == "complex" and isinstance(group.perm, Wreath):  # with one pair in each block it makes no difference
         group = replace(group, perm=replace(group.perm, inner="fixed"))
     return replace(group, scale=kind)
 

@@ -47,7 +47,7 @@ def paired_gains(symmetry: Symmetry, arch: Architecture, vectors: Iterable[tuple
         if usable and runs and role in ("gain", "shift"):
             runs[-1].append(name)
         else:
-            runs.append([])  # nothing goes on behind it
+            runs.append([])  # no later vector continues this run
     found: list[PairedGains] = []
     for first, second in itertools.pairwise(runs):
         shapes = [{arch[name].shape for name in names} for names in (first, second)]

@@ -279,7 +279,7 @@ def floor_divide(call: Call) -> Labels:
 
 
 def remainder(call: Call) -> Labels:
-    """What a division leaves: both sides are scaled alike, by positive numbers."""
+    """Remainders of divisions: both sides are scaled alike, by positive numbers."""
     return _combine(call, MAX)
 
 
@@ -385,7 +385,7 @@ def _with_constant(call: Call, value: Value, constant: Value, operation: str, *,
     if constant.stored is not None:
         if _met_buffers(call, labels, constant, along, operation):
             return replace(labels, power=-labels.power) if operation == DIV and swapped else labels
-        # Those of another checkpoint are others, in every place.
+        # Another checkpoint has other numbers in every place.
         numbers = torch.arange(1, numbers.numel() + 1).reshape(numbers.shape)
     along = [axis for axis in along if bool((numbers != numbers.narrow(axis, 0, 1)).any())]
     if along and len(along) < len(labels.varying_axes):
@@ -443,7 +443,7 @@ def _without_scale(labels: Labels) -> Labels:
 
 
 def _with_modulus(call: Call, value: Value) -> Labels:
-    """Return a value's labels where an operation multiplies absolute values by what no symmetry changes alone."""
+    """Return a value's labels where an operation multiplies absolute values by a factor that no symmetry changes."""
     return value.labels if value.labels.modulus else call.labels_of(value)
 
 

@@ -285,7 +285,7 @@ def _filtered(call: Call, filters: Value) -> Labels:
     """Return labels of a convolution with the same numbers for every channel, such as a blur: all scales pass."""
     groups, shape = int(call.argument("groups")), filters.tensor.shape
     alike = bool((filters.tensor == filters.tensor[:1]).all())
-    if filters.stored is not None:  # their numbers in other checkpoints are others
+    if filters.stored is not None:  # other checkpoints have other numbers
         alike &= filters.stored.axes is not None and not filters.stored.axes[0]
     if call.name.startswith("conv_") or (groups, shape[1]) != (shape[0], 1) or not alike or call.argument("bias"):
         raise call.unsupported("a tensor of the state dict as weight", "one that was computed from others")
@@ -373,7 +373,7 @@ def _rows_of(call: Call, weight: Value, side: int) -> tuple[str, tuple[int, ...]
     numbers = np.arange(math.prod(shape)).reshape(shape)
     count = weight.tensor.shape[side]
     if weight.tensor.ndim == 2 == len(shape) and count:
-        for axis in (side, 1 - side):  # as it is, or transposed
+        for axis in (side, 1 - side):  # the weight itself, or its transpose
             lines = np.moveaxis(numbers, axis, side)
             first = int(np.unravel_index(weight.entries.min(), shape)[axis])
             rows = slice(first, first + count)

@@ -145,7 +145,7 @@ def scatter(call: Call) -> Any:
 
 
 def copy(call: Call) -> Any:
-    """What a tensor has after the other one was copied into it."""
+    """Copies of a tensor into another one, which then has the first one's entries."""
     other = call.argument("src")
     return _labels_from_entries(call, [other]) if isinstance(other, Value) else not_homogeneous(call)
 

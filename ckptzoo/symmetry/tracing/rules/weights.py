@@ -205,7 +205,7 @@ class _Spectral:
 
 
 def _gained(constraints: Constraints, rows: Labels, gain: Value) -> Labels:
-    """What normalised rows write with a gain, which has a scale of its own and takes the signs of the rows."""
+    """Return the labels of normalised rows with a gain, which has its own scale and takes the signs of the rows."""
     labels = constraints.write(gain.name, _long_axis(gain), len(rows.channel), "gain", in_mass=True)
     channel = constraints.tie_channels(rows.channel, labels.channel, "normalises what stays in place")
     constraints.absorb_signs(gain.name, _long_axis(gain), rows.scale)

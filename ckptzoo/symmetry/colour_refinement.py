@@ -285,6 +285,7 @@ class Graph:
                 nested[places] = self.start[inside[0]] + inside[1]
                 # positions that it exchanges inside a channel look alike
                 slots %= int((inside[1][0] == inside[1][0, 0]).sum())
+            # the slot is in the low 32 bits, the number of the listing in the others
             code[places] = slots.astype(np.uint64) + np.uint64((repeat + 1) << 32)
         salt = mix(np.array([64 * number + action.axis], np.uint64))
         code = mix(code + salt) | np.uint64(1)
@@ -359,6 +360,7 @@ class Signatures:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        # ``mix`` maps 0 to 0: the increment of splitmix64 keeps colour 0 from having no weight
         self._hashes = mix(np.arange(graph.size, dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15))
         self._colours: Colours | None = None
         self._sums = np.zeros(0, np.uint64)

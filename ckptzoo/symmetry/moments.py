@@ -118,6 +118,7 @@ class Moments:
         if count == 1:
             return _sizes(mean_square, exponent, self.precision(action))
         variance = mean_square - (_sorted_sum(first) / count) ** 2
+        # 1e-7 squared: what is left of the difference below that is rounding
         variance[variance < 1e-14 * mean_square] = 0
         worse = np.divide(mean_square, variance, out=np.ones_like(variance), where=variance > 0)
         return _sizes(variance, exponent, self.precision(action) * worse)

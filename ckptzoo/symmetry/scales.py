@@ -285,6 +285,7 @@ def _inverse(size: np.ndarray, rounding: np.ndarray | float) -> np.ndarray:
     """Return 1 over sizes of 40 significant bits, so that sizes that are equal but for rounding scale alike."""
     mantissa, exponent = np.frexp(size)
     size = np.ldexp(np.round(mantissa * 2.0**40) / 2.0**40, exponent)
+    # sizes that rounding alone moves from 1 count as 1, so that a second application changes nothing
     off = np.abs(size - 1) > np.maximum(8 * rounding, 2.0**-40)
     return np.divide(1, size, out=np.ones_like(size), where=(size != 0) & off)
 

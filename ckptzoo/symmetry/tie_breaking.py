@@ -153,6 +153,7 @@ class Search:
         self._twins: dict[int, np.ndarray | None] = {}
         self._orbits = np.arange(self._graph.size)
         self._automorphisms: list[np.ndarray] = []
+        # hashes of vertices, apart from those of colours
         self._probe = mix(np.arange(self._graph.size, dtype=np.uint64) + np.uint64(0xD1B54A32D192ED03))
         self._probed: tuple[np.ndarray, np.ndarray | None] | None = None
         self._path: list[int] = []

@@ -97,6 +97,7 @@ def _gains(leader: str, given: Mapping[str, NDArray[Any]], symmetry: Symmetry, r
 
 def _keys(gains: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return (K, n) sums over the channels of the reference, in one order: equal columns have equal keys."""
+    # fixed random weights: sums of different columns are equal only by chance
     weights = np.random.default_rng(0).uniform(0.5, 1.5, gains.shape[1])
     return (gains * weights[:, None]).sum(axis=1)
 

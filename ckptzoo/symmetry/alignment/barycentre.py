@@ -25,6 +25,7 @@ BLOCKS = 64
 """The number of blocks in a pass: the networks of a block are matched to the sum before the block. Fewer networks
 than this are matched one by one."""
 MAX_PASSES = 50
+"""The largest number of passes over all networks."""
 _LEAST_RISE = 1e-7
 """The relative rise of the objective in a pass below which no further pass follows."""
 

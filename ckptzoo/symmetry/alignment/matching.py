@@ -97,7 +97,7 @@ class Ascent:
                 risen = rows[better]
                 put(element, found[better], risen, self.symmetry)
                 waiting[risen[:, None], self._neighbours[place]] = True
-                # this turn's element is the best while the others stay, unless two groups or two axes depend on each other
+                # the element is the best while the others stay, unless two groups or two axes depend on each other
                 waiting[risen, place] = not is_exact
             if not waiting.any():
                 break
@@ -286,6 +286,8 @@ def count_ties(joint: JointGroups, keys: Mapping[str, NDArray[np.float64]]) -> N
 
 def weights_of(number: int, count: int) -> NDArray[np.float64]:
     """Return random weights of features, always the same."""
+    # a fixed seed: keys of equal slices are equal in every call, and those of others only by chance
+    # a fixed seed, so that a network's keys do not depend on the call
     return np.random.default_rng(np.random.SeedSequence(0, spawn_key=(number,))).uniform(0.5, 1.5, count)
 
 

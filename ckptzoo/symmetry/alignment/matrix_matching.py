@@ -135,6 +135,7 @@ class MatrixMatcher(Ascent):
                 put(after, step.found, slice(None), self.symmetry)
                 rise = self._objective(joint.tensors, some, after, rows)
                 rise -= self._objective(joint.tensors, some, current, rows)
+                # where two axes of a tensor move at once a step may lower the objective; less than this is rounding
                 better &= rise > 1e-12 * squares[rows]
             value[rows[better]] += rise[better]
             return step.found, better

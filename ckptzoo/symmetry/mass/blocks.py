@@ -346,6 +346,7 @@ def _certified(
             if group.scale == "linear":
                 written, read = (_gram(cut, plain, group, exponent) for exponent in (1, -1))
                 off = np.abs(np.linalg.eigvalsh(written - read)).sum(axis=(1, 2))
+                # 1e-300 avoids a division by 0: a block without weights is balanced
                 share = off / np.maximum(np.trace(written + read, axis1=2, axis2=3).sum(axis=1), 1e-300)
             else:
                 into, out_of = _flows(cut, plain, group)
@@ -463,6 +464,7 @@ def _gram(work: Arrays, table: Symmetry, group: Group, exponent: int) -> np.ndar
 def _least_eigenvalue(gram: np.ndarray) -> np.ndarray:
     """Return (K,) the least eigenvalue of all blocks, rows of zeros left out, which no matrix changes."""
     zero = np.diagonal(gram, axis1=-2, axis2=-1) == 0
+    # the trace bounds all eigenvalues, so that rows of zeros do not give the least one
     largest = np.maximum(np.trace(gram, axis1=-2, axis2=-1), 1e-300)[..., None]
     filled = gram + np.eye(gram.shape[-1]) * np.where(zero, largest, 0)[..., None]
     return np.linalg.eigvalsh(filled)[..., 0].min(axis=1)

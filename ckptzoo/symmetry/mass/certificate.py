@@ -232,4 +232,5 @@ def _phi(z: np.ndarray) -> np.ndarray:
     series = z * z * (1 / 2 - z * (1 / 6 - z * (1 / 12 - z / 20)))
     safe = np.where(z > -1, z, 0)
     exact = np.where(z > -1, (1 + safe) * np.log1p(safe) - safe, 1.0)
+    # the exact form cancels near 0; the first term that the series lacks is z^6 / 30
     return np.where(np.abs(z) < 1e-3, series, exact)

@@ -285,6 +285,7 @@ class Verifier:
             for name, value in trial.weights.items()
         }
         outputs = self._outputs(rounded, trial.inputs, training=trial.training)
+        # a tenth of the bound, so that rounding alone makes no element fail
         return _difference(trial.outputs, outputs) <= TOLERANCE / 10
 
     def _redraw(self, trial: _Trial) -> _Trial | None:

@@ -245,6 +245,7 @@ def _entry_columns(labels: Labels, shape: tuple[int, ...]) -> list[NDArray[Any]]
     beside = [1 if axis in labels.varying_axes else size for axis, size in enumerate(shape)]
     everywhere, place = (np.arange(math.prod(sizes)).reshape(sizes) for sizes in (shape, beside))
     place = np.where(labels.channel < 0, everywhere, place)
+    # 2^40 keeps the numbers of places apart from those of paths
     origin = _hashed(np.broadcast_to(labels.path, shape)) + _hashed(np.broadcast_to(place, shape) + 2**40)
     return [np.broadcast_to(item, shape).ravel() for item in (labels.channel, labels.scale, origin)]
 

@@ -98,6 +98,7 @@ class Graph:
             channel, block = self.start[name] + np.arange(symmetry[name].n), None
             for other, ends, joined in tie.edges:
                 far, near = self.start[other] + ends, self.start[name] + joined
+                # 2^50 keeps the salts of ties apart from those of tensors; 2^49 gives edges of channels a direction
                 salts = self.kind[[far[0], near[0]]].astype(np.uint64) + np.uint64(1 << 50)
                 if other == name:
                     salts[0] += np.uint64(1 << 49)

@@ -27,14 +27,8 @@ UNIT = 8
 class MixedChannels:
     """The channels of one group with matrices along one axis of one tensor.
 
-    Parameters
-    ----------
-    axis
-        of the tensor, without the axis of checkpoints.
-    inverted
-        whether the inverse transposes act.
-    places
-        (blocks, k, positions a channel); of complex numbers (n, 2, positions), real and imaginary parts.
+    ``axis`` does not count that of checkpoints; ``inverted`` says whether the inverse transposes act; ``places`` are
+    (blocks, k, positions a channel), of complex numbers (n, 2, positions), real and imaginary parts.
     """
 
     group: str

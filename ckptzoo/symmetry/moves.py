@@ -146,18 +146,10 @@ class Axis:
 
 @dataclass(frozen=True, eq=False)
 class Move:
-    """The actions on one tensor, as a matrix of entries.
+    """The actions on one tensor, by axis, as a matrix of entries.
 
-    Parameters
-    ----------
-    shape
-        rows, columns and elements an entry, of one checkpoint.
-    between
-        the lengths of the axes that make up the columns.
-    blocks
-        the columns differ from one of these blocks of rows to the next, at most.
-    axes
-        by axis.
+    ``shape`` is rows, columns and elements an entry, of one checkpoint; ``between`` the lengths of the axes that make
+    up the columns. Columns differ at most from one of the ``blocks`` of rows to the next.
     """
 
     shape: tuple[int, int, int]

@@ -65,16 +65,9 @@ def assign_jointly(
 ) -> tuple[Perms, NDArray[np.float64], NDArray[np.float64]]:
     """Return the best permutations of joint groups, their values (K,), and the values of ``before`` (zeros without).
 
-    Channels are assigned within every pair of blocks, and blocks by the values that this gives.
-
-    Parameters
-    ----------
-    gains
-        of each group, from the tensors in which it is alone.
-    pairs
-        the tensors in which two groups meet within blocks.
-    before
-        the permutations so far, from which pairs of blocks that are matched already start; None where there are none.
+    Channels are assigned within every pair of blocks, and blocks by the values that this gives. ``gains`` are those of
+    each group from the tensors in which it is alone, ``pairs`` the tensors in which two groups meet within blocks.
+    Pairs of blocks that ``before`` matches start from its permutations within them.
     """
     if joint.g == 1 and len(joint.groups) == 1:  # no blocks to assign
         ((name, gain),) = gains.items()

@@ -28,16 +28,9 @@ Arrays = Mapping[str, NDArray[np.floating]]
 class ChannelView:
     """One axis of one tensor, as the channels of one group meet it.
 
-    Parameters
-    ----------
-    leader
-        id of the group whose permutation it is.
-    listings
-        every listing of the channels: positions (n, inner), on an axis with blocks counted through all of them.
-    others
-        the actions on the tensor's other axes.
-    applied
-        those of ``others`` whose permutations, of other groups, are applied before channels are compared.
+    ``leader`` is the id of the group whose permutation it is. ``listings`` are positions (n, inner) of the channels, on
+    an axis with blocks counted through all of them. ``others`` are the actions on the tensor's other axes, and
+    ``applied`` those of them whose permutations, of other groups, are applied before channels are compared.
     """
 
     action: AxisAction

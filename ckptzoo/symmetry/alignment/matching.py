@@ -32,16 +32,10 @@ _ROUNDING = 8.0
 
 @dataclass(frozen=True, eq=False)
 class Matched:
-    """Permutations of K networks; all scales are 1.
+    """Permutations of K networks, with all scales 1, and an upper bound (K,) on ``<A, g B>``.
 
-    Parameters
-    ----------
-    bound
-        (K,) an upper bound on ``<A, g B>``.
-    sweeps
-        (K,) sweeps through the groups.
-    ties
-        (K,) channels of B whose sorted slices equal those of another one of their group.
+    ``sweeps`` (K,) are those through the groups. ``ties`` (K,) counts channels of B whose sorted slices equal those of
+    another one of their group.
     """
 
     element: GroupElement
@@ -58,14 +52,9 @@ elements of the groups that take the turn, and which of them are better."""
 class Ascent:
     """Coordinate ascent: groups in turn take a better element while all others stay, until none has one.
 
-    Parameters
-    ----------
-    reference
-        A: tensor name to (1, *shape), for all networks, or (K, *shape), one for each; finite floats. Tensors that are
-        not in it do not count.
-    turns
-        in their order, names of the tensors that are moved, and whether one visit finds the best element while the
-        others stay.
+    ``reference`` is A: tensor name to (1, *shape), for all networks, or (K, *shape), one for each; finite floats.
+    Tensors that are not in it do not count. ``turns`` are in their order the names of the tensors that are moved, and
+    whether one visit finds the best element while the others stay.
     """
 
     def __init__(self, reference: Arrays, symmetry: Symmetry, turns: Iterable[tuple[Collection[str], bool]]) -> None:
@@ -286,7 +275,6 @@ def count_ties(joint: JointGroups, keys: Mapping[str, NDArray[np.float64]]) -> N
 
 def weights_of(number: int, count: int) -> NDArray[np.float64]:
     """Return random weights of features, always the same."""
-    # a fixed seed: keys of equal slices are equal in every call, and those of others only by chance
     # a fixed seed, so that a network's keys do not depend on the call
     return np.random.default_rng(np.random.SeedSequence(0, spawn_key=(number,))).uniform(0.5, 1.5, count)
 

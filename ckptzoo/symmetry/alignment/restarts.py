@@ -27,16 +27,9 @@ def nearest_of(
 ) -> GroupElement:
     """Return the best permutations of one network that several starts find: one element.
 
-    Parameters
-    ----------
-    matcher
-        of its reference.
-    arrays, theirs
-        the network's and the reference's tensors, (1, *shape).
-    first
-        the first start, which is also the result where nothing is nearer; the other starts are uniform permutations.
-    seed
-        of the other starts and of what changes places, which do not depend on the network.
+    ``arrays`` and ``theirs`` are the network's and the reference's tensors, (1, *shape). ``first`` is the first start,
+    which is also the result where nothing is nearer; the other starts are uniform permutations. They and what changes
+    places follow from ``seed`` and do not depend on the network.
     """
     table, rng = matcher.symmetry, np.random.default_rng(np.random.SeedSequence(seed))
     stack = {name: np.repeat(array, starts, axis=0) for name, array in arrays.items()}

@@ -35,16 +35,9 @@ _BELOW_LEAST = 1 - 2.0**-51
 class _Family:
     """Groups that are permuted together, and those that are like them.
 
-    Parameters
-    ----------
-    joint
-        their permutations; None where channels stay in place.
-    members
-        by the leading group, all groups that take its permutation.
-    tensors
-        names of those that they permute or scale.
-    is_exact
-        whether they act on one axis of each tensor, so that one step is exact while all others stay.
+    ``joint`` holds their permutations, None where channels stay in place; ``members`` all groups that take the
+    permutation of a leading one; ``tensors`` the names of those that they permute or scale. ``is_exact`` says whether
+    they act on one axis of each tensor, so that one step is exact while all others stay.
     """
 
     joint: JointGroups | None

@@ -135,18 +135,11 @@ def imbalance_of_rounding(arrays: Arrays, table: Symmetry) -> float:
 def find_blocks(arrays: Arrays, table: Symmetry, engine: Engine) -> LeastMassBlocks:
     """Take turns until the mass is the least one; a checkpoint's turns do not depend on the others.
 
-    Without matrices a checkpoint that balances within the rounding of its weights is left as it is. It computes in
-    float64, in memory for a copy of the weights. Raises ``SymmetryError`` where scales or matrices of a group act on
-    two axes of one tensor, or the flow network cannot hold the other scales.
-
-    Parameters
-    ----------
-    arrays
-        tensor name to (K, *shape), finite.
-    table
-        without signs of normalisations and without scales in front of them (``Formulation.table``).
-    engine
-        the solver for the other scales.
+    ``arrays`` (K, *shape) are finite; ``table`` has no signs of normalisations and no scales in front of them
+    (``Formulation.table``); ``engine`` solves for the other scales. Without matrices a checkpoint that balances within
+    the rounding of its weights is left as it is. It computes in float64, in memory for a copy of the weights. Raises
+    ``SymmetryError`` where scales or matrices of a group act on two axes of one tensor, or the flow network cannot hold
+    the other scales.
     """
     work = {name: array.astype(np.float64) if is_float(array) else array.copy() for name, array in arrays.items()}
     K, turns = len(next(iter(work.values()))), taking_turns(table)

@@ -23,16 +23,10 @@ SMALL_MATRIX = 64
 
 @dataclass(frozen=True, eq=False)
 class StepFlows:
-    """Flows at a step from the base.
+    """Flows at a step from the base: ``into`` and ``out_of`` every node, (K, N).
 
-    Parameters
-    ----------
-    grow, shrink
-        (K, N) factors ``exp(2 step)`` and ``exp(-2 step)``.
-    into, out_of
-        (K, N) flow into and out of every node.
-    between
-        (K, G, G), flow from the channels of one group (second axis) to those of another (first axis).
+    ``grow`` and ``shrink`` (K, N) are the factors ``exp(2 step)`` and ``exp(-2 step)``. ``between`` (K, G, G) is the
+    flow from the channels of one group (second axis) to those of another (first axis).
     """
 
     grow: np.ndarray

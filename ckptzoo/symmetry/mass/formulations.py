@@ -53,16 +53,9 @@ Engine = Callable[[Network, float], Balanced]
 class Formulation:
     """A formulation for one table, by its ``name`` in ``FORMULATIONS``.
 
-    Parameters
-    ----------
-    symmetry
-        the network's table.
-    table
-        the table whose scales are free.
-    gains
-        tensors that have one more axis in ``table``, of length 1: ``eval_chain``'s.
-    layers
-        the groups of every layer of ``volume``, and its running variances.
+    ``symmetry`` is the network's table, ``table`` the one whose scales are free. ``gains`` are tensors that have one
+    more axis in ``table``, of length 1: ``eval_chain``'s. ``layers`` has the groups of every layer of ``volume``, and
+    its running variances.
     """
 
     name: str

@@ -29,15 +29,9 @@ NEAR = 1e-12
 class Edges:
     """Log masses of the edges from the channels of one group to those of one group, per checkpoint.
 
-    Parameters
-    ----------
-    head, tail
-        numbers of the groups among the network's.
-    head_nodes, tail_nodes
-        the positions of the heads' and the tails' nodes among all nodes.
-    log_masses
-        (K, blocks, heads of a block, tails of a block), -inf where there is no edge; a node has edges within its block
-        only.
+    ``head`` and ``tail`` are numbers of the groups among the network's, ``head_nodes`` and ``tail_nodes`` the positions
+    of their nodes among all nodes. ``log_masses`` are (K, blocks, heads of a block, tails of a block), -inf where there
+    is no edge; a node has edges within its block only.
     """
 
     head: int
@@ -142,16 +136,9 @@ class Network:
 
 
 def fill_to_level(logs: np.ndarray, least: np.ndarray, counted: np.ndarray) -> np.ndarray:
-    """Return the log-scales (K, n) of least mass in a layer, at given flows into it.
+    """Return the log-scales (K, n) of least mass in a layer, at inflows with logarithms ``logs`` (K, n).
 
-    Parameters
-    ----------
-    logs
-        (K, n), logarithms of F.
-    least
-        (K, n), l, at most 0; -inf where there is no bound.
-    counted
-        (K, n) bool, the nodes that take part; the others get 0.
+    ``least`` (K, n) is l, at most 0, -inf where there is no bound. Nodes that are not ``counted`` (K, n) get 0.
     """
     # The level at which each node leaves its bound; as the level rises, nodes leave in this order.
     leaves = np.where(counted, logs + 2 * least, np.inf)

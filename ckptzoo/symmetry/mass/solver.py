@@ -204,12 +204,7 @@ def newton_direction(
 ) -> np.ndarray:
     """Return the Newton directions (K, N), 0 for networks that are not ``active`` (K,).
 
-    Parameters
-    ----------
-    step
-        (K, N), the point at which the flows are taken.
-    accuracy
-        (K,) relative size of the last residual.
+    The flows are taken at ``step`` (K, N); ``accuracy`` (K,) is the relative size of the last residual.
     """
     diagonal = _inverse_diagonal(flow, flows, step)
     fixed = flow.network.layered_groups
@@ -291,16 +286,10 @@ def laplacian_inverse(between: np.ndarray, source: np.ndarray, sink: np.ndarray)
 
 
 def group_log_scales(between: np.ndarray, source: np.ndarray, sink: np.ndarray, fixed: np.ndarray) -> np.ndarray:
-    """Return the common log-scales (K, G) of least mass.
+    """Return the common log-scales (K, G) of least mass, 0 for groups that are ``fixed`` (G,).
 
-    Parameters
-    ----------
-    between
-        (K, G, G), the flow from group h to group g at ``[:, g, h]``.
-    source, sink
-        (K, G), the flows from and to ground.
-    fixed
-        (G,) bool, groups whose log-scale stays 0.
+    ``between`` (K, G, G) has the flow from group h to group g at ``[:, g, h]``; ``source`` and ``sink`` (K, G) are the
+    flows from and to ground.
     """
     between, source, sink = merge_into_ground(between, source, sink, fixed)
     diagonal = np.arange(between.shape[1])

@@ -27,18 +27,11 @@ _MASKED = -1e4
 class Addition:
     """Numbers that are added to a value.
 
-    Parameters
-    ----------
-    ids
-        for each entry of the value the number of the number that is added to it, -1 for none; one tensor for each
-        output where an operation has several.
-    plain
-        whether ``ids`` are numbers of the source's channels, and what is added is what was added there: then a
-        parameter can take it up. Otherwise equal ids alone say that the same is added.
-    sources
-        the channels of the source that the numbers depend on, where they are not plain.
-    gain
-        the parameter that has multiplied them, channel by channel.
+    ``ids`` has for each entry of the value the number of the number that is added to it, -1 for none; one tensor for
+    each output where an operation has several. Where it is ``plain``, ids are numbers of the source's channels, and
+    what is added is what was added there, so that a parameter can take it up. Otherwise equal ids say only that the
+    same is added, and ``sources`` are the channels of the source that the numbers depend on. ``gain`` is the parameter
+    that has multiplied them, channel by channel.
     """
 
     ids: Any
@@ -66,14 +59,8 @@ _Handler = Callable[[fx.Node, fx.Node, Addition], Addition | None]
 class Walk:
     """The result of following an addition.
 
-    Parameters
-    ----------
-    seen
-        channels of the source whose numbers change the module's outputs, or may do so.
-    taken
-        what takes the numbers up, and in which operation.
-    gains
-        parameters that have multiplied what is not seen.
+    ``seen`` are channels of the source whose numbers change the module's outputs, or may do so; ``taken`` what takes
+    the numbers up, and in which operation; ``gains`` parameters that have multiplied what is not seen.
     """
 
     seen: set[int] = field(default_factory=set)
@@ -84,14 +71,8 @@ class Walk:
 class Walker:
     """Follows additions through a module.
 
-    Parameters
-    ----------
-    taking
-        whether parameters may take numbers up.
-    kept
-        tensors that must not take any.
-    rows
-        operations without a bias, in which the rows of the weight may take numbers up.
+    ``taking`` says whether parameters may take numbers up, ``kept`` are tensors that must not, and ``rows`` operations
+    without a bias, in which the rows of the weight may.
     """
 
     def __init__(

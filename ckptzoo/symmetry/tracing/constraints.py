@@ -218,19 +218,12 @@ class ScaleProduct:
 
 @dataclass
 class ChannelBlocks:
-    """Channels that an operation takes in blocks: the channels of one block stay together.
+    """Channels that an operation, named by its module or tensor, takes in blocks: those of one block stay together.
 
-    Parameters
-    ----------
-    name
-        of the module or tensor.
-    members
-        (blocks, channels a block) of each side, one or two.
-    axes
-        the tensor's axes that are read and written in blocks; none where no tensor has them.
-    heads
-        whether they are the heads of an attention: any number of sides, which move their blocks together, and among
-        them sides of one channel a block that stand for the heads alone and may be on no tensor.
+    ``members`` are (blocks, channels a block) of each side, one or two; ``axes`` the tensor's axes that are read and
+    written in blocks, none where no tensor has them. With ``heads`` they are the heads of an attention: any number of
+    sides, which move their blocks together, and among them sides of one channel a block that stand for the heads alone
+    and may be on no tensor.
     """
 
     name: str

@@ -43,18 +43,11 @@ _annotate: Callable[[dict[str, Any]], AbstractContextManager[Any]] = getattr(
 
 @dataclass(frozen=True)
 class Operations:
-    """An exported module.
+    """An exported module: the operators of its graph in order.
 
-    Parameters
-    ----------
-    graph
-        the operators in order.
-    tensors
-        by the name of a placeholder, the name of the parameter, buffer or constant that it stands for, and the tensor.
-    inputs
-        the placeholders of the leaves of the example, in their order.
-    outputs
-        which of the graph's results are the module's; others are what became of tensors that it changes.
+    ``tensors`` maps the name of a placeholder to the name of the parameter, buffer or constant that it stands for, and
+    the tensor. ``inputs`` are the placeholders of the leaves of the example, in their order. ``outputs`` says which of
+    the graph's results are the module's; others are new values of tensors that it changes.
     """
 
     graph: fx.Graph

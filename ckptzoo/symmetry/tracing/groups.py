@@ -61,20 +61,11 @@ class ChannelPosition:
 
 @dataclass(frozen=True)
 class Channel:
-    """A class of tied channels.
+    """A class of tied channels, named by the root of its set of nodes.
 
-    Parameters
-    ----------
-    root
-        of its set of nodes, which names it.
-    entries
-        in an order in which those of channels that look alike correspond.
-    signature
-        equal for channels that are in the same places with the same histories and scales.
-    fixed
-        whether something keeps it in place.
-    first
-        where it is written first: placement and position.
+    ``entries`` are in an order in which those of channels that look alike correspond. ``signature`` is equal for
+    channels that are in the same places with the same histories and scales. ``fixed`` says whether something keeps it
+    in place, and ``first`` where it is written first: placement and position.
     """
 
     root: int
@@ -88,18 +79,10 @@ class Channel:
 class _Row:
     """A position of a channel, so that rows of channels that look alike correspond when they are sorted.
 
-    Parameters
-    ----------
-    placement, path, position
-        number of the placement, the entry's path, and the position.
-    scale, kind
-        the root of the scale, -1 where there is none, and its kind.
-    sign
-        as in ``ChannelPosition``.
-    side
-        1 or -1: whether the scale or its inverse acts here, against the root.
-    gate
-        the root of another scale that acts here too, -1 where there is none.
+    ``placement``, ``path`` and ``position`` are the number of the placement, the entry's path, and the position.
+    ``scale`` is the root of the scale, of a ``kind``, and ``gate`` that of another scale that acts here too; -1 where
+    there is none. ``sign`` is that of ``ChannelPosition``. ``side`` is 1 or -1 where the scale or its inverse acts
+    here, against the root.
     """
 
     placement: int

@@ -34,16 +34,8 @@ acts, and the number of a scale of gates beside it (-1 for none)."""
 class _Part:
     """The positions of a channel group that are scaled alike: one group of the table.
 
-    Parameters
-    ----------
-    group
-        number of the channel group.
-    scale
-        number of the scale among each channel's; -1 where there is none.
-    kind
-        of that scale.
-    writer
-        the placement that writes it first; where none does, the first of the channel group.
+    ``group`` is the number of the channel group, ``scale`` that of the scale among each channel's, -1 where there is
+    none. ``writer`` is the placement that writes it first; where none does, the first of the channel group.
     """
 
     group: int

@@ -33,13 +33,9 @@ class Formula(Protocol):
 class Stored:
     """The buffers of the state dict in a constant; every checkpoint has its own.
 
-    Parameters
-    ----------
-    axes
-        for each axis of the tensor, the axes of buffers (name, axis) whose positions are those along it, one by one;
-        None where an operation has brought them to other places.
-    plain
-        whether the entries are those of one buffer of floats.
+    ``axes`` has for each axis of the tensor the axes of buffers (name, axis) whose positions are those along it, one by
+    one; None where an operation has brought them to other places. A ``plain`` one has the entries of one buffer of
+    floats.
     """
 
     names: frozenset[str]
@@ -124,20 +120,11 @@ class Value:
 
 @dataclass
 class Call:
-    """An operation, its arguments and its result.
+    """An operation, its arguments and its result for the example.
 
-    Parameters
-    ----------
-    constraints
-        those so far; the operation's rule adds its own.
-    name
-        of the operator, the underscore of operators in place left out.
-    arguments
-        those that are given, by the names of the operator's schema in their order; ``Value`` where they are tensors.
-    result
-        its result for the example.
-    used
-        the numbers of its results that are used, where it has several.
+    The operation's rule adds to ``constraints``. ``name`` is the operator's without the underscore of operators in
+    place. ``arguments`` has the given ones by the names of the operator's schema in their order, ``Value`` where they
+    are tensors. ``used`` are the numbers of its results that are used, where it has several.
     """
 
     constraints: Constraints

@@ -217,16 +217,9 @@ def _product(
 ) -> Labels:
     """Return labels of a product with a matrix.
 
-    Parameters
-    ----------
-    sides
-        the axis of the weight that is summed over, and that of the result.
-    axis
-        of the value, which is summed over.
-    place
-        the axis of the result that the weight makes.
-    places
-        for each axis of the value the number of an axis of the result; those of the value where it is None.
+    ``sides`` are the axis of the weight that is summed over, and that of the result; ``axis`` is the value's that is
+    summed over, ``place`` the result's that the weight makes. ``places`` has for each axis of the value the number of
+    an axis of the result; None for the value's own.
     """
     ndim = call.result.ndim
     axis, place = axis % value.tensor.ndim, place % ndim

@@ -80,7 +80,7 @@ class Graph:
         self.meeting: set[frozenset[int]] = set()
         """Pairs of groups (by number) whose channels meet on two axes of a tensor without blocks."""
         self.meeting_in_blocks: set[frozenset[int]] = set()
-        """The same for tensors with blocks."""
+        """Pairs of groups (by number) whose channels meet on two axes of a tensor with blocks."""
         self.work = 0
         self.weights_apart: list[int] = []
         """For each tensor the number of different weights."""
@@ -357,7 +357,7 @@ def split(colours: Colours, values: np.ndarray) -> Colours:
 
 
 class Signatures:
-    """The sums of a graph's edges under a colouring, kept up to date from one colouring to the next."""
+    """The sums of a graph's edges under a colouring, updated from one colouring to the next."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph

@@ -1,6 +1,6 @@
 """Groups whose channels have others inside, and the two tables that such a table is made of.
 
-So are heads of queries that share heads of keys and values: heads move in the blocks of those that share, and the
+Examples are heads of queries that share heads of keys and values: heads move in the blocks of those that share, and the
 permutations and matrices of a shared head act inside each of them (``Segment.within``). Every element of the table is
 one of ``unnested``, whose heads keep their order within their block, before one of ``within_blocks``, which permutes
 these alone.

@@ -61,7 +61,7 @@ SMALL = 4 * 2**20
 def fits(arrays: Mapping[str, np.ndarray], symmetry: Symmetry, arch: Arch) -> None:
     """Raise ``SymmetryError`` for arrays that the scales of a table cannot act on.
 
-    So are tensors of another shape than the architecture's, integers where scales act, and tables without groups.
+    These have another shape than the architecture's, or integers where scales act; or the table has no groups.
     """
     if not symmetry.groups:
         raise SymmetryError("symmetry table: expected at least one group, got none. There is nothing to canonicalize.")

@@ -222,7 +222,7 @@ class Search:
         return colours
 
     def _visit(self, node: _Node, frames: list[_Frame]) -> None:
-        """Go on below a node, or back to the node from which to go on."""
+        """Continue below a node, or at the node to return to."""
         depth = len(frames)
         self._traces[depth:] = [node.traces]
         if self._best is None:

@@ -51,7 +51,7 @@ from ckptzoo.symmetry.matrices.gauge import basis_of_stream
 from ckptzoo.symmetry.matrix_action import mixed_channels, multiply
 
 LEAST_FALL = 1e-6
-"""Relative fall of the squared distance below which matrices are not taken."""
+"""The relative fall of the squared distance below which matrices are not taken."""
 _ROUNDING = 8.0 * float(np.finfo(np.float64).eps)
 """The rounding of a gain over the sum of absolute gains: an element is taken only where it is better by more."""
 _OPEN = 1e-6
@@ -353,7 +353,7 @@ class MatrixMatcher(Ascent):
         return self._known(joint, open_groups if _is_mixed(joint) else open_groups - self._own(joint))
 
     def _next(self, waiting: Sequence[int], open_groups: set[str]) -> int:
-        """Return the first joint group of which tensors tell all that they can, else that of which they tell most."""
+        """Return the first joint group with known views, of every group where matrices act, else the best known one."""
         unknown: dict[int, tuple[bool, bool]] = {}
         for place in waiting:
             known, mixed = self._known_now(place, open_groups), _is_mixed(self.joint_groups[place])

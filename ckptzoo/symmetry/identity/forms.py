@@ -29,14 +29,13 @@ and float64: at most 3.4.
 FLOOR = 1e-11
 """Invariants of equal weights differ by at most this: float64 sums of up to 2 ** 24 terms, in any order."""
 SMALL = 0.1
-"""The share of a typical weight below which tensors count by their size, as what is left of 0 by rounding does."""
+"""The share of a typical weight that weights count as at least, since small ones may be the rounding of 0."""
 SPREAD = 8
 """Sketches are divided by it, so that rounding to float16 at condition 10 stays below the bound of ``BOUNDS``."""
 BOUNDS = {"float64": 1e-12, "float32": 1e-6, "float16": 1e-3, "bfloat16": 1e-2}
-"""By the dtype in which weights are stored, how far the sketches of one network are apart at most.
+"""The largest distance between the sketches of one network, by the dtype in which weights are stored.
 
-Measured on elements with matrices of condition 10 (tests/symmetry/identity/test_matrix_invariants.py).
-"""
+Measured on elements with matrices of condition 10 (tests/symmetry/identity/test_matrix_invariants.py)."""
 NEAR = 10
 """The number of tolerances within which checkpoints that are not the same are near."""
 
@@ -99,7 +98,7 @@ class _Open(Form):
         return SPREAD * np.sqrt(tensors)
 
     def sizes(self, arrays: Arrays, symmetry: Symmetry) -> dict[str, np.ndarray]:
-        # tensors of small weights count at least by their size: weights that should be 0 may be rounding alone
+        # small weights may be the rounding of 0, so that a tensor's size is at least this share of a typical one
         weighted = {action.tensor for action in symmetry.actions if action.in_mass}
         found = {name: norms(array) for name, array in arrays.items()}
         counts = {name: np.sqrt(max(1, array[0].size)) if len(array) else 1.0 for name, array in arrays.items()}

@@ -173,7 +173,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
 
 
 class Description:
-    """How much describes a channel and a network, and which kinds it tells apart."""
+    """The number of features that describe a channel and a network, and the kinds that the description distinguishes."""
 
     features: int
     """Numbers that describe a channel or a network."""

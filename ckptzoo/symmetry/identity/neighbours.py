@@ -14,7 +14,7 @@ SAMPLE = 256
 MOST_CELLS = 2.0**20
 """Cells along one coordinate, so that three fit into 64 bits."""
 PAIRS = 2**20
-"""Pairs that are looked at at a time."""
+"""Pairs that are compared at a time."""
 NUMBERS = 2**22
 """Coordinates of pairs that are compared at a time."""
 

@@ -57,24 +57,12 @@ Engine = Callable[[Network, float], Balanced]
 
 @dataclass(frozen=True, eq=False)
 class LeastMassBlocks:
-    """K checkpoints at their least mass.
+    """K checkpoints at their least mass; ``mass_before``, ``mass_after``, ``gap`` and ``imbalance`` as in ``MinMass``.
 
-    Parameters
-    ----------
-    weights
-        tensor name to (K, *shape), at least float32.
-    element
-        the element that leads there, of the table that was given; NaN in the matrices of blocks of lower rank.
-    mass_before, mass_after, gap, imbalance
-        (K,) float64, as in ``MinMass``.
-    dropped
-        (K,) int64, channels on no way from input to output.
-    iterations
-        (K,) int64, turns.
-    degenerate
-        (K,) int64, channels of blocks of lower rank, which are 0.
-    unsigned
-        (K,) bool, a sign or the scale of a dropped channel could not be determined.
+    ``weights`` are (K, *shape), at least float32. ``element`` is the element that leads there, of the table that was
+    given; NaN in the matrices of blocks of lower rank, whose channels, counted by ``degenerate`` (K,), are 0.
+    ``dropped`` (K,) counts channels on no way from input to output, ``iterations`` (K,) turns. ``unsigned`` (K,) is
+    True where a sign or the scale of a dropped channel could not be determined.
     """
 
     weights: dict[str, np.ndarray]

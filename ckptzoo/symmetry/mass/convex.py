@@ -1,4 +1,4 @@
-"""The same problem for cvxpy, one network after the other: the reference that the solver is compared with.
+"""Least mass by cvxpy, one network after the other: the reference that the solver is compared with.
 
 ``minimize log sum exp(c_e + 2 (u_head - u_tail))`` over the kept nodes, with the logarithms c of the masses after the
 largest incoming mass of every node has been brought to 1. The logarithm leaves the minimum where it is and the

@@ -222,20 +222,9 @@ def _full_axis(segments: tuple[Segment, ...], rest: str, size: int) -> tuple[tup
 class LeastMassScales:
     """Scales of least mass of K checkpoints, with their masses and bounds.
 
-    Parameters
-    ----------
-    scales
-        group id to (K, n) float64, for every group of the network's table that scales.
-    mass_before, mass_after
-        (K,) float64.
-    gap, imbalance
-        (K,) float64, as in ``Certificate``.
-    dropped
-        (K,) int64, channels on no way from input to output.
-    iterations
-        (K,) int64.
-    unsigned
-        (K,) bool, a sign or the scale of a dropped channel could not be determined, as in ``Scales``.
+    ``scales`` maps every group of the network's table that scales to (K, n) float64. Masses are (K,) float64; ``gap``
+    and ``imbalance`` are those of ``Certificate``, ``unsigned`` that of ``Scales``. ``dropped`` (K,) int64 counts
+    channels on no way from input to output.
     """
 
     scales: dict[str, np.ndarray]

@@ -53,7 +53,7 @@ from ckptzoo.symmetry.mass.network import Network
 TARGET_IMBALANCE = 1e-13
 """The imbalance at which iterations end: the largest difference of a node's flows, over their sum."""
 STALL_IMBALANCE, STALL_ITERATIONS = 1e-11, 3
-"""Below the first, this number of iterations without progress ends them too: what is left is rounding."""
+"""Below the first, this number of iterations without progress ends them too: the rest is rounding."""
 PROGRESS = 4
 """An iteration makes progress if it divides the least imbalance so far by more than this."""
 MAX_ITERATIONS, MAX_REBASES = 100, 8
@@ -261,7 +261,7 @@ def _preconditioned(
 def laplacian_inverse(between: np.ndarray, source: np.ndarray, sink: np.ndarray) -> np.ndarray:
     """Return the inverse (K, G, G) of the Laplacian of flows between groups (K, G, G) and ground (K, G).
 
-    By elimination without subtractions (Grassmann, Taksar and Heyman, 1985): diagonals are summed again from the flows
+    It eliminates without subtractions (Grassmann, Taksar and Heyman, 1985): diagonals are summed again from the flows
     that are left, so that every entry has a small relative error, however far apart the flows are. Groups without any
     flow count as joined to ground by 1.
     """

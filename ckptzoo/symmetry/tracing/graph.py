@@ -27,7 +27,7 @@ from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.symmetry.tracing.example import Example
 
 DECLARE_BY_HAND = "Declare the table by hand, as a ckptzoo.schema.symmetry.Symmetry."
-"""The next step in every message of a trace that cannot go on."""
+"""The next step in every message of a trace that has failed."""
 # Folders whose lines are not where an operation is, each with a separator at its end.
 _TORCH, _THIS_PACKAGE = (str(Path(file).parent / "_")[:-1] for file in (torch.__file__, __file__))
 _LOCATION = "ckptzoo_location"

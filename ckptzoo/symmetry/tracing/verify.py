@@ -39,7 +39,7 @@ Weights = dict[str, NDArray[Any]]
 TOLERANCE = 1e-9
 """Largest relative difference of float64 outputs under an element of a correct table."""
 _ROUNDING = 2e-15
-"""Relative change of weights, nine units in the last place, that must not change a trial's outputs."""
+"""The relative change of weights, nine units in the last place, that must not change a trial's outputs."""
 _DRAWS = 6
 """The number of draws of weights and inputs for a trial until the verification gives up."""
 _ROWS, _FEW_ROWS = 4, 2

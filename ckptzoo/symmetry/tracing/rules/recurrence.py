@@ -129,7 +129,7 @@ def _states(call: Call, state: Value, count: int) -> list[Labels]:
 
 
 def _joined(labels: Sequence[Labels]) -> Labels:
-    """Return labels of both directions one behind the other."""
+    """Return labels of both directions, one after the other."""
     channel, scale, path = (
         np.concatenate([np.broadcast_to(getattr(item, name), item.channel.shape) for item in labels])
         for name in ("channel", "scale", "path")

@@ -47,7 +47,6 @@ class _Stored:
     value: Value
 
     def write(self, call: Call, sides: tuple[int, int], read: Labels, groups: int) -> Labels:
-        """The labels that the tensor writes."""
         return stored_weight(call, self.value, sides, read, groups)
 
 

@@ -357,7 +357,7 @@ def _edges(move: Move, symmetry: Symmetry) -> Iterator[tuple[NDArray[np.int64], 
 
 
 def _generators(groups: set[str], symmetry: Symmetry) -> Iterator[_Perms]:
-    """Return elements that generate what the table's permutations do to these groups: group to (1, n)."""
+    """Yield elements that generate what the table's permutations do to these groups: group to (1, n)."""
     found: dict[str, _Perms] = {}
     for name in sorted(groups):
         leader = symmetry.leader(name)

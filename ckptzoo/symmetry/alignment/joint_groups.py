@@ -197,7 +197,7 @@ def _joint(groups: list[Group], symmetry: Symmetry, tensors: Collection[str]) ->
 def _views(
     action: AxisAction, actions: Sequence[AxisAction], own: Sequence[AxisAction], ids: set[str], symmetry: Symmetry
 ) -> Iterator[ChannelView]:
-    """Return the views of one axis: one for each of the joint groups there."""
+    """Yield the views of one axis: one for each of the joint groups there."""
     listings: dict[str, list[NDArray[np.int64]]] = {}
     for group, places in positions(action, symmetry):
         leader = symmetry.leader(group).id

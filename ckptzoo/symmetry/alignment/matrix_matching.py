@@ -449,7 +449,7 @@ def _signed(joint: JointGroups, symmetry: Symmetry) -> list[str]:
 
 
 def _views(joint: JointGroups, group: Group, symmetry: Symmetry, only: set[str] | None = None) -> Iterator[ChannelView]:
-    """Return the views of a group, or of some that are like it, without gains, on which matrices do not act."""
+    """Yield the views of a group, or of some that are like it, without gains, on which matrices do not act."""
     for view in joint.views[group.id]:
         if matrix_kind_of(group) and view.action.role == "gain":
             continue

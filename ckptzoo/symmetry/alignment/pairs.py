@@ -129,7 +129,7 @@ def _gains(slices: NDArray[np.floating], one: slice, other: slice) -> NDArray[np
 
 
 def _tiles(count: int, size: int) -> Iterator[tuple[slice, slice]]:
-    """Return the tiles on and above the diagonal of a square."""
+    """Yield the tiles on and above the diagonal of a square."""
     starts = range(0, count, size)
     for row in starts:
         yield from ((slice(row, row + size), slice(column, column + size)) for column in starts if column >= row)

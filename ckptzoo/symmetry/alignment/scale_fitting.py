@@ -279,7 +279,7 @@ def _squared(array: NDArray[np.floating]) -> NDArray[np.float64]:
 
 
 def _families(symmetry: Symmetry, tensors: set[str]) -> Iterator[_Family]:
-    """Return the families in the order of the table: groups that move, and those that stay and are scaled."""
+    """Yield the families in the order of the table: groups that move, and those that stay and are scaled."""
     moving = joint_groups_of(symmetry, tensors)
     joints = {group.id: joint for joint in moving for group in joint.groups}
     done: set[str] = set()

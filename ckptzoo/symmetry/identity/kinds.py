@@ -173,7 +173,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
 
 
 class Description:
-    """The number of features that describe a channel and a network, and the kinds that the description distinguishes."""
+    """The number of features that describe a channel and a network, and the kinds that they distinguish."""
 
     features: int
     """Numbers that describe a channel or a network."""

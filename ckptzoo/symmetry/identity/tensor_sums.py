@@ -68,7 +68,7 @@ class _Lister:
         self._name, self._action, self._symmetry, self._form = name, action, symmetry, form
 
     def listed(self) -> list[ListedChannels]:
-        """Yield channels that matrices mix, and then the others."""
+        """Return channels that matrices mix, and then the others."""
         parts = [0, 0]
         found = self._mixed()
         for number, listing in enumerate(listings(self._action, self._symmetry)):

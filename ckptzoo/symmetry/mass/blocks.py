@@ -422,7 +422,7 @@ def _flows(work: Arrays, table: Symmetry, group: Group) -> tuple[np.ndarray, np.
 
 
 def _sizes(work: Arrays, table: Symmetry, group: Group, exponent: int) -> Iterator[tuple[AxisAction, np.ndarray]]:
-    """Return the squared norms (K, n) of each tensor with such an exponent of a group's channels, biases left out."""
+    """Yield the squared norms (K, n) of each tensor with such an exponent of a group's channels, biases left out."""
     for whole in table.actions:
         if not any(action.in_mass for action in table.actions_on(whole.tensor)):
             continue

@@ -400,7 +400,7 @@ def basis_of_stream(arrays: Arrays, group: Group, symmetry: Symmetry) -> tuple[S
 
 
 def _writers(group: Group, symmetry: Symmetry) -> Iterator[tuple[int, MixedChannels]]:
-    """Return what writes the channels of a group itself, with the number of the action."""
+    """Yield what writes the channels of a group itself, with the number of the action."""
     for at, action in enumerate(symmetry.actions):
         own = {segment.group for segment in action.segments}
         if group.id not in own:

@@ -396,7 +396,7 @@ class Constraints:
         blocks: int = 1,
         eps: float = 0.0,
     ) -> None:
-        """Put channels (one-dimensional labels of positions) on an axis of a tensor, tied to the channels there."""
+        """Put channels (one-dimensional labels of positions) on an axis of a tensor, and tie them to those there."""
         channel, scale, path = (
             np.array(item) for item in np.broadcast_arrays(labels.channel, labels.scale, labels.path)
         )

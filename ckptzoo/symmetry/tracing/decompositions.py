@@ -1,4 +1,4 @@
-"""Replaces operations without a rule by torch's decompositions: ``cosine_similarity`` by norms, a quotient and a sum.
+"""Replace operations without a rule by torch's decompositions: ``cosine_similarity`` by norms, a quotient and a sum.
 
 torch has such decompositions for most operators that are not elementary. A graph with them in place is traced as if the
 module had been written so; what has neither a rule nor a decomposition stays, and is refused by its name.

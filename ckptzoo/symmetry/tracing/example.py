@@ -96,7 +96,7 @@ class Draw:
         return self._drawn(lambda item: torch.from_numpy(self._rng.standard_normal(tuple(item.shape))))
 
     def near(self) -> Example:
-        """Return an example with floats within a tenth of the example's, and integers below their bounds."""
+        """Return an example with floats near the example's, by 10 % noise, and integers below their bounds."""
         return self._drawn(lambda item: item * (1 + 0.1 * torch.from_numpy(self._rng.standard_normal(item.shape))))
 
     def _drawn(self, floats: Callable[[torch.Tensor], torch.Tensor]) -> Example:

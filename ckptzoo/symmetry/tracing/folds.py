@@ -1,6 +1,6 @@
 """Candidates for the folds of a module: numbers that can be added to its tensors without a change of its outputs.
 
-There are three kinds. Vectors and tables that can be moved into other parameters, or have no effect at all (key biases,
+There are three kinds: vectors and tables that can be moved into other parameters, or have no effect at all (key biases,
 value biases, shifts of LayerNorms, class tokens, positions); weights that may have the same number added along an axis
 (what writes a stream that only LayerNorms read); and matrices that read a LayerNorm, whose values sum to a constant.
 The candidates are verified with numbers, in ``verify``.
@@ -127,7 +127,7 @@ def _moved_vectors(module: Module, readers: list[_Reader]) -> dict[fx.Node, list
 
 
 def _unseen_vectors(module: Module) -> Iterator[tuple[fx.Node, list[Fold]]]:
-    """Return folds of vectors without effect that several operations use, with the first of these."""
+    """Yield folds of vectors without effect that several operations use, with the first of these."""
     nodes: dict[str, list[fx.Node]] = {}
     for node, name in module.parameters.items():
         if not module.used_once(node) and _is_vector(module, node):
@@ -155,7 +155,7 @@ def _long_axis(sizes: tuple[int, ...]) -> int:
 
 
 def _folds_of_vector(module: Module, part: Part, walk: Walk, seen: set[int], user: fx.Node) -> Iterator[Fold]:
-    """Return runs of channels that nothing sees, or that nothing sees but those that the walk has found take up."""
+    """Yield runs of channels that nothing sees, or that nothing sees but those that the walk has found take up."""
     if any(target.into is None for target in walk.taken):
         if not walk.seen:
             gain = _affine(user)[0]
@@ -166,7 +166,7 @@ def _folds_of_vector(module: Module, part: Part, walk: Walk, seen: set[int], use
 
 
 def _runs_of_takers(walk: Walk, seen: set[int], channels: int) -> Iterator[tuple[int, int, tuple[Target, ...]]]:
-    """Return runs of channels that the same targets take up, and their parts of these; none without effect."""
+    """Yield runs of channels that the same targets take up, and their parts of these; none without effect."""
     takers: list[tuple[int, ...] | None] = [
         None
         if channel in walk.seen
@@ -212,7 +212,7 @@ def _cut(target: Target, first: int, stop: int) -> Target:
 
 
 def _moved_tables(module: Module, fixed: set[str]) -> Iterator[Fold]:
-    """Return tables whose mean over the rows can be moved into other parameters: positions against tokens."""
+    """Yield tables whose mean over the rows can be moved into other parameters: positions against tokens."""
     tables: list[tuple[bool, int, int, fx.Node]] = []
     for number, node in enumerate(module.parameters):
         sizes = module.shapes[module.parameters[node]]
@@ -235,7 +235,7 @@ def _moved_tables(module: Module, fixed: set[str]) -> Iterator[Fold]:
 
 
 def _centred_writers(module: Module, fixed: set[str]) -> Iterator[Fold]:
-    """Return tensors that may have the same number added along an axis, in each line another one."""
+    """Yield tensors that may have the same number added along an axis, in each line another one."""
     nodes: dict[str, list[fx.Node]] = {}
     for node, name in module.parameters.items():
         nodes.setdefault(name, []).append(node)
@@ -262,7 +262,7 @@ def _centred_writers(module: Module, fixed: set[str]) -> Iterator[Fold]:
 
 
 def _centred_rows(module: Module, reader: _Reader, kept: set[str]) -> Iterator[Fold]:
-    """Return the centring of a matrix that reads a LayerNorm, where something takes what the matrix loses."""
+    """Yield the centring of a matrix that reads a LayerNorm, where something takes what the matrix loses."""
     layer = reader.layer
     if not module.used_once(layer.weight):
         return

@@ -482,7 +482,7 @@ def _permutation_names(constraints: Constraints, claims: Sequence[_BlockClaim]) 
 
 
 def _same_permutation(claims: Sequence[_BlockClaim]) -> Iterator[tuple[_BlockPermutation, _BlockPermutation]]:
-    """Return pairs of block permutations that are one, as they move the same group."""
+    """Yield pairs of block permutations that are one, as they move the same group."""
     first: dict[int, _BlockPermutation] = {}
     for claim in claims:
         yield first.setdefault(claim.group, claim.permutation), claim.permutation

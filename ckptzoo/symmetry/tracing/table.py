@@ -238,7 +238,7 @@ def _segments(
 def _notes(
     constraints: Constraints, group: ChannelGroup, part: _Part, name: str, placements: Sequence[AxisPlacement]
 ) -> Iterator[str]:
-    """Return why a group stays in place, and why it is not scaled."""
+    """Yield why a group stays in place, and why it is not scaled."""
     channel = group.channels[0]
     if isinstance(group.perm, Fixed):
         fixed, output = (constraints.channels.marks(np.array([channel.root]), kind)[0] for kind in (FIXED, OUTPUT))

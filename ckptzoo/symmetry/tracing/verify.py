@@ -237,7 +237,7 @@ class Verifier:
         return GroupElement({**GroupElement.identity(symmetry, 1).perms, **perms}, scales, matrices)
 
     def _with_other_buffers(self) -> Iterator[_Trial]:
-        """Return trials with buffers that other checkpoints may have, of each kind for which the outputs are finite."""
+        """Yield trials with buffers that other checkpoints may have, of each kind for which the outputs are finite."""
         own = {name: value for name, value in self._module_weights.items() if self._is_buffer(name)}
         if not own:
             return

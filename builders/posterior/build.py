@@ -39,23 +39,19 @@ from ckptzoo.text import counted
 MAX_DRAWS = 10**5
 """The largest number of draws of a mode."""
 _SETTLE_SECONDS = 60.0
-"""How long another process may take to settle a build."""
+"""Seconds that another process may take to settle a build."""
 Settled = tuple[PosteriorPlan, list[DrawUnit]] | None
 """A plan and the units that the zoo lacks; None where it lacks nothing."""
 
 
 @dataclass(frozen=True)
 class BuiltDraws:
-    """What a build of draws did.
+    """The result of a build of draws.
 
     Parameters
     ----------
-    zoo
-        its folder.
     part
         the name of the new part; None where nothing was to be done.
-    draws, modes
-        how many were added, and around how many modes.
     diverged
         of the added ones; they are kept, and marked.
     gaussian
@@ -77,7 +73,7 @@ class BuiltDraws:
     left: int | None = None
 
     def line(self) -> str:
-        """For people."""
+        """Return the result in a sentence for people."""
         if self.left is not None:
             then = f"{counted(self.left, 'unit')} left" if self.left else "the command without --share adds the draws"
             return f"{self.zoo}: {counted(self.modes, 'mode')} done here; {then}."
@@ -125,21 +121,7 @@ class DrawOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False)
 class DrawRequest:
-    """What ``build`` or ``estimate`` was asked for.
-
-    Parameters
-    ----------
-    model
-        the method with its settings.
-    recipe, source
-        whose posterior it is, and its data.
-    modes, draws
-        how many are asked for.
-    found
-        the modes.
-    device, unit_size, asked_engine
-        as they were asked for.
-    """
+    """The arguments of ``build`` or ``estimate``, checked, with the modes that were found."""
 
     model: Method
     recipe: Recipe
@@ -184,7 +166,7 @@ class DrawRequest:
 
     @cached_property
     def engine(self) -> str:
-        """The engine of the trainer where nothing in the zoo decides it; a method's own sampler measures with it."""
+        """The trainer's engine where nothing in the zoo decides it; a method's own sampler measures with it."""
         if self.model.sampler is not None and self.asked_engine is not None:
             what, step = f"engine of method {self.model.name}", "Leave out --engine."
             expected = f"none, because {self.model.sampler} takes the steps"
@@ -192,13 +174,13 @@ class DrawRequest:
         return choose_engine(self.model.chain, device_kind(self.device), self.asked_engine)
 
     def size(self, engine: str) -> int:
-        """Modes of a unit where no number is asked for."""
+        """Return the modes of a unit where no number is requested."""
         if self.model.one_at_a_time:
             return available_cores()
         return self.model.unit_size or default_unit_size(self.source, self.device, engine)
 
     def settle(self, root: Path, build_folder: BuildFolder) -> Settled:
-        """The plan, and the units that the zoo lacks; None where it lacks nothing."""
+        """Return the plan, and the units that the zoo lacks; None where it lacks nothing."""
         model, found = self.model, self.found
         contents = read_zoo(root, self.recipe)
         rows = contents.raw.rows.select(["id", "recipe_digest", "mode", "draw", "seed", "extra"])
@@ -245,7 +227,7 @@ class DrawRequest:
     def training(
         self, build_folder: BuildFolder, plan: PosteriorPlan, save_seconds: float, counter: Counter | None
     ) -> Iterator[DrawTraining]:
-        """The training of the chains, which stops on Ctrl-C and SIGTERM."""
+        """Yield the training of the chains, which stops on Ctrl-C and SIGTERM."""
         with (
             catch_stop_signals() as should_stop,
             open_trainer(self.model.chain, self.source, device=self.device, engine=plan.engine) as plain,
@@ -289,8 +271,6 @@ def build(
         that share the zoo's folder; they are added to the zoo by a call without it, before or after.
     save_seconds, counter
         as for ``builders.build.build``.
-    options
-        those of ``DrawOptions``.
 
     Raises
     ------
@@ -350,7 +330,7 @@ def _settle_beside_others(root: Path, build_folder: BuildFolder, request: DrawRe
 def _take_share(
     root: Path, job: DrawTraining, units: Sequence[DrawUnit], share: tuple[int, int], console: Console
 ) -> BuiltDraws:
-    """Train every n-th unit that no other process holds; nothing is added to the zoo."""
+    """Train every n-th unit that no other process holds; add nothing to the zoo."""
     mine = [unit for unit in units[share[0] :: share[1]] if not job.is_finished(unit)]
     steps, seconds = 0, 0.0
     try:
@@ -374,18 +354,12 @@ def estimate(
     seconds: float = SECONDS,
     **options: Unpack[DrawOptions],
 ) -> Estimate:
-    """Take steps of some modes for a few seconds, and report what ``build`` would take; writes nothing.
+    """Take steps of some modes for ``seconds``, and report what ``build`` would take; write nothing.
 
-    Parameters
-    ----------
-    seconds
-        how long steps are taken; of a method with a single step, such as Laplace's, it is taken once at least.
-    options
-        those of ``DrawOptions``.
+    A method with a single step, such as Laplace's, takes it at least once.
 
-    Notes
-    -----
-    Other Parameters and Raises as for ``build``. Draws themselves are not timed: measuring each takes much longer.
+    Other arguments and errors are those of ``build``. Draws themselves are not timed, because measuring each takes much
+    longer.
     """
     request = DrawRequest.of(method, recipe, modes, draws, **options)
     model, found, engine, device = request.model, request.found, request.engine, request.device
@@ -445,7 +419,7 @@ def _merge(root: Path, build_folder: BuildFolder, units: list[DrawUnit]) -> tupl
 
 
 def _merge_gaussians(root: Path, build_folder: BuildFolder, model: Method, units: list[DrawUnit]) -> Path | None:
-    """Add means and deviations to the zoo beside, for modes that it lacks."""
+    """Add means and deviations to the zoo of Gaussians beside this one, for modes that it lacks."""
     with_gaussians = [unit for unit in units if build_folder.is_kept(unit, FIRST_GAUSSIAN)]
     if not with_gaussians:
         return None

@@ -40,20 +40,16 @@ BEST, PICTURE = "best.toml", "pareto.png"
 
 @dataclass(frozen=True)
 class Found:
-    """What a search has found.
+    """The result of a search.
 
     Parameters
     ----------
     name
         of the search: the prefix of the recipe for this number of epochs, the members of a trial, and the seed.
-    recipe, epochs, members, seed
-        as they were asked for.
     folder
         where its journal, picture and recipe are.
     trials
         how many have a result or have failed.
-    networks
-        those that were trained, in the order of their first trials.
     front
         those of them than which no other has as few parameters and as good an accuracy, and one of them better; by
         rising parameters.
@@ -77,7 +73,7 @@ class Found:
     failures: "tuple[Failure, ...]"
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as JSON-ready values."""
+        """Return everything, as JSON-ready values."""
         return {**asdict(self), "folder": str(self.folder)}
 
     def print(self, console: Console | None = None) -> None:
@@ -140,10 +136,6 @@ def search(
         of a trial, with the seeds 0, 1, ...
     max_parameters
         of the network whose recipe is written.
-    folder
-        where the data is; see ``builders.sources.load``.
-    threads
-        see ``builders.train.open_trainer``; no bit depends on it.
 
     Raises
     ------
@@ -193,7 +185,8 @@ def search(
 
 
 def with_architecture(recipe: Recipe, architecture: str) -> Recipe:
-    """A recipe of OptuNet with another network of its family; named after it, so that it is the same for OptuNet.
+    """Return a recipe of OptuNet with another network of its family, named after it; for OptuNet itself the same
+    recipe.
 
     >>> with_architecture(Recipe.load("digits-optunet"), "optunet-3-5-2-8-4-1").name
     'digits-optunet-3-5-2-8-4-1'
@@ -213,7 +206,7 @@ class _Training:
     threads: int | None
 
     def accuracies(self, recipe: Recipe, progress: Progress, should_stop: StopRequested) -> Sequence[float]:
-        """The accuracy of each member of a recipe on the test set."""
+        """Return the accuracy of each member of a recipe on the test set."""
         with open_trainer(recipe, self.source, device=self.device, engine=ENGINE, threads=self.threads) as trainer:
             state = trainer.start(range(self.members))
             for stop in range(recipe.epoch_steps, recipe.steps + 1, recipe.epoch_steps):
@@ -234,7 +227,7 @@ class _Training:
 def _make_trial(
     known: "Trials", limit: int, training: _Training, progress: Progress, should_stop: StopRequested
 ) -> str | None:
-    """Take a trial, train its network, tell the result, and say it in a line; None where there are enough."""
+    """Take a trial, train its network, record the result, and return it in a line; None where there are enough."""
     with known.taken(limit) as trial:
         if trial is None:
             return None
@@ -257,7 +250,7 @@ def _make_trial(
 
 
 def _report(known: "Trials", whole: Recipe, training: _Training, folder: Path, max_parameters: int) -> Found:
-    """What the trials have found; writes the picture and the recipe of the best."""
+    """Return the result of the trials; write the picture and the recipe of the best."""
     from builders.search_picture import pareto
     from ckptzoo.studies.shared.plots import png
 

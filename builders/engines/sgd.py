@@ -12,13 +12,8 @@ from builders.state import Tensors, TrainingState
 class GradientStep(NamedTuple):
     """One optimiser step: the gradient of its batch's mean loss, at any weights.
 
-    Attributes
-    ----------
-    rate
-        the learning rate.
-    gradient
-        of weights ``{name: (M, *shape)}`` to gradients of the same names and shapes, which the caller may change and
-        which the next call may overwrite.
+    ``gradient`` maps weights ``{name: (M, *shape)}`` to gradients of the same names and shapes, which the caller may
+    change and the next call may overwrite.
     """
 
     rate: float
@@ -33,7 +28,7 @@ def advance(recipe: Recipe, state: TrainingState, steps: Iterable[GradientStep])
 
 
 def update(recipe: Recipe, state: TrainingState, gradients: Tensors, rate: float) -> None:
-    r"""One step of stochastic gradient descent, in place; the gradients are used up.
+    r"""Take one step of stochastic gradient descent, in place; the gradients are used up.
 
     :math:`g \leftarrow g + \lambda w`, then ``direction``'s d, and :math:`w \leftarrow w - \eta d`, as
     ``torch.optim.SGD`` without dampening.

@@ -19,7 +19,9 @@ from ckptzoo.studies.posteriors import REMOVALS, Posteriors, posteriors
 from ckptzoo.symmetry import gauge_named
 
 METHODS = tuple(name for name in posterior.names() if name != "hmc")
-"""A transition of Hamiltonian Monte Carlo goes hundreds of times through the whole training set."""
+"""The methods that are compared; Hamiltonian Monte Carlo is not, because a transition of it goes hundreds of times
+through the whole training set.
+"""
 
 
 def compare(
@@ -43,8 +45,6 @@ def compare(
 
     Parameters
     ----------
-    recipe
-        of the members.
     members
         a zoo's folder; it is copied beside ``to``, under its own name, and stays as it is.
     to
@@ -55,8 +55,6 @@ def compare(
         see ``ckptzoo.studies.posteriors.posteriors``; as many replicates of ``modes`` modes are built.
     one_mode_draws
         draws of each of the first ``replicates`` modes; where a method has fewer, all of them.
-    folder, device
-        see ``builders.build.build``.
 
     Raises
     ------
@@ -109,7 +107,9 @@ def compare(
 
 
 def _copied(members: Path, target: Path, draws: Path) -> Path:
-    """A copy of the members' zoo to which gauges and outputs are added; the zoo itself where it is there already."""
+    """Return a copy of the members' zoo to which gauges and outputs are added; the zoo itself where it is there
+    already.
+    """
     if target.exists():
         return target
     draws.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Whether a server's folder and its machine are as they should be, for the operator; nothing is changed."""
+"""Checks of a server's folder and its machine, for the operator; nothing is changed."""
 
 import fcntl
 import os
@@ -33,17 +33,8 @@ _SHOWN = 5
 
 
 def examine(root: Path) -> list[Check]:
-    """Look at a server's folder, which may be served.
-
-    Parameters
-    ----------
-    root
-        The folder of ``ckptzoo serve``.
-
-    Returns
-    -------
-    list[Check]
-        The checks in the order in which an operator would look; a folder without a database ends them.
+    """Check a server's folder, which may be served, in the order in which an operator would look; a folder without a
+    database ends the checks.
 
     Notes
     -----
@@ -173,7 +164,7 @@ def _backup(connection: sqlite3.Connection) -> Check:
 
 
 def _server(root: Path, address: str | None) -> Check:
-    """Whether a process serves the folder, and answers at the address that it gives to clients."""
+    """Return whether a process serves the folder, and answers at the address that it gives to clients."""
     descriptor = os.open(root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

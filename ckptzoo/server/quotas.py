@@ -1,4 +1,4 @@
-"""How much contributors may take up, so that one who may only propose cannot fill the server."""
+"""Quotas of contributors, so that an account that may only propose cannot fill the server."""
 
 import sqlite3
 import threading
@@ -22,7 +22,7 @@ class Quotas:
         self._arriving: Counter[str] = Counter()
 
     def room(self, contributor: str) -> int | None:
-        """Bytes that may still be sent, None for any number."""
+        """Return the bytes that may still be sent, None for any number."""
         if not contributor:
             return None
         with self._database.reading() as connection:
@@ -30,7 +30,7 @@ class Quotas:
         return self._limits.contributor_bytes - sent - self._arriving[contributor]
 
     def take(self, contributor: str, size: int) -> None:
-        """Begin to receive so many bytes.
+        """Reserve bytes that are about to arrive.
 
         Raises
         ------
@@ -44,7 +44,7 @@ class Quotas:
             self._arriving[contributor] += size
 
     def end(self, contributor: str, size: int) -> None:
-        """The bytes have arrived and were charged, or will not arrive."""
+        """Release bytes that have arrived and were charged, or will not arrive."""
         with self._lock:
             self._arriving[contributor] -= size
 
@@ -74,7 +74,7 @@ class Quotas:
 
 
 def over_quota(contributor: str, room: int, size: int) -> Refusal:
-    """More bytes than a contributor may still send."""
+    """Return the error for more bytes than a contributor may still send."""
     expected = f"expected at most {max(room, 0)} more bytes, got {size}"
     return Refusal(
         413, f"{contributor}: {expected}. The owner may raise the quota (ckptzoo serve --root FOLDER --quota SIZE)."

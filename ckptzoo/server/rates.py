@@ -1,4 +1,5 @@
-"""How often something may be done from one address or by one account: the only place where requests are counted."""
+"""Limits on how often an action is done from one address or by one account: the only place where requests are counted.
+"""
 
 import math
 import time
@@ -14,10 +15,7 @@ from ckptzoo.server.errors import Refusal
 class Rates:
     """Moving windows in memory, one for each rule and each address or account.
 
-    Parameters
-    ----------
-    rules
-        what each may do in which time, such as ``{"sign-in": "10/minute"}``, in the notation of ``limits``.
+    ``rules`` map names of actions to their limits, such as ``{"sign-in": "10/minute"}``, in the notation of ``limits``.
     """
 
     def __init__(self, rules: Mapping[str, str]) -> None:
@@ -25,7 +23,7 @@ class Rates:
         self._windows = MovingWindowRateLimiter(MemoryStorage())
 
     def take(self, rule: str, of: str) -> None:
-        """Count one more; nothing where there is no such rule.
+        """Count one more; do nothing where there is no such rule.
 
         Raises
         ------

@@ -172,10 +172,7 @@ class BuildRequest:
         The build folder is locked. ``measure_size`` maps an engine's name to the members of a unit; it is called where
         their number is not given.
 
-        Raises
-        ------
-        ZooError
-            The arguments do not fit the zoo, or an unfinished build there.
+        Raises ZooError: the arguments do not fit the zoo, or an unfinished build there.
         """
         contents = read_zoo(self.root, self.recipe)
         unfinished = build_folder.settle_plan(None, BuildPlan)
@@ -246,6 +243,9 @@ def build(
 
     Called again after it was stopped or killed, with the same arguments, it carries on where it was last saved.
 
+    Raises Interrupted on Ctrl-C or SIGTERM, after the state was saved. Raises ZooError: the arguments do not fit each
+    other, the zoo, or an unfinished build there.
+
     Parameters
     ----------
     to
@@ -258,13 +258,6 @@ def build(
         how much training is lost at most when the process is killed; more where a save takes more than 1 % of that.
     counter
         of the joules that the device uses; by default NVML's for a CUDA device, and none for a CPU.
-
-    Raises
-    ------
-    Interrupted
-        On Ctrl-C or SIGTERM, after the state was saved.
-    ZooError
-        The arguments do not fit each other, the zoo, or an unfinished build there.
     """
     request = BuildRequest.of(recipe, to, members=members, first_seed=first_seed, **options)
     return build_requested(request, save_seconds=save_seconds, counter=counter, console=console)
@@ -416,10 +409,8 @@ def units_to_build(location: str, raw: Tree, ids_by_unit: Mapping[AnyUnit, set[s
     """Return the units that a zoo lacks, in the given order, from its raw tree and the ids of all checkpoints of each
     unit.
 
-    Raises
-    ------
-    IntegrityError
-        Checkpoints of others have some of these ids, or one of these units: what is trained could not be added.
+    Raises IntegrityError: checkpoints of others have some of these ids, or one of these units: what is trained could
+    not be added.
     """
     rows = raw.rows.select(["id", "unit"])
     present: dict[str | None, set[str]] = {}

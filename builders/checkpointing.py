@@ -74,7 +74,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """What a build makes, settled when it starts.
+    """The plan of a build, settled when it starts.
 
     Parameters
     ----------
@@ -152,10 +152,7 @@ class BuildFolder:
         ``kind`` is the dataclass of plans; the fields in ``allotted`` may differ, because they were settled by the
         state of the zoo when the build started.
 
-        Raises
-        ------
-        ZooError
-            An unfinished build has another plan, or its plan is damaged.
+        Raises ZooError: an unfinished build has another plan, or its plan is damaged.
         """
         path = self.folder / PLAN
         if not os.path.lexists(path):
@@ -220,10 +217,7 @@ class BuildFolder:
     def restore(self, unit: Unit, state: TrainingState) -> Spent:
         """Bring a fresh state to where the unit was saved, if it was; return the time and energy spent until then.
 
-        Raises
-        ------
-        IntegrityError
-            The file is damaged, or of another unit or plan.
+        Raises IntegrityError: the file is damaged, or of another unit or plan.
         """
         found = work_files.read(self._state(unit), self._of_state(unit))
         if found is None:
@@ -244,10 +238,7 @@ class BuildFolder:
     def read_kept(self, unit: Unit, number: int) -> tuple[dict[str, NDArray[Any]], list[Row]]:
         """Read checkpoints back.
 
-        Raises
-        ------
-        IntegrityError
-            There are none, they are damaged, or of another unit, step or plan.
+        Raises IntegrityError: there are none, they are damaged, or of another unit, step or plan.
         """
         path = self._kept(unit, number)
         found = work_files.read(path, self._of_kept(unit, number))
@@ -303,10 +294,7 @@ class BuildFolder:
 def member_plans(zoo: Path) -> Iterator[tuple[BuildFolder, BuildPlan]]:
     """Yield the plans of members in a zoo's folder, ordered by name; those of draws are skipped.
 
-    Raises
-    ------
-    ZooError
-        A plan is damaged, or of a later version.
+    Raises ZooError: a plan is damaged, or of a later version.
     """
     for path in sorted((zoo / WORK_FOLDER).glob(f"*/{PLAN}")):
         build_folder = BuildFolder(path.parent)
@@ -321,10 +309,7 @@ def locked_build_folder(zoo: Path, prefix: str) -> Iterator[BuildFolder]:
     """Lock the folder of a zoo's build of one recipe against other processes, until the end of the block or this
     process's death.
 
-    Raises
-    ------
-    LockedError
-        Another process holds it.
+    Raises LockedError: another process holds it.
     """
     folder = zoo / WORK_FOLDER / prefix
     while True:

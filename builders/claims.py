@@ -7,7 +7,7 @@ have (Lustre without ``flock``: ENOSYS) and some only pretend to (NFS with ``loc
 ::
 
     <name>.claim-000001      who works on it: host, process, how far. Made by link(2), so one process makes it
-    <name>.claim-000002      who took it over, when no sign of life came from the first for some time
+    <name>.claim-000002      who took it over, when the first had sent no heartbeat for some time
 
 The highest number counts, and who takes over removes those below. A holder writes into its file now and then; the time
 of that is compared with the time of a file that was just written to the same folder, both by the clock of the file
@@ -168,7 +168,7 @@ class Claims:
             return None
         content = _parsed(data)
         age = now - heard
-        # a sign of life from the future is of a clock that was wrong since, and would count for ever
+        # a heartbeat from the future comes from a clock that was wrong then, and would count for ever
         alive = abs(age) < self._stale and not _has_ended(content)
         host, process, progress = (content.get(key) for key in ("host", "process", "progress"))
         return Holder(

@@ -112,8 +112,7 @@ class Spending:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a zoo, or of a selection of one: one entry a recipe, device and engine, in the order of their names.
-    """
+    """The cost of a zoo, or of a selection of one, by recipe, device and engine in the order of their names."""
 
     zoo: str
     spendings: tuple[Spending, ...]

@@ -74,12 +74,8 @@ def load(recipe: Recipe, folder: str | Path | None = None) -> Data:
     ``CKPTZOO_DATA``, and where that is not set either the data set is fetched through ``datasets``. ``digits`` is
     bundled with scikit-learn and needs neither. ``ckptzoo.image_sets.find`` lists the forms.
 
-    Raises
-    ------
-    ZooError
-        A file is missing, or nothing could be fetched.
-    IntegrityError
-        A file is not what it should be, or the recipe counts other images than there are.
+    Raises ZooError: a file is missing, or nothing could be fetched. Raises IntegrityError: a file is not what it should
+    be, or the recipe counts other images than there are.
     """
     if not image_sets.has_training_set(recipe.dataset):
         raise UnknownNameError(f"recipe {recipe.name!r}", "data set", recipe.dataset, (_DIGITS, *TRAINING_SETS))
@@ -111,10 +107,7 @@ def inputs(recipe: Recipe, images: Images) -> NDArray[np.float32]:
 def require_images(recipe: Recipe) -> ImageRecipe:
     """Return a recipe that trains on images.
 
-    Raises
-    ------
-    ZooError
-        It trains on something else.
+    Raises ZooError: it trains on something else.
     """
     if not isinstance(recipe, ImageRecipe):
         got = f"one for {type(recipe).__name__.removesuffix('Recipe').lower()} data"

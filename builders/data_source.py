@@ -79,10 +79,7 @@ class DataSource:
     def of(cls, recipe: Recipe, source: Data, device: str) -> Self:
         """Pad the images with raw 0, and move them to the device.
 
-        Raises
-        ------
-        ZooError
-            The recipe is not for images, or has means of another number of channels.
+        Raises ZooError: the recipe is not for images, or has means of another number of channels.
         """
         recipe = require_images(recipe)
         raw, targets = source.half("train")
@@ -115,8 +112,6 @@ class DataSource:
         ``raw`` is uint8 (..., C, H, W), or of any shape where all channels have the same mean and deviation. The dtype
         of ``out`` decides that of the result; by default it is new memory in float32.
 
-        Notes
-        -----
         float32 inputs may differ from those of ``builders.data.inputs`` by the last bit.
         """
         pixels = raw.float() if out is None else out.copy_(raw)
@@ -130,8 +125,7 @@ class DataSource:
         return pixels.sub_(shift).mul_(scale)
 
     def batches(self, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[TrainingBatch]:
-        """Yield batches whose inputs (M, B, C, H, W) are crops, mirrored where the recipe flips, and normalised last.
-        """
+        """Yield batches whose inputs (M, B, C, H, W) are crops, mirrored if the recipe flips, and normalised last."""
         windows = self._windows()
         for step in steps(self, keys, start, stop):
             raw = windows[step.corners]

@@ -44,8 +44,6 @@ def counter_of(device: str) -> Iterator[Counter]:
     ``device`` is ``"cpu"``, ``"cuda"`` or ``"cuda:1"``. The counter returns None for a CPU, without the package or the
     driver's library, and for a device that does not count (those before Volta, and slices of one).
 
-    Notes
-    -----
     ``nvmlDeviceGetTotalEnergyConsumption``: millijoules of the whole board since the driver was loaded.
     """
     nvml = _library() if device.startswith("cuda") else None

@@ -137,8 +137,7 @@ class Estimate:
 
     @property
     def disk_bytes(self) -> int:
-        """Approximate bytes while it is built: the zoo, the units' files until they are merged, and the saved states.
-        """
+        """Approximate bytes during the build: the zoo, the units' files until they are merged, and saved states."""
         states = self.devices * (self.unit_members or self.members) * 2 * self.parameter_bytes
         return 2 * self.nbytes + states
 
@@ -222,6 +221,8 @@ def estimate(
     more and more of them until that takes a second; with an engine that trains one member at a time, one member for
     each worker, on as many examples as take a second.
 
+    Raises ZooError as in ``builders.build.build``.
+
     Parameters
     ----------
     recipe, folder, keep_steps, epochs, device, unit_size, engine, threads
@@ -234,11 +235,6 @@ def estimate(
         how many devices such as this one work side by side, and what an hour of one costs.
     seconds
         how long steps are taken; compiling comes before, and measuring after.
-
-    Raises
-    ------
-    ZooError
-        As in ``builders.build.build``.
     """
     require_at_least(members=members, unit_size=unit_size, threads=threads, devices=devices)
     require_at_least(0, examples=examples)

@@ -96,8 +96,7 @@ class CrossEntropy:
         return (probabilities / targets.shape[-1]).to(outputs.dtype)
 
     def hessian_root(self, outputs: torch.Tensor) -> torch.Tensor:
-        r"""Return the root :math:`S_{kl} = \sqrt{p_k} [k = l] - p_k \sqrt{p_l}` of the Hessian diag(p) - p p^T; R = K.
-        """
+        r"""Return the root :math:`S_{kl} = \sqrt{p_k} [k = l] - p_k \sqrt{p_l}` of diag(p) - p p^T; R = K."""
         probabilities = torch.softmax(outputs.double(), -1)
         roots = probabilities.sqrt()
         return torch.diag_embed(roots) - probabilities[..., :, None] * roots[..., None, :]
@@ -171,10 +170,7 @@ class SquaredError:
         would mean noise of variance 1/2, whatever the unit of the targets. The variance taken is that of the greatest
         likelihood, the mean squared error of training: too small where the network fits the noise.
 
-        Raises
-        ------
-        ZooError
-            The mean is not above 0: without errors no variance is the likeliest.
+        Raises ZooError: the mean is not above 0: without errors no variance is the likeliest.
         """
         if not 0 < mean < math.inf:
             step = "Use a network whose training errors are finite and not all 0."
@@ -197,10 +193,7 @@ LOSSES: Mapping[str, Loss] = {
 def get(name: str) -> Loss:
     """Return a loss by name.
 
-    Raises
-    ------
-    UnknownNameError
-        No such loss.
+    Raises UnknownNameError: no such loss.
     """
     if name not in LOSSES:
         raise UnknownNameError("builders", "loss", name, tuple(LOSSES))

@@ -97,6 +97,9 @@ def build(
     Called again after it was stopped or killed, with the same arguments, it carries on where it was last saved. More
     runs or numbers are added to those that are there.
 
+    Raises Interrupted on Ctrl-C or SIGTERM, after the state was saved. Raises ZooError: the architecture has no
+    permutation with one of the numbers; or the arguments do not fit each other, the zoo, or an unfinished build there.
+
     Parameters
     ----------
     runs
@@ -104,14 +107,6 @@ def build(
     transpositions
         the numbers of them in each run, 0 to the most that the architecture has (n - 1 of one layer of n hidden
         neurons); the order does not matter.
-
-    Raises
-    ------
-    Interrupted
-        On Ctrl-C or SIGTERM, after the state was saved.
-    ZooError
-        The architecture has no permutation with one of the numbers; or the arguments do not fit each other, the zoo, or
-        an unfinished build there.
     """
     wanted = planted_recipe(Recipe.of(recipe, options.pop("epochs", None)))
     require_at_least(runs=runs)

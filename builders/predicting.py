@@ -44,14 +44,9 @@ def input_sets(
     That set is repeated in each of the ``normalisations``, as ``<name>/test-<normalisation>``. It is a subfolder of
     ``folder`` with its name, or a folder of its name beside that one.
 
-    Notes
-    -----
     A recipe names the other set as ``svhn``, or as ``svhn/test-10000`` for its first 10,000 test images.
 
-    Raises
-    ------
-    ZooError
-        As in ``builders.sources.load``, or the other set is not there or of another shape.
+    Raises ZooError as in ``builders.sources.load``, or the other set is not there or of another shape.
     """
     source = sources.load(recipe, folder)
     targets = source.half("test")[1]

@@ -62,17 +62,13 @@ class _Steps:
 def run(*, members: int, to: str | Path, console: Console | None = None) -> None:
     """Make a zoo of ``members`` OptuNets in the folder ``to`` and show what is in it.
 
+    Raises ZooError: fewer than ``LEAST_MEMBERS`` members; nothing is trained. Raises IntegrityError: verification found
+    problems.
+
     Parameters
     ----------
     to
         the zoo's folder; the pictures go to the folder of the same name with ``-pictures`` behind it.
-
-    Raises
-    ------
-    ZooError
-        Fewer than ``LEAST_MEMBERS`` members; nothing is trained.
-    IntegrityError
-        Verification found problems.
     """
     if members < LEAST_MEMBERS:
         expected, step = f"{LEAST_MEMBERS} or more, because two halves are compared", "Choose another number."

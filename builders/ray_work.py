@@ -74,6 +74,10 @@ def work(
     ``builders.shared.work``. Workers that die lose at most what was trained since the last save; a unit that is lost
     five times without progress counts as failed.
 
+    Raises Interrupted on Ctrl-C or SIGTERM; units carry on from their last saved states. Raises MissingExtraError: Ray
+    is not installed. Raises ZooError as ``builders.shared.work``; there is no cluster at the address, or its nodes have
+    other code.
+
     Parameters
     ----------
     address
@@ -81,15 +85,6 @@ def work(
         variable ``RAY_ADDRESS``, else the cluster that this machine belongs to, else one of this machine alone.
     threads
         cores of a unit, by default 1; on a GPU, of which a unit has one, streams.
-
-    Raises
-    ------
-    Interrupted
-        On Ctrl-C or SIGTERM; units carry on from their last saved states.
-    MissingExtraError
-        Ray is not installed.
-    ZooError
-        As ``builders.shared.work``; there is no cluster at the address, or its nodes have other code.
     """
     console = console or Console()
     order = WorkOrder.of(to, recipe, folder, unit=unit, share=share)

@@ -139,12 +139,7 @@ class Recipe:
     def load(cls, name: str | Path) -> "Recipe":
         """A recipe of ``builders/recipes`` by name, or any by the path of its ``.toml`` file.
 
-        Raises
-        ------
-        UnknownNameError
-            No such recipe.
-        SpecError
-            With every problem found.
+        Raises UnknownNameError: no such recipe. Raises SpecError with every problem found.
         """
         path = Path(name) if str(name).endswith(".toml") else FOLDER / f"{name}.toml"
         if not path.is_file():
@@ -161,10 +156,7 @@ class Recipe:
 
         ``location`` names their origin in errors; ``excluded`` are keys that may not occur.
 
-        Raises
-        ------
-        SpecError
-            With every problem found.
+        Raises SpecError with every problem found.
         """
         kind = content.get("inputs", _IMAGES)
         recipe_class = KINDS.get(kind) if isinstance(kind, str) else None
@@ -200,8 +192,7 @@ class Recipe:
         return dataclasses.replace(found, **{key: value for key, value in given.items() if value is not None})
 
     def shortened(self, epochs: int) -> "Recipe":
-        """Return the same recipe for another number of epochs, with another digest, so that the two are never mixed up.
-        """
+        """Return the same recipe for another number of epochs, with another digest, which keeps the two apart."""
         if epochs == self.epochs:
             return self
         return dataclasses.replace(self, epochs=epochs, full_epochs=self.full_epochs or self.epochs)
@@ -248,10 +239,7 @@ class Recipe:
     def steps_to_keep(self, steps: Sequence[int]) -> tuple[int, ...]:
         """Return the rising optimiser steps at which checkpoints are kept: these and the last.
 
-        Raises
-        ------
-        ZooError
-            One of them is not a step of the training.
+        Raises ZooError: one of them is not a step of the training.
         """
         wrong = [step for step in steps if not 0 <= step <= self.steps]
         if wrong:
@@ -330,10 +318,7 @@ class ImageRecipe(Recipe):
     def statistics(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return the mean and the deviation of each channel.
 
-        Raises
-        ------
-        ZooError
-            The recipe has those of another number of channels.
+        Raises ZooError: the recipe has those of another number of channels.
         """
         mean, std = (values if isinstance(values, tuple) else (values,) * channels for values in (self.mean, self.std))
         if len(mean) != channels:

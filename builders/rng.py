@@ -92,8 +92,6 @@ def normals(keys: Any, draw: int | range, count: int, purpose: int) -> Any:
 
     Takes 60 nanoseconds a number, of many members at once.
 
-    Examples
-    --------
     >>> keys = member_keys("sha256:" + 64 * "0", [5, 6])
     >>> normals(keys, 0, 3, purpose=9).shape
     (2, 3)
@@ -182,6 +180,5 @@ def kept_units(keys: Any, epoch: int, positions: Any, units: int, dropout: float
 
 
 def dropout_threshold(dropout: float) -> int:
-    """Return the least 32-bit word that keeps a unit: the probability of a smaller one is ``dropout``, within 2**-33.
-    """
+    """Return the least 32-bit word that keeps a unit: a smaller one has the probability ``dropout``, within 2**-33."""
     return round(dropout * 2**32)

@@ -68,6 +68,9 @@ def round_weights(
     figures that the recipe's loss gives are those of the rounded weights, computed in float32; ``extra`` keeps the
     dtype before, as ``rounded_from``. Called again after it was stopped, it adds what the copy lacks.
 
+    Raises ZooError: the zoo has other networks, or checkpoints that the recipe did not train; a weight is beyond the
+    dtype's range; the copy is another zoo.
+
     Parameters
     ----------
     zoo
@@ -78,12 +81,6 @@ def round_weights(
         one of ``DTYPES``.
     where
         a condition on the metadata, such as ``step == 2346``.
-
-    Raises
-    ------
-    ZooError
-        The zoo has other networks, or checkpoints that the recipe did not train; a weight is beyond the dtype's range;
-        the copy is another zoo.
     """
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
     if dtype not in DTYPES:
@@ -175,8 +172,7 @@ def _widened(weights: dict[str, NDArray[Any]]) -> dict[str, torch.Tensor]:
 
 
 def _rows(rows: list[dict[str, Any]], measured: dict[str, NDArray[Any]]) -> list[dict[str, Any]]:
-    """Return the metadata of checkpoints with the measures of their rounded weights; whether training diverged stays.
-    """
+    """Return the metadata of checkpoints with the measures of their rounded weights; ``diverged`` stays."""
     measured = {column: values for column, values in measured.items() if column != "diverged"}
     return [
         {

@@ -32,8 +32,6 @@ class MilestoneSchedule:
     Milestones are rising epochs, counted from 0, at least 1. ``factor``, ``warmup`` (epochs) and ``warmup_from`` are at
     least 0; ``warmup_from`` may be above the rate that follows.
 
-    Examples
-    --------
     >>> schedule = MilestoneSchedule(0.5, milestones=(2, 3), factor=0.5)
     >>> [schedule.learning_rate_at(epoch) for epoch in range(4)]
     [0.5, 0.5, 0.25, 0.125]
@@ -76,8 +74,6 @@ class CosineSchedule:
     gradient descent with warm restarts", ICLR 2017, equation 5, without a restart), the same for every step of the
     epoch.
 
-    Examples
-    --------
     >>> schedule = CosineSchedule(0.5, epochs=4)
     >>> [round(schedule.learning_rate_at(epoch), 4) for epoch in range(4)]
     [0.5, 0.4268, 0.25, 0.0732]

@@ -120,6 +120,10 @@ def search(
     may search in one folder at the same time. OptuNet is the first trial. A network that is drawn again is not trained
     again.
 
+    Raises Interrupted on Ctrl-C or SIGTERM; finished trials are kept. Raises MissingExtraError: Optuna or matplotlib is
+    not installed. Raises ZooError: the recipe is not of OptuNet, the folder has another search, or no trial has
+    finished.
+
     Parameters
     ----------
     recipe
@@ -136,15 +140,6 @@ def search(
         of a trial, with the seeds 0, 1, ...
     max_parameters
         of the network whose recipe is written.
-
-    Raises
-    ------
-    Interrupted
-        On Ctrl-C or SIGTERM; finished trials are kept.
-    MissingExtraError
-        Optuna or matplotlib is not installed.
-    ZooError
-        The recipe is not of OptuNet, the folder has another search, or no trial has finished.
     """
     require("optuna", "search")
     require("matplotlib", "search")

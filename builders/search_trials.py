@@ -6,8 +6,8 @@
     trial-000007.claim-…   a process trains trial 7 (builders.claims)
     asking.claim-…         one takes the next trial; journal.claim-…: one writes into the journal
 
-A trial whose process ended before it told a result is lost: it is told as failed, counts no more, and the next one is
-drawn with its random numbers. So a search by one process that was killed makes the trials of an undisturbed one.
+A trial whose process ended before it reported a result is lost: it is reported as failed, is not counted, and the next
+one is drawn with its random numbers. So a search by one process that was killed makes the trials of an undisturbed one.
 """
 
 import time
@@ -94,12 +94,7 @@ class Trials:
 
     The folder exists, and has one search with this ``name``; ``seed`` is that of the sampler.
 
-    Raises
-    ------
-    IntegrityError
-        The journal is damaged.
-    ZooError
-        It is of another search.
+    Raises IntegrityError: the journal is damaged. Raises ZooError: it is of another search.
     """
 
     def __init__(self, folder: Path, name: str, seed: int) -> None:
@@ -153,7 +148,7 @@ class Trials:
 
     def tell(self, taken: Taken, parameters: int, accuracies: Sequence[float]) -> None:
         """Record the result of a trial: the accuracies of its members."""
-        # RuntimeError: it was taken for lost, because this process gave no sign of life for minutes
+        # RuntimeError: it was taken for lost, because this process sent no heartbeat for minutes
         with suppress(RuntimeError):
             taken.trial.set_user_attr(_ACCURACIES, list(accuracies))
             self._study.tell(taken.trial, [parameters, float(np.mean(accuracies))], skip_if_finished=True)

@@ -119,10 +119,7 @@ def plan(
     """Settle what is built, as ``builders.build.build`` does with the same arguments; nothing is trained. A repeated
     call finds the existing plan.
 
-    Raises
-    ------
-    ZooError
-        The arguments do not fit each other, the zoo, or an unfinished build there.
+    Raises ZooError: the arguments do not fit each other, the zoo, or an unfinished build there.
     """
     request = BuildRequest.of(recipe, to, members=members, first_seed=first_seed, **options)
 
@@ -156,6 +153,9 @@ def work(
     left to the next ``work``; after five failures without progress it is set aside, until its file ``.failures.json``
     is removed. Its log has the tracebacks.
 
+    Raises Interrupted on Ctrl-C or SIGTERM, after the state was saved. Raises ZooError: there is no plan, there are
+    several, or it is of another recipe or of other data; or there is no such unit.
+
     Parameters
     ----------
     to
@@ -172,13 +172,6 @@ def work(
         by default the plan's.
     folder, threads, save_seconds
         as for ``builders.build.build``.
-
-    Raises
-    ------
-    Interrupted
-        On Ctrl-C or SIGTERM, after the state was saved.
-    ZooError
-        There is no plan, there are several, or it is of another recipe or of other data; or there is no such unit.
     """
     console = console or Console()
     order = WorkOrder.of(to, recipe, folder, unit=unit, share=share)
@@ -214,21 +207,16 @@ def merge(to: str | Path, recipe: Recipe | str | Path | None = None, *, push_to:
 
     Killed at any moment, the next call carries on; nothing is added twice.
 
+    Raises HubError: the hub refuses or gives no answer. What was added to the zoo stays; the next call publishes it.
+    Raises IntegrityError: files of units are damaged, belong to others, or have no digest: nothing of them is added.
+    Raises ZooError: there is no plan, or another process merges.
+
     Parameters
     ----------
     to, recipe
         as for ``work``.
     push_to
         the repository that the zoo is published in, part by part; see ``ckptzoo.hub.push``.
-
-    Raises
-    ------
-    HubError
-        The hub refuses or gives no answer. What was added to the zoo stays; the next call publishes it.
-    IntegrityError
-        Files of units are damaged, belong to others, or have no digest: nothing of them is added.
-    ZooError
-        There is no plan, or another process merges.
     """
     root = Path(to).absolute()
     recipe, build_folder, settled = find_plan(root, recipe)

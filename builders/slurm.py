@@ -86,6 +86,9 @@ def submit(
 ) -> Submitted:
     """Submit an array of tasks to Slurm, each of which runs ``work``.
 
+    Raises MissingExtraError: submitit is not installed. Raises ZooError: there is no plan, or no Slurm; or it refuses
+    the job, in its own words.
+
     Parameters
     ----------
     to
@@ -98,13 +101,6 @@ def submit(
         options of ``sbatch``, such as ``{"partition": "gpu"}``. A plan for ``cuda`` asks for one GPU a task.
     options
         further arguments of ``builders.shared.work``: ``folder``, ``device``, ``threads``, ``save_seconds``.
-
-    Raises
-    ------
-    MissingExtraError
-        submitit is not installed.
-    ZooError
-        There is no plan, or no Slurm; or it refuses the job, in its own words.
 
     Examples
     --------

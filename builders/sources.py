@@ -51,10 +51,7 @@ def load(recipe: Recipe, folder: str | Path | None = None) -> Source:
     The files are in ``folder``, or in a subfolder of the data set's name; by default it is the environment variable
     ``CKPTZOO_DATA``. Points drawn around centres need none, and some data sets can be fetched without.
 
-    Raises
-    ------
-    ZooError
-        As in ``builders.data.load`` and ``builders.tables.load``.
+    Raises ZooError as in ``builders.data.load`` and ``builders.tables.load``.
     """
     if isinstance(recipe, GaussianRecipe):
         return load_gaussians(recipe)

@@ -114,10 +114,7 @@ def _where(holder: Holder, steps: int) -> tuple[str, str, str]:
 def status(to: str | Path) -> tuple[BuildStatus, ...]:
     """Return the status of the builds in a zoo's folder.
 
-    Raises
-    ------
-    ZooError
-        There is no such folder, or a plan cannot be read.
+    Raises ZooError: there is no such folder, or a plan cannot be read.
     """
     root = Path(to).absolute()
     if not root.is_dir():

@@ -55,12 +55,8 @@ def load(recipe: TableRecipe, folder: Path | None) -> Table:
 
     The file is in ``folder``, or in a subfolder of the data set's name.
 
-    Raises
-    ------
-    ZooError
-        There is no folder, or no such file in it.
-    IntegrityError
-        The file is not what it should be, or the recipe says other counts, means or deviations than there are.
+    Raises ZooError: there is no folder, or no such file in it. Raises IntegrityError: the file is not what it should
+    be, or the recipe says other counts, means or deviations than there are.
     """
     if recipe.dataset not in _LOADERS:
         raise UnknownNameError(f"recipe {recipe.name!r}", "data set", recipe.dataset, tuple(_LOADERS))

@@ -63,7 +63,7 @@ class Trainer:
 
     @property
     def recipe(self) -> Recipe:
-        """What is trained."""
+        """The recipe that is trained."""
         return self.data_source.recipe
 
     def start(self, seeds: Sequence[int], weights: Mapping[str, NDArray[Any]] | None = None) -> TrainingState:
@@ -209,6 +209,9 @@ def open_trainer(
 ) -> Iterator[Trainer]:
     """Open a trainer on a device, ``"cpu"`` or ``"cuda"``.
 
+    Raises ZooError: there is no such device, the engine cannot train the recipe, or the architecture does not fit the
+    data.
+
     Parameters
     ----------
     threads
@@ -216,11 +219,6 @@ def open_trainer(
         the streams on which an engine that trains one member at a time has members side by side, by default 1.
     deterministic
         whether a GPU takes the same kernels each time, none of which adds up in an order of its own.
-
-    Raises
-    ------
-    ZooError
-        There is no such device, the engine cannot train the recipe, or the architecture does not fit the data.
     """
     kind = device_kind(device)
     name = choose_engine(recipe, kind, engine)
@@ -275,14 +273,8 @@ def _take_own_stream(device: str) -> None:
 def choose_engine(recipe: Recipe, device: str, engine: str | None = None) -> str:
     """Return the name of the engine that trains a recipe on a device: the requested one, else the fastest.
 
-    Raises
-    ------
-    UnknownNameError
-        No such engine.
-    MissingExtraError
-        A package that it needs is not installed.
-    ZooError
-        It cannot train the recipe on the device, or no engine can.
+    Raises UnknownNameError: no such engine. Raises MissingExtraError: a package that it needs is not installed. Raises
+    ZooError: it cannot train the recipe on the device, or no engine can.
     """
     if engine is None:
         return engines.fastest(recipe, device)
@@ -320,10 +312,7 @@ def _check_shapes(recipe: Recipe, source: Source) -> None:
 def device_kind(device: str) -> str:
     """Return the kind of an available device, ``"cpu"`` or ``"cuda"``.
 
-    Raises
-    ------
-    ZooError
-        There is no such device.
+    Raises ZooError: there is no such device.
     """
     kind = device.partition(":")[0]
     if kind not in ("cpu", "cuda"):

@@ -53,10 +53,7 @@ def engine_for(
     ``held`` is the result of ``engines_of`` for the rows of the recipe; ``asked`` is the requested engine,
     ``unfinished`` that of the unfinished build.
 
-    Raises
-    ------
-    ZooError
-        The zoo's are by another one; or this machine cannot train by that.
+    Raises ZooError: the zoo's are by another one; or this machine cannot train by that.
     """
     name = asked or unfinished
     if name is not None or not held:

@@ -1,4 +1,4 @@
-"""What the commands share: options, how their texts are read, and how results are printed."""
+"""Shared parts of the commands: options, how their texts are read, and how results are printed."""
 
 import json
 from dataclasses import dataclass

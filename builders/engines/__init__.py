@@ -134,8 +134,7 @@ class GradientSteps(Protocol):
     """The function ``gradient_steps`` of an engine's module, which gives the gradients of optimiser steps."""
 
     def __call__(self, data_source: Feed, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[GradientStep]:
-        """Yield the steps from ``start`` to ``stop`` of the members with these keys, each to be used before the next.
-        """
+        """Yield the steps from ``start`` to ``stop`` of members with these keys, each to be used before the next."""
         ...
 
 
@@ -152,12 +151,7 @@ def is_one_at_a_time(name: str) -> bool:
 def get(name: str) -> Engine:
     """Return an engine by name.
 
-    Raises
-    ------
-    UnknownNameError
-        No such engine.
-    MissingExtraError
-        A package that it needs is not installed.
+    Raises UnknownNameError: no such engine. Raises MissingExtraError: a package that it needs is not installed.
     """
     if name not in _ENGINES:
         raise UnknownNameError("builders", "engine", name, names())
@@ -186,10 +180,7 @@ def usable(recipe: Recipe, device: str = "cpu") -> tuple[str, ...]:
 def fastest(recipe: Recipe, device: str = "cpu") -> str:
     """Return the fastest of the measured engines that are installed and can train a recipe on a device.
 
-    Raises
-    ------
-    ZooError
-        There is none; the message says why of every engine that knows the architecture.
+    Raises ZooError: there is none; the message says why of every engine that knows the architecture.
     """
     if found := usable(recipe, device):
         return found[-1]

@@ -35,14 +35,8 @@ def names() -> tuple[str, ...]:
 def get(name: str) -> type[Method]:
     """Return a method by name.
 
-    Raises
-    ------
-    UnknownNameError
-        No such method.
-    ZooError
-        It is ``ensemble``, which is a selection of members.
-    MissingExtraError
-        A package that it needs is not installed.
+    Raises UnknownNameError: no such method. Raises ZooError: it is ``ensemble``, which is a selection of members.
+    Raises MissingExtraError: a package that it needs is not installed.
     """
     if name == ENSEMBLE:
         got, step = "ensemble", "Build members with python -m builders build; ckptzoo study posteriors selects them."

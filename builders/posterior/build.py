@@ -258,6 +258,9 @@ def build(
     Called again after it was stopped or killed, with the same arguments, it carries on where it was last saved. Draws
     that the zoo holds are not taken again; a mode that lacks some is run again from its start, to the same weights.
 
+    Raises Interrupted on Ctrl-C or SIGTERM, after the state was saved. Raises ZooError: the arguments do not fit each
+    other, the zoos, or an unfinished build there.
+
     Parameters
     ----------
     method
@@ -271,13 +274,6 @@ def build(
         that share the zoo's folder; they are added to the zoo by a call without it, before or after.
     save_seconds, counter
         as for ``builders.build.build``.
-
-    Raises
-    ------
-    Interrupted
-        On Ctrl-C or SIGTERM, after the state was saved.
-    ZooError
-        The arguments do not fit each other, the zoos, or an unfinished build there.
     """
     request = DrawRequest.of(method, recipe, modes, draws, **options)
     console, root, model = console or Console(), Path(to).absolute(), request.model

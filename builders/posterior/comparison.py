@@ -43,6 +43,8 @@ def compare(
 
     Every step leaves alone what is there, so that the same call carries on after a stop.
 
+    Raises ZooError as in each of the steps.
+
     Parameters
     ----------
     members
@@ -55,11 +57,6 @@ def compare(
         see ``ckptzoo.studies.posteriors.posteriors``; as many replicates of ``modes`` modes are built.
     one_mode_draws
         draws of each of the first ``replicates`` modes; where a method has fewer, all of them.
-
-    Raises
-    ------
-    ZooError
-        As in each of the steps.
     """
     recipe, console = Recipe.of(recipe), console or Console()
     root = Path(to).absolute()

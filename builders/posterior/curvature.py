@@ -115,13 +115,8 @@ def gauss_newton(
     rounding of the backward passes alone. The bits are the same for any number of workers, if torch is single-threaded
     within each. ``benchmarks/curvature.py`` measures it beside laplace-torch.
 
-    Raises
-    ------
-    ZooError
-        It would take more than ``MAX_DENSE_BYTES``; use ``last_layer``.
+    Raises ZooError: it would take more than ``MAX_DENSE_BYTES``; use ``last_layer``.
 
-    Examples
-    --------
     >>> weights = {"fc1.weight": torch.tensor([[2.0, 1.0]]), "fc1.bias": torch.tensor([0.0])}
     >>> inputs = TrainingInputs(torch.tensor([[1.0, 0.0], [0.0, 3.0]]))
     >>> gauss_newton("mlp-2-1", "squared-error", weights, inputs).round(decimals=3).tolist()
@@ -150,13 +145,8 @@ def last_layer(
     """Compute Kronecker factors of the last layer's G, of any network whose outputs are those of a ``torch.nn.Linear``.
     Arguments and rounding are as in ``gauss_newton``; BatchNorm uses its running statistics.
 
-    Raises
-    ------
-    ZooError
-        No linear layer gives the network's outputs, or it is used more than once.
+    Raises ZooError: no linear layer gives the network's outputs, or it is used more than once.
 
-    Examples
-    --------
     >>> weights = {"fc1.weight": torch.tensor([[2.0, 1.0]]), "fc1.bias": torch.tensor([0.0])}
     >>> factors = last_layer("mlp-2-1", "squared-error", weights, TrainingInputs(torch.tensor([[1.0, 3.0]])))
     >>> factors.inputs.tolist()

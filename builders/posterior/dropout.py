@@ -26,8 +26,7 @@ from ckptzoo.errors import Problem
 
 @dataclass(frozen=True, kw_only=True)
 class Dropout(Method):
-    """Chains that are trained by the recipe; units in front of the last layer are dropped with the probability ``p``.
-    """
+    """Chains trained by the recipe; units in front of the last layer are dropped with the probability ``p``."""
 
     name: ClassVar[str] = "dropout"
 

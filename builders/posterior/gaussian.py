@@ -63,10 +63,7 @@ def decompose(curvature: torch.Tensor | LastLayer, scale: float = 1.0) -> Spectr
     Takes 0.1 s for 392 weights, and grows with the cube of P; for a last layer with F inputs and K outputs with the
     cubes of F + 1 and K. Eigenvalues that rounding made negative are set to 0.
 
-    Raises
-    ------
-    ZooError
-        The curvature is not finite, as that of a network that diverged.
+    Raises ZooError: the curvature is not finite, as that of a network that diverged.
     """
     if isinstance(curvature, LastLayer):
         (outer, left), (inner, right) = map(_eigen, (curvature.outputs, curvature.inputs))
@@ -89,10 +86,7 @@ def log_marginal_likelihood(
     ``builders.losses.Likelihood.log``; ``square_norm`` is :math:`|\theta_*|^2` of the P weights that have the
     posterior.
 
-    Raises
-    ------
-    ZooError
-        The precision is not a finite number above 0.
+    Raises ZooError: the precision is not a finite number above 0.
     """
     tau = check_precision(precision)
     log_prior = len(spectrum) * math.log(tau) - tau * square_norm
@@ -106,10 +100,7 @@ def best_precision(spectrum: Spectrum, square_norm: float) -> float:
     (MacKay, "Bayesian interpolation"). The left side rises and the right one falls with :math:`\tau`, so that there is
     one such precision. The weights are taken as they are: it is not that of weights trained again with that prior.
 
-    Raises
-    ------
-    ZooError
-        There is no greatest: the curvature or the weights are 0, or not finite.
+    Raises ZooError: there is no greatest: the curvature or the weights are 0, or not finite.
     """
     most = float(spectrum.values.max())
     if not (0 < most < math.inf and 0 < square_norm < math.inf):
@@ -137,10 +128,7 @@ def draw(spectrum: Spectrum, mean: torch.Tensor, precision: float, normals: torc
     ``mean`` is :math:`\theta_*`, (P,) float64, ``precision`` is :math:`\tau`, and ``normals`` (P,) float64 is z,
     standard normal, such as ``builders.rng.normals`` of one member.
 
-    Raises
-    ------
-    ZooError
-        The precision is not a finite number above 0.
+    Raises ZooError: the precision is not a finite number above 0.
     """
     return mean + spectrum.inverse_root(check_precision(precision), normals)
 
@@ -148,10 +136,7 @@ def draw(spectrum: Spectrum, mean: torch.Tensor, precision: float, normals: torc
 def check_precision(value: float) -> float:
     """Return a prior precision that is a finite number above 0.
 
-    Raises
-    ------
-    ZooError
-        It is not.
+    Raises ZooError: it is not.
     """
     if not 0 < value < math.inf:
         step = "Name another, or leave it to the marginal likelihood."

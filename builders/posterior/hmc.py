@@ -105,6 +105,10 @@ _NAMES = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in 
 class Hmc(MarkovChain):
     """Chains of Hamiltonian Monte Carlo from random weights.
 
+    Chains of a group run one after another, each compiled alone: XLA rounds otherwise for another number of chains at
+    once, and on a CPU it is no faster. A chain's bits depend on its key and the settings; for large networks also on
+    the number of cores that XLA finds.
+
     Parameters
     ----------
     burn_in
@@ -115,12 +119,6 @@ class Hmc(MarkovChain):
         leapfrog steps of a transition, uniform between these.
     target_acceptance
         the mean acceptance probability to which the step size adapts.
-
-    Notes
-    -----
-    Chains of a group run one after another, each compiled alone: XLA rounds otherwise for another number of chains at
-    once, and on a CPU it is no faster. A chain's bits depend on its key and the settings; for large networks also on
-    the number of cores that XLA finds.
     """
 
     name: ClassVar[str] = "hmc"
@@ -163,10 +161,7 @@ class Hmc(MarkovChain):
     def start(self, surroundings: Surroundings, keys: NDArray[np.uint64], weights: Tensors | None) -> TrainingState:
         """Return the initial state, with the chains.
 
-        Raises
-        ------
-        ZooError
-            The energy at the initial weights of a mode is not finite.
+        Raises ZooError: the energy at the initial weights of a mode is not finite.
         """
         state = super().start(surroundings, keys, weights)
         positions = flatten(state.weights, parameters(self.recipe.arch)).double().cpu().numpy()
@@ -181,10 +176,7 @@ class Hmc(MarkovChain):
     def advance(self, surroundings: Surroundings, state: TrainingState, stop: int) -> None:
         """Take the transitions up to ``stop``.
 
-        Raises
-        ------
-        ZooError
-            The energy of a mode is not finite.
+        Raises ZooError: the energy of a mode is not finite.
         """
         extra, windows = state.extra, _windows(self.burn_in)
         with _jax_on(surroundings.data_source.device.type):
@@ -276,8 +268,7 @@ def _transitions(
 
 
 def _adapted(method: Hmc, windows: Any, step: Any, acceptance: Any, chain: Chain) -> Chain:
-    """Return a chain whose step size and mass matrix have adapted to a transition of the warm-up, as in Stan's windows.
-    """
+    """Return a chain whose step size and mass matrix have adapted to a warm-up transition, as in Stan's windows."""
     start, update, final = dual_averaging_adaptation(method.target_acceptance)
     _, observe, conclude = mass_matrix_adaptation()
     is_slow, ends = windows[step]

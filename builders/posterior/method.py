@@ -1,4 +1,4 @@
-"""What a posterior method is: a chain of optimiser steps, the moments at which draws are taken, and the draws."""
+"""The interface of posterior methods: a chain of optimiser steps, the moments of draws, and the draws."""
 
 import dataclasses
 import math
@@ -88,11 +88,8 @@ class Method(ABC):
     def load(cls, recipe: Recipe, path: str | Path | None = None, changes: Mapping[str, Any] | None = None) -> Self:
         """Load the method with its settings from a file, by default that of its name, and apply changes to them.
 
-        Raises
-        ------
-        SpecError
-            With every problem found: unknown or missing settings, values that are out of range, an architecture that
-            the method cannot serve.
+        Raises SpecError with every problem found: unknown or missing settings, values that are out of range, an
+        architecture that the method cannot serve.
         """
         family = recipe.architecture.partition("-")[0]
         names = (f"{cls.name}-{recipe.architecture}", f"{cls.name}-{family}", cls.name)
@@ -283,8 +280,7 @@ def unflatten(flat: torch.Tensor, like: Tensors, names: Sequence[str]) -> Tensor
 
 
 def standard_normals(keys: NDArray[np.uint64], purpose: int, index: int, like: torch.Tensor) -> torch.Tensor:
-    """Return standard normal numbers (M, P) in the precision and on the device of ``like`` (M, P); see ``rng.normals``.
-    """
+    """Return standard normals (M, P) in the precision and on the device of ``like`` (M, P); see ``rng.normals``."""
     return torch.as_tensor(rng.normals(_lanes(keys, like), index, like.shape[1], purpose)).to(like.dtype)
 
 
@@ -324,8 +320,6 @@ def spread(moments: Sequence[int]) -> list[int]:
     The order of the bit-reversed places counted from the end (van der Corput), so that the first ten draws of a chain
     are as far from one another as ten can be.
 
-    Examples
-    --------
     >>> spread([1, 2, 3, 4, 5, 6, 7, 8])
     [8, 4, 6, 2, 7, 3, 5, 1]
     """

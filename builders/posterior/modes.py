@@ -55,10 +55,8 @@ def find_modes(model: Method, count: int, start: str | Path | None) -> FoundMode
     """Return ``count`` members of the zoo ``start`` to start from, or the names and seeds of chains, for which
     ``start`` is None.
 
-    Raises
-    ------
-    ZooError
-        The method starts otherwise, or the zoo has too few members of the recipe that are finite and did not diverge.
+    Raises ZooError: the method starts otherwise, or the zoo has too few members of the recipe that are finite and did
+    not diverge.
     """
     if model.modes_are == "chain":
         if start is not None:

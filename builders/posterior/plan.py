@@ -1,4 +1,4 @@
-"""What a build of draws makes: its plan, and the units that the plan is done in."""
+"""The plan of a build of draws, and its units."""
 
 from dataclasses import dataclass
 from itertools import groupby

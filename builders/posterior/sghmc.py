@@ -98,8 +98,7 @@ class Sghmc(MarkovChain):
 
     @property
     def chain(self) -> Recipe:
-        """The recipe's data in other batches, without augmentation; the rate, momentum and decay of SGD are not used.
-        """
+        """The recipe's data in other batches, without augmentation; SGD's rate, momentum and decay are not used."""
         return derived(
             self.recipe,
             epochs=self.epochs,

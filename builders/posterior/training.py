@@ -93,8 +93,7 @@ class DrawTraining(UnitTraining):
                     self.build_folder.keep(unit, number, weights, self._rows(unit, number, state, total))
 
     def finish(self, unit: Unit) -> None:
-        """Measure the draws, many together, because measuring a few takes as long as measuring ``_MEASURED`` of them.
-        """
+        """Measure the draws, many together, because a few take as long as ``_MEASURED`` of them."""
         assert isinstance(unit, DrawUnit)
         unmeasured, size = self._unmeasured(unit), max(1, _MEASURED // len(unit.modes))
         for first in range(0, len(unmeasured), size):

@@ -48,11 +48,11 @@ class Page:
     path
         The file.
     nbytes
-        Of it.
+        Size of the file.
     members
-        That it shows.
+        Number of members that the page shows.
     total
-        Members that there are.
+        Number of members of the zoo.
     left_out
         Members shown whose weights are not: diverged or not finite.
     layers
@@ -60,7 +60,7 @@ class Page:
     variants
         The gauges that it shows.
     revision
-        Of the zoo.
+        Revision of the zoo.
     """
 
     path: Path

@@ -69,8 +69,6 @@ class Facts:
 def html_page(facts: Facts, figures: list[LayerFigure], data: bytes, card: Card | None) -> str:
     """Return the whole page, one file, from the payload ``data`` and the card that a person wrote.
 
-    Notes
-    -----
     Its policy admits the script and the style of the bundle and nothing else, so that whatever a zoo's rows and card
     say does not run. Attributes ``style`` would be refused.
     """

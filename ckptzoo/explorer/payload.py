@@ -43,10 +43,7 @@ class Payload:
 def encode(payload: Payload, *, location: str) -> bytes:
     """Return the bytes of a payload; the same payload gives the same bytes.
 
-    Raises
-    ------
-    ZooError
-        There is more than ``MAX_PAYLOAD``.
+    Raises ZooError: there is more than ``MAX_PAYLOAD``.
     """
     places: dict[str, dict[str, Any]] = {}
     pieces: list[bytes] = []
@@ -71,10 +68,7 @@ def encode(payload: Payload, *, location: str) -> bytes:
 def decode(data: bytes, *, location: str) -> Payload:
     """Return the payload of some bytes.
 
-    Raises
-    ------
-    IntegrityError
-        They are no payload.
+    Raises IntegrityError: they are no payload.
     """
     try:
         whole = gzip.decompress(data)

@@ -174,8 +174,6 @@ def scores(layer: LayerWeights, basis: NDArray[Any], edges: Values) -> tuple[Sco
     the positions of the members whose components are taken, where members and parameters are both more than ``SIDE``;
     ``edges`` are those of the bins.
 
-    Notes
-    -----
     Time K d min(K, d); memory min(K, d)^2 and pieces of 64 MiB. Tested in ``tests/explorer/test_weights.py``.
     """
     counter, count = ValueCounter(edges), len(layer.zoo)

@@ -133,10 +133,7 @@ def candidates(text: str) -> tuple[Address, ...]:
 def repository(text: str) -> str:
     """``org/zoo`` of the address of a repository without revision and folder.
 
-    Raises
-    ------
-    ZooError
-        It is another address.
+    Raises ZooError: it is another address.
     """
     for place in candidates(text):
         if isinstance(place, HubAddress) and place.revision == MAIN and not place.folder:
@@ -147,10 +144,7 @@ def repository(text: str) -> str:
 def model_address(text: str) -> HubAddress:
     """The model repository of an address ``hf://org/model@revision/folder``.
 
-    Raises
-    ------
-    ZooError
-        It is another address.
+    Raises ZooError: it is another address.
     """
     matched = _HUB.fullmatch(unquote(text[len("hf://") :])) if text.lower().startswith("hf://") else None
     if matched is None:

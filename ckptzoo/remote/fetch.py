@@ -56,6 +56,8 @@ def plan(wanted: Sequence[Span], places: Sequence[int], *, split_limit: int) -> 
     then within ``WASTE_BYTES`` while the file has more than ``FEW_REQUESTS``. No other choice with as much waste needs
     fewer requests.
 
+    Tested in ``tests/remote/test_fetch_plan.py``. Cost: one sort.
+
     Parameters
     ----------
     wanted
@@ -64,10 +66,6 @@ def plan(wanted: Sequence[Span], places: Sequence[int], *, split_limit: int) -> 
         those to fetch.
     split_limit
         no request of more bytes is split: its halves could not both be received ahead of the reader.
-
-    Notes
-    -----
-    Tested in ``tests/remote/test_fetch_plan.py``. Cost: one sort.
     """
     files: dict[str, list[int]] = {}
     for place in places:
@@ -136,15 +134,12 @@ def fetch_checked(
 
     A block with a wrong digest is fetched once more by itself.
 
+    Raises IntegrityError: a block came twice with a wrong digest.
+
     Parameters
     ----------
     before
         called with a block's place before its bytes are received, and may wait.
-
-    Raises
-    ------
-    IntegrityError
-        A block came twice with a wrong digest.
     """
     before(request.places[0])
     source = read_range(store, request.name, request.start, request.stop, retry_policy=retry_policy, cancel=cancel)

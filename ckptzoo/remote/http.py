@@ -122,19 +122,15 @@ def get(
 ) -> Generator[Answer]:
     """Ask for an address and follow redirects; the connection is closed unless the body was read to its end.
 
+    Raises TransientError: no connection, or no answer. Raises RemoteError: redirects that lead nowhere, or from https
+    to http.
+
     Parameters
     ----------
     location
         names the thing asked for in messages; addresses that carry signatures are in none.
     authorize
         headers for one address; it is called again for every redirect, so that a token goes to its own server only.
-
-    Raises
-    ------
-    TransientError
-        No connection, or no answer.
-    RemoteError
-        Redirects that lead nowhere, or from https to http.
     """
     visited: list[str] = []
     while True:
@@ -152,10 +148,8 @@ def get(
 def body(answer: Answer, start: int, stop: int, size: int, *, location: str) -> Generator[bytes]:
     """The bytes of a range, after status, Content-Range and length were compared with the request.
 
-    Raises
-    ------
-    TransientError
-        Another range, another length, or a whole file where a part was asked for; ``retry`` allows few such answers.
+    Raises TransientError: another range, another length, or a whole file where a part was asked for; ``retry`` allows
+    few such answers.
     """
     requested = f"bytes {start}-{stop - 1}/{size}"
     if answer.headers.get("content-encoding", "identity") != "identity":
@@ -188,12 +182,8 @@ def document(
 ) -> bytes:
     """A whole answer of unknown size, bounded, unpacked where it came as gzip.
 
-    Raises
-    ------
-    TransientError
-        It breaks off, or comes more slowly than one connection may.
-    RemoteError
-        It is too large, or no such answer.
+    Raises TransientError: it breaks off, or comes more slowly than one connection may. Raises RemoteError: it is too
+    large, or no such answer.
     """
     if answer.status != 200:
         raise refusal(answer, location)
@@ -464,7 +454,7 @@ def _drain(answer: Answer, location: str) -> None:
 
 
 def _request_target(url: str) -> tuple[str, dict[str, str]]:
-    """What the request line asks for, and the headers that go to a proxy.
+    """Return the target of the request line, and the headers that go to a proxy.
 
     A proxy of plain HTTP is asked for the whole address (RFC 9112, 3.2.2); for https there is a tunnel through it.
     """

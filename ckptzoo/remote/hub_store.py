@@ -68,17 +68,13 @@ class HubStore:
     ) -> "HubStore":
         """Pin a revision to its commit and read what it holds, by one request.
 
+        Raises AbsentError: no such repository or revision, as far as this token may know. Raises MissingExtraError:
+        huggingface_hub is not installed.
+
         Parameters
         ----------
         endpoint, token
             of the hub; by default those that huggingface_hub uses (``HF_ENDPOINT``, ``HF_TOKEN``).
-
-        Raises
-        ------
-        AbsentError
-            No such repository or revision, as far as this token may know.
-        MissingExtraError
-            huggingface_hub is not installed.
         """
         endpoint = (endpoint or default_endpoint()).rstrip("/")
         connections = Connections(retry_policy.connection_deadline)
@@ -142,12 +138,8 @@ def read_listing(
 
     One request; hubs whose answer has no sizes need one more for each 1,000 files.
 
-    Raises
-    ------
-    AbsentError
-        No such repository, revision or folder, as far as this token may know.
-    RemoteError
-        The hub refuses, or its answer makes no sense.
+    Raises AbsentError: no such repository, revision or folder, as far as this token may know. Raises RemoteError: the
+    hub refuses, or its answer makes no sense.
     """
     location, cancel = str(place), CancelToken()
     api = f"{endpoint}/api/{place.kind}/{place.repo}"

@@ -72,7 +72,7 @@ class Remote:
 
     @property
     def revision(self) -> str:
-        """What was pinned at opening."""
+        """The revision that was pinned at opening."""
         return self.store.revision
 
     @property

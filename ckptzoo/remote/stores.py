@@ -1,4 +1,4 @@
-"""What a place that holds a zoo can do (``Store``: list its files, hand out ranges of them), and the simple places.
+"""The interface of a zoo's location (``Store``: list its files, return ranges of them), and the simple locations.
 
 ``FolderStore`` is a folder of this machine, ``FilesystemStore`` any place that fsspec can reach (``s3://``, ``gs://``,
 ``memory://``, ``file://``), ``OfflineStore`` a zoo of which only the cache knows. Hubs are in ``hub_store``, web
@@ -129,7 +129,7 @@ class Store(Protocol):
 
     @property
     def revision(self) -> str:
-        """What was pinned at opening: a commit, or a digest of the listing."""
+        """The revision that was pinned at opening: a commit, or a digest of the listing."""
         ...
 
     @property
@@ -140,14 +140,8 @@ class Store(Protocol):
     def get(self, name: str, start: int, stop: int, cancel: CancelToken) -> Generator[bytes]:
         """Bytes ``start`` to ``stop`` of a file in pieces as they arrive, by one request (and what it redirects to).
 
-        Raises
-        ------
-        TransientError
-            It broke off, or the server is busy; pieces that were yielded before may be used.
-        AbsentError
-            There is no such file.
-        RemoteError
-            Anything that another attempt does not change.
+        Raises TransientError: it broke off, or the server is busy; pieces that were yielded before may be used. Raises
+        AbsentError: there is no such file. Raises RemoteError: anything that another attempt does not change.
         """
         ...
 
@@ -155,10 +149,8 @@ class Store(Protocol):
 def listed(entries: Iterable[FileEntry], *, location: str) -> dict[str, FileEntry]:
     """Entries by name, in order of the names.
 
-    Raises
-    ------
-    IntegrityError
-        A name that is no relative file name (``../x``, ``/x``, control characters) or is there twice, or a bad size.
+    Raises IntegrityError: a name that is no relative file name (``../x``, ``/x``, control characters) or is there
+    twice, or a bad size.
     """
     by_name: dict[str, FileEntry] = {}
     problems: list[Problem] = []
@@ -195,10 +187,7 @@ def revision_of(entries: dict[str, FileEntry]) -> str:
 def decode(data: bytes, *, location: str) -> tuple[dict[str, FileEntry], str]:
     """The entries of a ``listing.json`` by name, and its digest. The listing is untrusted.
 
-    Raises
-    ------
-    IntegrityError
-        It is no listing, its digest disagrees, or it holds names that are not relative file names.
+    Raises IntegrityError: it is no listing, its digest disagrees, or it holds names that are not relative file names.
     """
     content, digest = unseal(data, location=location)
     files = content.get("files")
@@ -273,11 +262,8 @@ class FolderStore:
 class FilesystemStore:
     """A folder that fsspec reaches. The store holds an address only; fsspec makes file systems and finds credentials.
 
-    Raises
-    ------
-    MissingExtraError
-        fsspec is not installed; it comes with the extra ``hub``. The package of a scheme (s3fs, gcsfs) is named by
-        fsspec's own message.
+    Raises MissingExtraError: fsspec is not installed; it comes with the extra ``hub``. The package of a scheme (s3fs,
+    gcsfs) is named by fsspec's own message.
     """
 
     def __init__(self, url: str) -> None:

@@ -31,12 +31,7 @@ class StaticStore:
     def opened(cls, url: str, *, retry_policy: RetryPolicy) -> "StaticStore":
         """Read the listing of the zoo at an address.
 
-        Raises
-        ------
-        AbsentError
-            There is no listing.
-        IntegrityError
-            It is not what its digest says.
+        Raises AbsentError: there is no listing. Raises IntegrityError: it is not what its digest says.
         """
         connections, location, cancel = Connections(retry_policy.connection_deadline), f"{url}/{LISTING}", CancelToken()
 

@@ -63,8 +63,6 @@ def role_in(subject: Subject | None, target: Target) -> str | None:
     """Return the highest role of a subject (None without an account) in a repository or a namespace; None if the
     subject may not know of it.
 
-    Examples
-    --------
     >>> zoo, ada = Target("lab/zoo", 1, private=False, closed=False), Subject("ada", {"ada": "admin"})
     >>> role_in(None, zoo), role_in(ada, zoo), role_in(ada, Target("lab/other", 2)), role_in(ada, Target("ada"))
     ('read', 'contribute', None, 'admin')

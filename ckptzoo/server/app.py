@@ -193,8 +193,6 @@ _EXPANDING = frozenset({content.tree, content.paths_info})
 class Application:
     """The ASGI application of one service.
 
-    Notes
-    -----
     Paths are matched as they came, before percent-decoding, because clients send ``refs%2Fpr%2F1`` as one piece. A HEAD
     request is handled as GET; its answer has no body.
     """

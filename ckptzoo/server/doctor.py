@@ -36,8 +36,6 @@ def examine(root: Path) -> list[Check]:
     """Check a server's folder, which may be served, in the order in which an operator would look; a folder without a
     database ends the checks.
 
-    Notes
-    -----
     Reads the database and the directory entries of all blobs, not their bytes: 100,000 blobs take about a second.
     """
     path = root / DATABASE

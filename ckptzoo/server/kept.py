@@ -1,5 +1,4 @@
-"""A cache in memory of results computed from stored bytes, which never change: the last used, up to a number of bytes.
-"""
+"""A cache in memory of results computed from stored bytes, which never change: the last used, within a bound."""
 
 import threading
 from collections import OrderedDict

@@ -96,11 +96,8 @@ class Provider:
     def finish(self, redirect: str, browser: str, query: Mapping[str, str]) -> Identity:
         """Return the user whom the provider has signed in, from the query with which it sent the user back.
 
-        Raises
-        ------
-        Refusal
-            With status 400: the state is not of this browser, was used already or is too old, or the provider says
-            no; with 502 where the provider gives no sound answer.
+        Raises Refusal with status 400: the state is not of this browser, was used already or is too old, or the
+        provider says no; with 502 where the provider gives no sound answer.
         """
         with self._lock:
             attempt = self._attempts.pop(query.get("state", ""), None)
@@ -188,10 +185,7 @@ def _json(address: str) -> Any:
 def provider_in(path: Path) -> Provider:
     """Return the provider that a TOML file describes, with the parameters of ``Provider`` as its keys.
 
-    Raises
-    ------
-    SpecError
-        A key is missing, not known, or of another type; the issuer is neither https nor on this machine.
+    Raises SpecError: a key is missing, not known, or of another type; the issuer is neither https nor on this machine.
     """
     try:
         content = tomllib.loads(path.read_text())

@@ -32,10 +32,7 @@ class Quotas:
     def take(self, contributor: str, size: int) -> None:
         """Reserve bytes that are about to arrive.
 
-        Raises
-        ------
-        Refusal
-            With status 413: they would be too many.
+        Raises Refusal with status 413: they would be too many.
         """
         with self._lock:
             room = self.room(contributor)
@@ -56,10 +53,7 @@ class Quotas:
     def charge_rows(self, connection: sqlite3.Connection, contributor: str, size: int) -> None:
         """Charge what a transaction wrote into the database, before it ends.
 
-        Raises
-        ------
-        Refusal
-            With status 413: it would be too much, so nothing is written.
+        Raises Refusal with status 413: it would be too much, so nothing is written.
         """
         room = self._limits.contributor_bytes - usage.sent(connection, contributor) - self._arriving[contributor]
         if contributor and size > room:

@@ -1,5 +1,4 @@
-"""Limits on how often an action is done from one address or by one account: the only place where requests are counted.
-"""
+"""Limits on how often an address or an account does an action: the only place where requests are counted."""
 
 import math
 import time
@@ -25,10 +24,7 @@ class Rates:
     def take(self, rule: str, of: str) -> None:
         """Count one more; do nothing where there is no such rule.
 
-        Raises
-        ------
-        Refusal
-            With status 429, Retry-After, and the header ``RateLimit`` that the hub's clients read.
+        Raises Refusal with status 429, Retry-After, and the header ``RateLimit`` that the hub's clients read.
         """
         item = self._rules.get(rule)
         if item is None or self._windows.hit(item, rule, of):

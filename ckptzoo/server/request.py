@@ -137,10 +137,8 @@ class AuthorizedRequest:
         A body may arrive for minutes after the caller was admitted. Tokens that were revoked and roles that were taken
         meanwhile are of no use in the transaction that writes.
 
-        Raises
-        ------
-        Refusal
-            As when the request began; with status 409 where the caller's roles are others by now, or the repository is.
+        Raises Refusal as when the request began; with status 409 where the caller's roles are others by now, or the
+        repository is.
         """
         with self.service.database.writing() as connection:
             caller, repository = self.admit(connection)
@@ -169,10 +167,7 @@ class AuthorizedRequest:
         """Refuse ``what`` in a session that began with a token, which may be somebody else's by now, and is to end with
         it.
 
-        Raises
-        ------
-        Refusal
-            With status 403.
+        Raises Refusal with status 403.
         """
         if self.is_limited:
             expected = "expected a session that a one-time link or an identity provider began, got one of a token"
@@ -183,10 +178,7 @@ class AuthorizedRequest:
     def require(self, role: str, target: Target) -> None:
         """Refuse unless the caller has at least this role in another repository, or in a namespace.
 
-        Raises
-        ------
-        Refusal
-            With status 404 for a repository that the caller may not read, else with 403.
+        Raises Refusal with status 404 for a repository that the caller may not read, else with 403.
         """
         held = role_in(self.subject, target)
         if held is None and target.number is not None:
@@ -265,11 +257,8 @@ Admitted = tuple[Caller | None, Repository | None]
 def parsed_json(data: bytes) -> Any:
     r"""Parse JSON in UTF-8.
 
-    Raises
-    ------
-    ValueError
-        It is not JSON, is nested too deep, or holds what cannot be written again: NaN, infinities, lone surrogates
-        (``"\ud800"``), which are no characters and which no answer could hold.
+    Raises ValueError: it is not JSON, is nested too deep, or holds what cannot be written again: NaN, infinities, lone
+    surrogates (``"\ud800"``), which are no characters and which no answer could hold.
     """
     try:
         # given bytes, json.loads would guess the encoding and let surrogates pass

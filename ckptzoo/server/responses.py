@@ -33,10 +33,7 @@ def requested_range(header: str | None, size: int) -> tuple[int, int] | None:
     """Return the bytes ``start`` up to ``stop`` that a Range header requests, None for all (RFC 9110, section 14). A
     header that is not one range of bytes is ignored, as the standard allows.
 
-    Raises
-    ------
-    Refusal
-        With status 416 where no byte of the file is in the range.
+    Raises Refusal with status 416 where no byte of the file is in the range.
     """
     match = None if header is None else _RANGE.fullmatch(header)
     if match is None or match.groups() == ("", ""):
@@ -110,10 +107,7 @@ async def _pieces(path: Path, start: int, stop: int) -> AsyncGenerator[bytes]:
 def front_matter(text: str) -> dict[str, Any]:
     """Return the YAML between the two ``---`` lines; empty where there is none.
 
-    Raises
-    ------
-    ValueError
-        It is not a plain YAML mapping of bounded size that JSON can express.
+    Raises ValueError: it is not a plain YAML mapping of bounded size that JSON can express.
     """
     match = _FRONT_MATTER.match(text[:MAX_FRONT_MATTER])
     if match is None:

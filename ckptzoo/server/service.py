@@ -32,8 +32,6 @@ class Signer:
     ``key`` has 32 secret bytes; ``seconds`` is how long an address is valid, and ``clock`` returns the time in seconds
     since 1970.
 
-    Notes
-    -----
     ``test_a_changed_address_is_refused`` in ``tests/server/test_protocol.py`` changes each field in turn.
     """
 
@@ -51,10 +49,7 @@ class Signer:
     def check(self, purpose: str, query: Mapping[str, str]) -> dict[str, str]:
         """Return the fields of a query that was signed for this purpose and has not expired.
 
-        Raises
-        ------
-        Refusal
-            With status 403.
+        Raises Refusal with status 403.
         """
         content = {name: value for name, value in query.items() if name != "signature"}
         expected = self._signature(purpose, content).encode()
@@ -79,10 +74,7 @@ class Signer:
 def database_of(root: Path) -> Database:
     """Open the database of a server's folder, made where there is none; it may be open in several processes.
 
-    Raises
-    ------
-    ZooError
-        Its tables are of an earlier version.
+    Raises ZooError: its tables are of an earlier version.
     """
     root.mkdir(parents=True, exist_ok=True)
     database = Database(root / "hub.sqlite")
@@ -98,6 +90,8 @@ def database_of(root: Path) -> Database:
 class Service:
     """A server's folder; one process at a time serves it.
 
+    Raises ZooError: another process serves the folder.
+
     Parameters
     ----------
     private
@@ -109,11 +103,6 @@ class Service:
         whoever sends it gets the metrics; without one nobody does.
     blobs_url
         the address that large files are served from; another origin, as the hub has it, or the same.
-
-    Raises
-    ------
-    ZooError
-        Another process serves the folder.
     """
 
     def __init__(

@@ -56,10 +56,7 @@ class Share:
     def take(self, size: int) -> None:
         """Reserve ``size`` more units.
 
-        Raises
-        ------
-        Refusal
-            With status 503 and Retry-After: the address, or all together, would hold too much.
+        Raises Refusal with status 503 and Retry-After: the address, or all together, would hold too much.
         """
         self._shares.take(self._address, size)
         self.size += size

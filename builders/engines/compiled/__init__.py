@@ -31,10 +31,7 @@ _NAMES = ("conv1.weight", "conv2.weight", "fc.weight", "fc.bias")
 def advance(data_source: DataSource, state: TrainingState, stop: int) -> None:
     """Take the steps of every member up to ``stop``, as every ``builders.engines.Engine``.
 
-    Raises
-    ------
-    ZooError
-        The data is not on a CPU, or its images are not of 28x28 pixels.
+    Raises ZooError: the data is not on a CPU, or its images are not of 28x28 pixels.
     """
     recipe, members = data_source.recipe, len(state)
     train(

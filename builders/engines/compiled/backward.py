@@ -106,8 +106,7 @@ def conv2_weight_grad(workspace: Workspace) -> None:
 
 @njit(**INLINE)
 def conv2_input_grad(workspace: Workspace, kernel: Numbers, scale: np.float32) -> None:
-    """Propagate back through the second convolution and ReLU to the maxima of the first, times the scale of the pixels.
-    """
+    """Propagate back through the second convolution and ReLU to the maxima of the first, times the pixels' scale."""
     zero, b = spread(_ZERO), spread(scale)
     for row in range(16):
         channel, y = row // 8, row % 8

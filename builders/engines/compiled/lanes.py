@@ -153,8 +153,7 @@ def _joined(builder: Any, first: Any, second: Any) -> Any:
 
 @_vectors
 def greater(typing: Any, value: Any, best: Any, yes: Any, no: Any) -> Any:
-    """Select ``yes`` where the value is above ``best`` or not a number, else ``no``; as max-pooling in PyTorch chooses.
-    """
+    """Select ``yes`` where the value is above ``best`` or not a number, else ``no``, as PyTorch's max-pooling."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         above = builder.fcmp_ordered(">", arguments[0], arguments[1])

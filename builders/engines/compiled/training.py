@@ -74,8 +74,7 @@ class LaneBatch(NamedTuple):
 def gradients(
     workspace: Workspace, images: Images, weights: tuple[Numbers, ...], batch: LaneBatch, size: int, dropout: bool
 ) -> None:
-    """Compute gradients of the mean cross-entropy of ``size`` images, into the first numbers of the last four arrays.
-    """
+    """Compute gradients of the mean cross-entropy of ``size`` images, into the first numbers of four arrays."""
     conv1, conv2, head, bias = weights
     for sums in (workspace.conv1, workspace.conv2, workspace.head, workspace.bias):
         sums[:] = 0

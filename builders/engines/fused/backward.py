@@ -58,8 +58,7 @@ def conv2_weight_grad(hidden: tl.tensor, passed: tl.tensor, backs: tl.tensor, su
 
 @triton.jit
 def conv2_input_grad(hidden: tl.tensor, kernel: tl.tensor, passed: tl.tensor, backs: tl.tensor, lanes: tl.constexpr):
-    """Propagate back through the second convolution and ReLU: write the gradients of the maxima in place of the maxima.
-    """
+    """Propagate back through the second convolution and ReLU: replace the maxima by their gradients."""
     for offset in range(16):
         channel, y = offset // 8, offset % 8
         totals = zeros(8, lanes)

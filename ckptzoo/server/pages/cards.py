@@ -34,7 +34,7 @@ _MAX_REOPENED = 2**25
 _ELEMENT_BYTES = 100
 """About what one takes besides its attributes."""
 _TAG_BYTES, _LINK_BYTES, _TABLE_BYTES = 8, 160, 100
-"""What a tag takes besides its name, and what cleaning adds to a link besides the page's address, and to a table."""
+"""Bytes of a tag besides its name, and those that cleaning adds to a link besides the address, and to a table."""
 _KEPT_BYTES = 2**25
 _SHOWN = 20_000
 """Characters that are shown as text."""

@@ -65,10 +65,8 @@ def form_token(service: Service, request: AuthorizedRequest) -> str:
 def check_form(request: AuthorizedRequest) -> None:
     """Refuse a form that was not made by a page of this server for this session.
 
-    Raises
-    ------
-    Refusal
-        With status 403: the Origin is absent, null (a sandboxed frame's) or foreign, or the form's token is another.
+    Raises Refusal with status 403: the Origin is absent, null (a sandboxed frame's) or foreign, or the form's token is
+    another.
     """
     origin = request.http_request.headers.get("origin", "")
     if origin != request.origin:
@@ -84,10 +82,7 @@ def check_form(request: AuthorizedRequest) -> None:
 def field(request: AuthorizedRequest, name: str, limit: int = 1000) -> str:
     """Return a field of a form, without white space around it; empty where it is absent.
 
-    Raises
-    ------
-    Refusal
-        It is longer than ``limit`` characters.
+    Raises Refusal: it is longer than ``limit`` characters.
     """
     text = _first(request, name).replace("\r\n", "\n").strip()
     if len(text) > limit:

@@ -181,8 +181,7 @@ def review_command(request: AuthorizedRequest, pull: StoredDiscussion) -> str:
 def checks_of(
     request: AuthorizedRequest, connection: sqlite3.Connection, events: Sequence[Event], head: str
 ) -> Checks | None:
-    """Return the newest checks of a commit by an account that may write to the repository, with a token that might too.
-    """
+    """Return the newest checks of a commit by an account that may write to the repository, as may its token."""
     for event in reversed(events):
         mark = read_mark(_text(event)) if event.type == "comment" else None
         # the author's roles say nothing of the token with which the comment was written

@@ -297,8 +297,7 @@ def change(request: AuthorizedRequest) -> Response:
 def diff_lines(
     request: AuthorizedRequest, trees: Trees, before: str | None, after: str
 ) -> tuple[list[tuple[str, str]], bool]:
-    """Return the lines of a diff, each with its class, and whether it was cut; ``before`` is None for an empty folder.
-    """
+    """Return the lines of a diff, each with its class, and whether it was cut; None is an empty folder."""
     text = diff(trees, request.service.blobs, before, after, is_abandoned=request.gone.is_set)
     classes = {"+": "added", "-": "removed", "@": "hunk"}
     lines: list[tuple[str, str]] = []

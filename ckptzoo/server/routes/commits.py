@@ -26,7 +26,7 @@ _UNKNOWN_SIZE = -1
 
 @dataclass
 class _Proposal:
-    """What a client wants to commit: kind, path and file of each operation, in order."""
+    """A client's proposal of a commit: kind, path and file of each operation, in order."""
 
     title: str | None = None
     description: str = ""

@@ -84,8 +84,7 @@ def details(request: AuthorizedRequest) -> Response:
 
 
 def conflicts_of(trees: Trees, base: str, target: str, proposed: str) -> list[str] | bool:
-    """Return the files with conflicts, from the ids of three folders; True, as the hub has it, where it takes too long.
-    """
+    """Return the files with conflicts, from the ids of three folders; True, as on the hub, where it takes too long."""
     try:
         return list(merge(trees, base, target, proposed, seconds=_MERGE_SECONDS).conflicts)
     except Refusal:
@@ -223,10 +222,7 @@ def charge(
 ) -> None:
     """Charge a contributor for what was written, before the transaction ends.
 
-    Raises
-    ------
-    Refusal
-        With status 413: it is more than a discussion or the contributor's quota has room for.
+    Raises Refusal with status 413: it is more than a discussion or the contributor's quota has room for.
     """
     if not request.contributor:
         return

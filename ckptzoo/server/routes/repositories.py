@@ -126,8 +126,7 @@ def listing(request: AuthorizedRequest) -> Response:
 
 
 def owned(request: AuthorizedRequest) -> Response:
-    """Return the repositories of an organisation, or of the caller, with the bytes of their files on the main branch.
-    """
+    """Return the repositories of an organisation, or of the caller, with the bytes of their files on main."""
     namespace = request.piece("namespace") or request.user
     found: list[dict[str, Any]] = []
     with request.service.database.reading() as connection:

@@ -125,8 +125,7 @@ def _whole(request: AuthorizedRequest, sha256: str, size: int) -> dict[str, Any]
 
 
 def _in_parts(request: AuthorizedRequest, sha256: str, size: int, step: int) -> dict[str, Any]:
-    """Return addresses for every part, in the headers that huggingface_hub reads; all but the last have the same size.
-    """
+    """Return addresses for every part, in the headers that huggingface_hub reads; all but the last are equal."""
     # huggingface_hub reads chunk_size, and takes every header whose name is a number for the address of that part;
     # it refuses any other count of them than size / chunk_size, rounded up
     limit, parts = request.service.limits.contributor_uploads, -(-size // step)

@@ -54,11 +54,8 @@ def listed(connection: sqlite3.Connection, kind: str) -> list[Account]:
 def add(connection: sqlite3.Connection, name: str, kind: str, *, actor: str) -> Account:
     """Make an account, or enable one that was revoked; one that is there already is left as it is.
 
-    Raises
-    ------
-    Refusal
-        The name cannot be a namespace, is that of an account of the other kind, or differs from another one in capital
-        letters alone.
+    Raises Refusal: the name cannot be a namespace, is that of an account of the other kind, or differs from another one
+    in capital letters alone.
     """
     checked_user(name)
     row = connection.execute("SELECT name, kind FROM accounts WHERE lower(name) = lower(?)", (name,)).fetchone()

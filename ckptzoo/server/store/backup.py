@@ -40,13 +40,8 @@ def back_up(root: Path, target: Path, progress: Progress | None = None) -> Copie
     Blobs are linked into ``target`` where it is on the same file system, else copied. ``progress`` is called with the
     blobs that are there, and all of them.
 
-    Raises
-    ------
-    ZooError
-        There is no server's folder, or its tables are of another version.
+    Raises ZooError: there is no server's folder, or its tables are of another version.
 
-    Notes
-    -----
     The database is put in place last: a backup that is interrupted leaves the earlier one whole, and the same call goes
     on where it was.
     """
@@ -78,10 +73,7 @@ def back_up(root: Path, target: Path, progress: Progress | None = None) -> Copie
 def restore(backup: Path, root: Path, progress: Progress | None = None) -> Copied:
     """Make a server's folder from a backup, which stays as it is; a folder that an interrupted call began is continued.
 
-    Raises
-    ------
-    ZooError
-        There is no backup, or a server's folder there already.
+    Raises ZooError: there is no backup, or a server's folder there already.
     """
     _check_database(backup)
     if (root / DATABASE).exists():

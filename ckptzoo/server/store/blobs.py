@@ -35,10 +35,7 @@ def locked(root: Path, *, shared: bool = False, seconds: float = 600) -> Iterato
     It is ``shared`` with others to store and name blobs, and exclusive to remove some, for which ``seconds`` is the
     longest wait.
 
-    Raises
-    ------
-    ZooError
-        Others keep it, such as a backup.
+    Raises ZooError: others keep it, such as a backup.
     """
     descriptor = os.open(root / "blobs.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -104,8 +101,6 @@ class Blobs:
 
     Unfinished files of an earlier process are removed.
 
-    Notes
-    -----
     A blob is flushed, renamed into place, and its folder flushed, before its name is given to anyone.
     ``test_killed_at_any_moment`` in ``tests/server/test_durability.py`` kills the process meanwhile.
     """
@@ -150,10 +145,7 @@ class Blobs:
     def keep(self, arriving: Arriving, sha256: str, size: int) -> None:
         """Put a finished file in its place if it matches the announced size and digest.
 
-        Raises
-        ------
-        Refusal
-            The size or the digest differ; the file is gone.
+        Raises Refusal: the size or the digest differ; the file is gone.
         """
         try:
             digest = arriving.finish()

@@ -85,10 +85,7 @@ class History:
     def resolve(self, revision: str) -> Commit:
         """Return the commit that a branch, tag, ref in full or commit id means.
 
-        Raises
-        ------
-        Refusal
-            With status 404 and ``RevisionNotFound``.
+        Raises Refusal with status 404 and ``RevisionNotFound``.
         """
         for name in (HEADS + revision, TAGS + revision, revision):
             oid = self.ref(name)
@@ -191,10 +188,7 @@ def merge(trees: Trees, base: str, target: str, proposed: str, *, seconds: float
 
     Contents are never mixed: a file that both sides changed differently is a conflict.
 
-    Raises
-    ------
-    Refusal
-        With status 413: it takes longer.
+    Raises Refusal with status 413: it takes longer.
     """
     end = time.monotonic() + seconds
     ours, theirs = trees.difference(base, target, end=end), trees.difference(base, proposed, end=end)

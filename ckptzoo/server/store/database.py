@@ -96,8 +96,6 @@ def set_setting(connection: sqlite3.Connection, name: str, text: str) -> None:
 class Database:
     """Reads run side by side; writes one after the other, each flushed to the disk before it returns.
 
-    Notes
-    -----
     Write-ahead log with ``synchronous=FULL``: a transaction that has returned survives the process and the power.
     """
 

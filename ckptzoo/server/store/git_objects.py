@@ -32,7 +32,7 @@ class Node:
 
 
 def object_id(kind: str, content: bytes) -> str:
-    """Return ``sha1(kind + " " + size + "\0" + content)``, in hex; kind is ``blob``, ``tree`` or ``commit``."""
+    """Return ``sha1(kind + " " + size + "\\0" + content)``, in hex; kind is ``blob``, ``tree`` or ``commit``."""
     # git's choice of a hash; contents are compared by their sha256.
     return hashlib.sha1(f"{kind} {len(content)}\0".encode() + content, usedforsecurity=False).hexdigest()
 
@@ -43,8 +43,7 @@ def pointer(sha256: str, size: int) -> bytes:
 
 
 def is_pointer(content: bytes) -> bool:
-    """Return whether clients of Git LFS would take these bytes for a pointer, whatever the version and the line ends.
-    """
+    """Return whether clients of Git LFS would take these bytes for a pointer, in any version and with any line ends."""
     return (
         len(content) < _POINTER_BYTES
         and _POINTER.match(content) is not None
@@ -69,7 +68,7 @@ def sort_key(name: str, node: Node) -> bytes:
 
 
 def tree_content(nodes: Mapping[str, Node]) -> bytes:
-    """Return a folder as bytes: ``mode name \0 id`` of each entry, sorted."""
+    """Return a folder as bytes: ``mode name \\0 id`` of each entry, sorted."""
     return b"".join(
         f"{_FOLDER if node.folder else _FILE} {name}\0".encode() + bytes.fromhex(node.oid)
         for name, node in sorted(nodes.items(), key=lambda item: sort_key(*item))
@@ -129,8 +128,6 @@ class Trees:
 
     ``written_bytes`` is what its new rows take up.
 
-    Notes
-    -----
     In a folder git names a large file by the id of its pointer, which a small file with the pointer's text would have,
     too. Commits refuse such a text (``is_pointer``). Where an earlier version took one, the id stands for the large
     file in repositories that were given its bytes, and for the text in all others, so that nobody gets by a digest
@@ -216,10 +213,7 @@ class Trees:
     def changed(self, root: str | None, changes: Changes) -> str:
         """Apply changes to a folder and store the result; folders that become empty are removed.
 
-        Raises
-        ------
-        Refusal
-            A path would be a file and a folder at once.
+        Raises Refusal: a path would be a file and a folder at once.
         """
         nodes = dict(self.nodes(root))
         below: dict[str, Changes] = {}
@@ -273,10 +267,7 @@ class Trees:
     ) -> dict[str, tuple[str | None, str | None]]:
         """Return the paths of the files that differ between two folders, with their ids before and after.
 
-        Raises
-        ------
-        Refusal
-            With status 413: it is later than ``end``, by ``time.monotonic()``.
+        Raises Refusal with status 413: it is later than ``end``, by ``time.monotonic()``.
         """
         if before == after:
             return {}

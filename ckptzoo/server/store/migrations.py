@@ -1,5 +1,4 @@
-"""Migrations of databases of earlier versions to the present tables; what was wrong in them is corrected and reported.
-"""
+"""Migrations of databases of earlier versions to the present tables; errors in them are corrected and reported."""
 
 import json
 import logging
@@ -19,8 +18,6 @@ _TEXT_BYTES = (100, 200)
 def migrate(database: Database, blobs: Blobs) -> list[str]:
     """Bring a database to ``VERSION`` in one transaction; return, and log, what was wrong in it.
 
-    Notes
-    -----
     To version 4: comments got the role with which they are written. That of earlier ones is not known.
 
     To version 3: tables of sessions, which are made with the database's others.

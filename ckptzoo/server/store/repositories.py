@@ -16,8 +16,7 @@ ATTRIBUTES = "".join(f"*{ending} filter=lfs diff=lfs merge=lfs -text\n" for endi
 
 @dataclass(frozen=True)
 class Repository:
-    """One repository; in a ``closed`` one only accounts that have a role in it may open pull requests and discussions.
-    """
+    """One repository; in a ``closed`` one only accounts with a role may open pull requests and discussions."""
 
     id: int
     kind: str

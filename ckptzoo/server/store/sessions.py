@@ -32,8 +32,7 @@ class Session:
 
 
 def make_link(connection: sqlite3.Connection, user: str, *, actor: str) -> str:
-    """Return the code of a link with which a user signs in once within ``LINK_HOURS``; earlier links of the user end.
-    """
+    """Return the code of a link with which a user signs in once within ``LINK_HOURS``; earlier links end."""
     accounts.add(connection, user, accounts.USER, actor=actor)
     code = secrets.token_urlsafe(_RANDOM_BYTES)
     connection.execute("DELETE FROM links WHERE user = ? OR expires <= ?", (user, _now()))
@@ -109,10 +108,7 @@ def user_of_identity(connection: sqlite3.Connection, issuer: str, subject: str) 
 def set_identity(connection: sqlite3.Connection, issuer: str, subject: str, user: str) -> None:
     """Connect an identity at a provider to a user.
 
-    Raises
-    ------
-    Refusal
-        With status 409: it is another user already.
+    Raises Refusal with status 409: it is another user already.
     """
     known = user_of_identity(connection, issuer, subject)
     if known not in (None, user):

@@ -56,15 +56,9 @@ CARDS = _INSTALLED_CARDS if _INSTALLED_CARDS.is_dir() else _CHECKOUT_CARDS
 class Built:
     """The result of a build.
 
-    Parameters
-    ----------
-    part
-        the name of the new part; None where nothing was to be done.
-    held
-        members of the recipe that the zoo holds now, retracted ones counted.
-    member_steps, seconds
-        optimiser steps of all members taken by this process, and the time they took, measuring the checkpoints
-        included.
+    ``part`` is the new part's name, None where nothing was to be done; ``held`` counts the members of the recipe that
+    the zoo holds now, retracted ones included. ``member_steps`` and ``seconds`` are the optimiser steps of all members
+    taken by this process, and their time, measuring the checkpoints included.
     """
 
     zoo: Path
@@ -101,8 +95,6 @@ class TrainingOptions(TypedDict, total=False):
         optimiser steps whose checkpoints are kept besides the last.
     epochs
         trains shorter or longer than the recipe says; that is another recipe, with another digest.
-    device
-        ``cpu``, by default, or ``cuda``.
     unit_size
         members trained together; by default that of the unfinished build, else as many as take about 5 minutes of an
         engine that trains one member at a time, else ``builders.train.default_unit_size``.
@@ -239,25 +231,13 @@ def build(
     console: Console | None = None,
     **options: Unpack[TrainingOptions],
 ) -> Built:
-    """Train members until a zoo holds a number of a recipe's, and add them as one part.
+    """Train members until a zoo holds ``members`` of a recipe's, with new seeds from ``first_seed`` on, and add them as
+    one part. Called again after it was stopped or killed, with the same arguments, it continues from the last saved
+    state.
 
-    Called again after it was stopped or killed, with the same arguments, it carries on where it was last saved.
-
-    Raises Interrupted on Ctrl-C or SIGTERM, after the state was saved. Raises ZooError: the arguments do not fit each
-    other, the zoo, or an unfinished build there.
-
-    Parameters
-    ----------
-    to
-        the zoo's folder; made where there is none.
-    members
-        how many of this recipe the zoo is to hold. Seeds that it does not have are allotted.
-    first_seed
-        the smallest seed to allot.
-    save_seconds
-        how much training is lost at most when the process is killed; more where a save takes more than 1 % of that.
-    counter
-        of the joules that the device uses; by default NVML's for a CUDA device, and none for a CPU.
+    The zoo is made where there is none. At most ``save_seconds`` of training are lost when the process is killed; more
+    where a save takes more than 1 % of that. ``counter`` counts the joules of the device; by default NVML's for a CUDA
+    device, and none for a CPU.
     """
     request = BuildRequest.of(recipe, to, members=members, first_seed=first_seed, **options)
     return build_requested(request, save_seconds=save_seconds, counter=counter, console=console)

@@ -76,22 +76,11 @@ class Unit:
 class BuildPlan:
     """The plan of a build, settled when it starts.
 
-    Parameters
-    ----------
-    members
-        how many the zoo holds when it is done.
-    seeds
-        those allotted to this build.
-    keep_steps
-        rising optimiser steps at which checkpoints are kept, the last step included.
-    first_seed
-        the smallest seed that could be allotted; None where that is not known.
-    code
-        versions of this package and of torch; None where that is not known.
-    transpositions
-        of a build of planted pairs, see ``builders.planted``; none of others.
-    recipe_content
-        the recipe's keys and values, see ``builders.recipe.Recipe.from_content``; None in plans of older versions.
+    ``members`` counts those of the zoo when the build is done, ``seeds`` are those allotted to it, ``keep_steps`` the
+    rising optimiser steps at which checkpoints are kept, the last included. ``first_seed`` is the smallest seed that
+    could be allotted, and ``code`` has the versions of this package and of torch; None where not known.
+    ``transpositions`` are those of planted pairs (``builders.planted``), ``recipe_content`` is for
+    ``builders.recipe.Recipe.from_content``, None in plans of older versions.
     """
 
     recipe: str

@@ -25,19 +25,10 @@ _Key = tuple[str | None, str | None, str | None]
 class Spending:
     """The time and energy of the members of one recipe on one kind of device with one engine.
 
-    Parameters
-    ----------
-    recipe
-        its name and the first 8 digits of its digest; None, as for device and engine, where unknown.
-    timed
-        members of whom it is known how long they were trained.
-    member_steps, seconds
-        of those: optimiser steps, and the shares of their units' time on the device, both up to each one's last
-        checkpoint. Measuring the checkpoints is not counted.
-    metered
-        members of whom it is known how much energy their training took.
-    joules
-        the shares of those.
+    ``recipe`` is its name and the first 8 digits of its digest; it, the device and the engine are None where unknown.
+    ``timed`` counts the members whose time of training is known; ``member_steps`` and ``seconds`` are their optimiser
+    steps and their shares of their units' time on the device, both up to each one's last checkpoint, without measuring
+    the checkpoints. ``metered`` counts the members whose energy is known, and ``joules`` is the sum of their shares.
     """
 
     recipe: str | None

@@ -21,15 +21,9 @@ _DRAWN_AT_ONCE = 2**15
 class TrainingBatch(NamedTuple):
     """The batches of M members in one optimiser step of B examples.
 
-    Attributes
-    ----------
-    inputs
-        (M, B, ...) float32; float64 where the recipe's precision is.
-    targets
-        (M, B).
-    scales
-        (M, B, U) of the same dtype, by which the inputs of the last linear layer are multiplied: 0 where dropout drops
-        one, 1 / (1 - p) elsewhere; None without dropout.
+    ``inputs`` are (M, B, ...) float32, or float64 where the recipe's precision is; ``targets`` are (M, B). The inputs
+    of the last linear layer are multiplied by ``scales`` (M, B, U) of the same dtype: 0 where dropout drops one, 1 / (1
+    - p) elsewhere; None without dropout.
     """
 
     rate: float

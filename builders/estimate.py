@@ -37,26 +37,10 @@ _PART_BYTES, _ROW_BYTES = 18_000, 55
 class Estimate:
     """The time and disk space of a build.
 
-    Parameters
-    ----------
-    parameter_bytes
-        of the weights of one checkpoint.
-    member_steps
-        optimiser steps of all members together.
-    steps_per_second
-        of those.
-    measuring
-        seconds that the checkpoints' losses and accuracies take; None where unknown.
-    joules_per_step
-        of a member-step; None where unknown.
-    output_bytes
-        of the outputs of one checkpoint that are stored too.
-    unit_members
-        members of a unit; None where that is not known.
-    devices
-        how many devices such as this one train units side by side.
-    price
-        of an hour of one of them, in any currency; None where it is not given.
+    ``parameter_bytes`` and ``output_bytes`` are those of the weights and of the stored outputs of one checkpoint.
+    ``member_steps`` are the optimiser steps of all members together; ``measuring`` is the seconds that the checkpoints'
+    losses and accuracies take. ``unit_members`` are the members of a unit; ``devices`` such as this one train units
+    side by side, and an hour of one has the ``price``, in any currency. None means unknown.
     """
 
     recipe: str
@@ -223,18 +207,9 @@ def estimate(
 
     Raises ZooError as in ``builders.build.build``.
 
-    Parameters
-    ----------
-    recipe, folder, keep_steps, epochs, device, unit_size, engine, threads
-        as for ``builders.build.build``.
-    members
-        how many are to be added.
-    examples
-        inputs on which the outputs of every checkpoint are stored too, in float16; that is not timed.
-    devices, price
-        how many devices such as this one work side by side, and what an hour of one costs.
-    seconds
-        how long steps are taken; compiling comes before, and measuring after.
+    Arguments are those of ``builders.build.build``. ``examples`` are inputs on which the outputs of every checkpoint
+    are stored too, in float16, which is not timed; ``devices`` such as this one work side by side, and ``price`` is
+    that of an hour of one. Steps are taken for ``seconds``; compiling comes before, and measuring after.
     """
     require_at_least(members=members, unit_size=unit_size, threads=threads, devices=devices)
     require_at_least(0, examples=examples)

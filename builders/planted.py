@@ -92,21 +92,13 @@ def build(
     console: Console | None = None,
     **options: Unpack[TrainingOptions],
 ) -> Built:
-    """Train references and planted members until a zoo holds those of ``runs`` runs, and add them as one part.
+    """Train references and planted members until a zoo holds those of ``runs`` runs, and add them as one part. Called
+    again after it was stopped or killed, with the same arguments, it continues from the last saved state. Further runs
+    or numbers are added to the existing ones.
 
-    Called again after it was stopped or killed, with the same arguments, it carries on where it was last saved. More
-    runs or numbers are added to those that are there.
-
-    Raises Interrupted on Ctrl-C or SIGTERM, after the state was saved. Raises ZooError: the architecture has no
-    permutation with one of the numbers; or the arguments do not fit each other, the zoo, or an unfinished build there.
-
-    Parameters
-    ----------
-    runs
-        with other initial weights each.
-    transpositions
-        the numbers of them in each run, 0 to the most that the architecture has (n - 1 of one layer of n hidden
-        neurons); the order does not matter.
+    Each run has other initial weights, and a member for each number of ``transpositions``, 0 to the most that the
+    architecture has (n - 1 for one layer of n hidden neurons), in any order. Other arguments are those of
+    ``builders.build.build``.
     """
     wanted = planted_recipe(Recipe.of(recipe, options.pop("epochs", None)))
     require_at_least(runs=runs)

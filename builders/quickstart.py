@@ -60,15 +60,10 @@ class _Steps:
 
 
 def run(*, members: int, to: str | Path, console: Console | None = None) -> None:
-    """Make a zoo of ``members`` OptuNets in the folder ``to`` and show what is in it.
+    """Make a zoo of ``members`` OptuNets in the folder ``to`` and show its content; pictures go to ``<to>-pictures``.
 
     Raises ZooError: fewer than ``LEAST_MEMBERS`` members; nothing is trained. Raises IntegrityError: verification found
     problems.
-
-    Parameters
-    ----------
-    to
-        the zoo's folder; the pictures go to the folder of the same name with ``-pictures`` behind it.
     """
     if members < LEAST_MEMBERS:
         expected, step = f"{LEAST_MEMBERS} or more, because two halves are compared", "Choose another number."

@@ -78,13 +78,9 @@ def work(
     is not installed. Raises ZooError as ``builders.shared.work``; there is no cluster at the address, or its nodes have
     other code.
 
-    Parameters
-    ----------
-    address
-        of the cluster's head, ``host:6379``; this machine must belong to the cluster. By default the environment
-        variable ``RAY_ADDRESS``, else the cluster that this machine belongs to, else one of this machine alone.
-    threads
-        cores of a unit, by default 1; on a GPU, of which a unit has one, streams.
+    ``address`` is that of the cluster's head, ``host:6379``; this machine must belong to the cluster. By default it is
+    the environment variable ``RAY_ADDRESS``, else the cluster that this machine belongs to, else one of this machine
+    alone. ``threads`` are the cores of a unit, by default 1; on a GPU, of which a unit has one, streams.
     """
     console = console or Console()
     order = WorkOrder.of(to, recipe, folder, unit=unit, share=share)

@@ -89,8 +89,6 @@ class Recipe:
         epochs at the beginning in which the learning rate moves in equal steps from ``warmup_from``.
     warmup_from
         the learning rate before the first epoch of a warm-up.
-    nesterov
-        whether the momentum is Nesterov's.
     schedule
         ``milestones``, or ``cosine``: half a cosine from ``learning_rate`` down, with neither milestones nor a warm-up.
     precision
@@ -293,19 +291,11 @@ class Recipe:
 class ImageRecipe(Recipe):
     """Training on random crops of images.
 
-    Parameters
-    ----------
-    crop_pad
-        raw pixels of 0 added on every side before a crop of the original size.
-    mean
-        of the training pixels divided by 255, one number or one a channel; inputs are ``(pixel / 255 - mean) / std``,
-        computed last, so that the padding is raw 0 and not the mean.
-    std
-        the standard deviation of the same, one number or one a channel.
-    ood
-        a data set of other things, whose test images can be shown to the networks; not part of the digest.
-    train_of
-        the images of the training set, of which the first ``train`` are used; None where these are all.
+    ``crop_pad`` raw pixels of 0 are added on every side before a crop of the original size. Inputs are ``(pixel / 255 -
+    mean) / std`` with the statistics of the training pixels divided by 255, one number or one a channel, computed last,
+    so that the padding is raw 0 and not the mean. ``ood`` is another data set, whose test images can be shown to the
+    networks; it is not part of the digest. The first ``train`` of ``train_of`` images of the training set are used;
+    None where these are all.
     """
 
     crop_pad: int

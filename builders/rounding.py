@@ -71,16 +71,8 @@ def round_weights(
     Raises ZooError: the zoo has other networks, or checkpoints that the recipe did not train; a weight is beyond the
     dtype's range; the copy is another zoo.
 
-    Parameters
-    ----------
-    zoo
-        a folder or an address; every checkpoint that is copied was trained by the recipe.
-    to
-        the copy's folder; made where there is none.
-    dtype
-        one of ``DTYPES``.
-    where
-        a condition on the metadata, such as ``step == 2346``.
+    Every copied checkpoint of ``zoo``, a folder or an address, was trained by the recipe; ``where`` is a condition on
+    the metadata, such as ``step == 2346``. ``dtype`` is one of ``DTYPES``.
     """
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
     if dtype not in DTYPES:

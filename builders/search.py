@@ -42,21 +42,9 @@ BEST, PICTURE = "best.toml", "pareto.png"
 class Found:
     """The result of a search.
 
-    Parameters
-    ----------
-    name
-        of the search: the prefix of the recipe for this number of epochs, the members of a trial, and the seed.
-    folder
-        where its journal, picture and recipe are.
-    trials
-        how many have a result or have failed.
-    front
-        those of them than which no other has as few parameters and as good an accuracy, and one of them better; by
-        rising parameters.
-    best
-        the most accurate of the front that has at most ``max_parameters``, else its smallest.
-    failures
-        trials that have no result.
+    ``name`` is the prefix of the recipe for this number of epochs, the members of a trial, and the seed; ``folder`` has
+    the journal, picture and recipe. ``trials`` counts those with a result or a failure. ``front`` is the Pareto front
+    by rising parameters, and ``best`` its most accurate network that has at most ``max_parameters``, else its smallest.
     """
 
     name: str
@@ -114,32 +102,15 @@ def search(
     threads: int | None = None,
     console: Console | None = None,
 ) -> Found:
-    """Search until a folder has a number of trials, and write the picture and the recipe of the best.
+    """Search until a folder has ``trials`` trials, failed ones included, and write the picture and the recipe of the
+    best. Called again after it was stopped or killed, it continues; a larger number adds trials. Any number of
+    processes may search in one folder at the same time. OptuNet is the first trial. A network that is drawn again is
+    not trained again.
 
-    Called again after it was stopped or killed, it carries on; with more trials it adds some. Any number of processes
-    may search in one folder at the same time. OptuNet is the first trial. A network that is drawn again is not trained
-    again.
-
-    Raises Interrupted on Ctrl-C or SIGTERM; finished trials are kept. Raises MissingExtraError: Optuna or matplotlib is
-    not installed. Raises ZooError: the recipe is not of OptuNet, the folder has another search, or no trial has
-    finished.
-
-    Parameters
-    ----------
-    recipe
-        of OptuNet: a recipe, its name, or the path of its file. Trials train it with other architectures.
-    to
-        the folder; made where there is none.
-    trials
-        how many the folder is to have, those included that failed.
-    epochs
-        of a trial; by default those of the recipe.
-    seed
-        of the sampler. By one process the same seed gives the same trials, killed and repeated or not.
-    members
-        of a trial, with the seeds 0, 1, ...
-    max_parameters
-        of the network whose recipe is written.
+    ``recipe`` is that of OptuNet; trials train it with other architectures, for ``epochs``, by default its own, with
+    ``members`` members of the seeds 0, 1, ... ``seed`` is that of the sampler: by one process the same seed gives the
+    same trials, whether it was killed and repeated or not. ``max_parameters`` bounds the network whose recipe is
+    written.
     """
     require("optuna", "search")
     require("matplotlib", "search")

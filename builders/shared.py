@@ -156,22 +156,10 @@ def work(
     Raises Interrupted on Ctrl-C or SIGTERM, after the state was saved. Raises ZooError: there is no plan, there are
     several, or it is of another recipe or of other data; or there is no such unit.
 
-    Parameters
-    ----------
-    to
-        the zoo's folder, which all processes share.
-    recipe
-        of the plan; needed where the folder has plans of several recipes, or one that an older version made.
-    unit
-        the name of one unit; by default all.
-    share
-        ``(i, n)`` for every n-th unit, from the i-th, counted from 0.
-    seconds
-        stop after these, when the state is saved; another ``work`` carries on.
-    device
-        by default the plan's.
-    folder, threads, save_seconds
-        as for ``builders.build.build``.
+    ``recipe`` is needed where the folder has plans of several recipes, or one that an older version made. ``unit``
+    names one unit; by default all are trained. ``share`` ``(i, n)`` selects every n-th unit, from the i-th, counted
+    from 0. After ``seconds`` the state is saved, and another ``work`` continues. ``device`` is by default the plan's;
+    other arguments are those of ``builders.build.build``.
     """
     console = console or Console()
     order = WorkOrder.of(to, recipe, folder, unit=unit, share=share)
@@ -203,20 +191,9 @@ def work(
 
 
 def merge(to: str | Path, recipe: Recipe | str | Path | None = None, *, push_to: str | None = None) -> Merged:
-    """Add the units that are finished to the zoo, in parts of at most 32 GiB, and remove their files.
-
-    Killed at any moment, the next call carries on; nothing is added twice.
-
-    Raises HubError: the hub refuses or gives no answer. What was added to the zoo stays; the next call publishes it.
-    Raises IntegrityError: files of units are damaged, belong to others, or have no digest: nothing of them is added.
-    Raises ZooError: there is no plan, or another process merges.
-
-    Parameters
-    ----------
-    to, recipe
-        as for ``work``.
-    push_to
-        the repository that the zoo is published in, part by part; see ``ckptzoo.hub.push``.
+    """Add the units that are finished to the zoo, in parts of at most 32 GiB, and remove their files. After a kill at
+    any moment the next call continues; nothing is added twice. ``push_to`` is the repository that the zoo is published
+    in, part by part; see ``ckptzoo.hub.push``.
     """
     root = Path(to).absolute()
     recipe, build_folder, settled = find_plan(root, recipe)

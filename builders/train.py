@@ -40,17 +40,10 @@ _UNIT_BYTES = {"cpu": 64 * _IMAGE_BYTES, "cuda": 1024 * _IMAGE_BYTES}
 class Trainer:
     """Trains and measures states of one recipe.
 
-    Parameters
-    ----------
-    workers
-        threads, each of which trains groups of members on its own core, or on its own stream of a GPU; None on a GPU
-        whose engine trains all members at once.
-    threads
-        how many of them; 1 where there are none.
-    one_at_a_time
-        whether the engine trains members one after another.
-    few_groups
-        whether each worker trains one group: for steps whose cost hardly grows with the members of a group.
+    ``workers`` are ``threads`` threads, each of which trains groups of members on its own core, or on its own stream of
+    a GPU; None on a GPU whose engine trains all members at once, and then ``threads`` is 1. With ``one_at_a_time`` the
+    engine trains members one after another. With ``few_groups`` each worker trains one group: for steps whose cost
+    hardly grows with the members of a group.
     """
 
     data_source: Feed
@@ -212,13 +205,9 @@ def open_trainer(
     Raises ZooError: there is no such device, the engine cannot train the recipe, or the architecture does not fit the
     data.
 
-    Parameters
-    ----------
-    threads
-        on a CPU, by default as many as there are cores for this process; within, torch runs single-threaded. On a GPU
-        the streams on which an engine that trains one member at a time has members side by side, by default 1.
-    deterministic
-        whether a GPU takes the same kernels each time, none of which adds up in an order of its own.
+    On a CPU there are by default as many ``threads`` as cores for this process; within, torch runs single-threaded. On
+    a GPU they are the streams on which an engine that trains one member at a time has members side by side, by default
+    1. With ``deterministic`` a GPU takes the same kernels each time, whose order of addition is fixed.
     """
     kind = device_kind(device)
     name = choose_engine(recipe, kind, engine)

@@ -40,12 +40,8 @@ class Taken:
 class UnitTraining(ABC):
     """Brings units from where they were saved to their ends.
 
-    Parameters
-    ----------
-    save_seconds
-        how much work is lost at most when the process is killed; more where saving takes more than 1 % of it.
-    counter
-        of the joules that the device uses.
+    At most ``save_seconds`` of work are lost when the process is killed; more where saving takes more than 1 % of it.
+    ``counter`` counts the joules that the device uses.
     """
 
     build_folder: BuildFolder

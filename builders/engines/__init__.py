@@ -30,18 +30,9 @@ GENERAL = "general"
 class _Abilities:
     """The recipes that an engine can train.
 
-    Parameters
-    ----------
-    architectures
-        a pattern of their names.
-    devices
-        the kinds of devices that it knows.
-    buffers
-        whether it trains architectures with buffers, such as BatchNorm's.
-    one_at_a_time
-        whether it trains members one after another, each as fast as any number of them.
-    package, extra
-        a package that it needs, and the extra that has it.
+    ``architectures`` is a pattern of their names. ``buffers`` tells whether it trains architectures with buffers, such
+    as BatchNorm's; ``one_at_a_time`` whether it trains members one after another, each as fast as any number of them.
+    It needs ``package``, which the extra ``extra`` installs.
     """
 
     module: str

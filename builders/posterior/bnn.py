@@ -54,18 +54,10 @@ RANDOM, MEMBER = "random", "member"
 class Bnn(Method):
     """Chains of stochastic gradient descent in means and deviations.
 
-    Parameters
-    ----------
-    prior
-        the standard deviation of every weight under the prior.
-    temperature
-        T, which weighs the divergence from the prior.
-    initial_mean
-        the standard deviation of the means at first.
-    initial_rho_linear, initial_rho_convolution, initial_rho_spread
-        rho is normal at first, around these for linear layers and for convolutions, with this standard deviation.
-    means
-        at first: ``random``, or ``member``, the weights of a member.
+    ``prior`` is the standard deviation of every weight under the prior; ``temperature`` is T, which weighs the
+    divergence from the prior. Means are initialised by ``means``: ``random``, with the standard deviation
+    ``initial_mean``, or ``member``, the weights of a member. rho is normal initially, around ``initial_rho_linear`` and
+    ``initial_rho_convolution`` by the kind of layer, with the standard deviation ``initial_rho_spread``.
     """
 
     name: ClassVar[str] = "bnn"

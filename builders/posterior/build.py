@@ -48,18 +48,11 @@ Settled = tuple[PosteriorPlan, list[DrawUnit]] | None
 class BuiltDraws:
     """The result of a build of draws.
 
-    Parameters
-    ----------
-    part
-        the name of the new part; None where nothing was to be done.
-    diverged
-        of the added ones; they are kept, and marked.
-    gaussian
-        the folder of the zoo of means and deviations; None where the method has none.
-    member_steps, seconds
-        optimiser steps of all modes taken by this process, and the time they took, measuring the draws included.
-    left
-        of a share: units of all modes that are not finished. None where the draws were added to the zoo.
+    ``part`` is the new part's name, None where nothing was to be done. ``diverged`` counts added draws that are kept,
+    and marked; ``gaussian`` is the folder of the zoo of means and deviations, None where the method has none.
+    ``member_steps`` and ``seconds`` are the optimiser steps of all modes taken by this process, and their time,
+    measuring the draws included. ``left`` counts, for a share, the units of all modes that are not finished; None where
+    the draws were added to the zoo.
     """
 
     zoo: Path
@@ -93,20 +86,12 @@ class DrawOptions(TypedDict, total=False):
     start
         a zoo whose members are the modes, the first that are finite and did not diverge; for methods that start from
         members, or can: ``bnn`` takes their weights as its first means. Each is its member's last checkpoint.
-    folder
-        where the data is, as for ``builders.build.build``.
-    epochs
-        of the recipe, as for ``builders.build.build``.
     settings
         the file of the method's settings.
     changes
         other values for some of them.
-    device
-        as for ``builders.build.build``.
     unit_size
         modes that advance together.
-    engine
-        as for ``builders.build.build``.
     """
 
     start: str | Path | None
@@ -253,27 +238,13 @@ def build(
     console: Console | None = None,
     **options: Unpack[DrawOptions],
 ) -> BuiltDraws:
-    """Take draws until a zoo holds draws 0 to ``draws - 1`` of ``modes`` modes, and add them as one part.
+    """Take draws until a zoo holds draws 0 to ``draws - 1`` of ``modes`` modes, and add them as one part. Called again
+    after it was stopped or killed, with the same arguments, it continues from the last saved state. Existing draws are
+    not taken again; a mode that lacks some is run again from its start, to the same weights.
 
-    Called again after it was stopped or killed, with the same arguments, it carries on where it was last saved. Draws
-    that the zoo holds are not taken again; a mode that lacks some is run again from its start, to the same weights.
-
-    Raises Interrupted on Ctrl-C or SIGTERM, after the state was saved. Raises ZooError: the arguments do not fit each
-    other, the zoos, or an unfinished build there.
-
-    Parameters
-    ----------
-    method
-        a name in ``builders.posterior``.
-    recipe
-        whose posterior is approximated: a recipe, its name, or the path of its file.
-    to
-        the zoo's folder; made where there is none.
-    share
-        ``(i, n)`` to take the draws of every n-th unit alone, from the i-th, counted from 0, beside other processes
-        that share the zoo's folder; they are added to the zoo by a call without it, before or after.
-    save_seconds, counter
-        as for ``builders.build.build``.
+    ``method`` is a name in ``builders.posterior``. With ``share`` ``(i, n)`` the draws of every n-th unit alone are
+    taken, from the i-th, counted from 0, beside other processes that share the zoo's folder; a call without it adds
+    them to the zoo, before or after. Other arguments are those of ``builders.build.build``.
     """
     request = DrawRequest.of(method, recipe, modes, draws, **options)
     console, root, model = console or Console(), Path(to).absolute(), request.model

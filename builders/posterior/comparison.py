@@ -39,24 +39,14 @@ def compare(
     device: str = "cpu",
     console: Console | None = None,
 ) -> Posteriors:
-    """Build draws of every method, derive their gauges, store their outputs, and compare them with members.
+    """Build draws of every method, derive their gauges, store their outputs, and compare them with members. Every step
+    skips existing results, so that the same call continues after a stop.
 
-    Every step leaves alone what is there, so that the same call carries on after a stop.
-
-    Raises ZooError as in each of the steps.
-
-    Parameters
-    ----------
-    members
-        a zoo's folder; it is copied beside ``to``, under its own name, and stays as it is.
-    to
-        the zoo of draws; pictures and tables go to the folder of the same name with ``-pictures`` behind it.
-    methods
-        by default those of the study, all but Hamiltonian Monte Carlo.
-    modes, draws, ensemble, replicates
-        see ``ckptzoo.studies.posteriors.posteriors``; as many replicates of ``modes`` modes are built.
-    one_mode_draws
-        draws of each of the first ``replicates`` modes; where a method has fewer, all of them.
+    The zoo ``members`` is copied beside ``to``, the zoo of draws, under its own name; pictures and tables go to the
+    folder ``<to>-pictures``. ``methods`` are by default those of the study, all but Hamiltonian Monte Carlo. ``modes``,
+    ``draws``, ``ensemble`` and ``replicates`` are as in ``ckptzoo.studies.posteriors.posteriors``; as many replicates
+    of ``modes`` modes are built. ``one_mode_draws`` are taken of each of the first ``replicates`` modes; where a method
+    has fewer, all of them.
     """
     recipe, console = Recipe.of(recipe), console or Console()
     root = Path(to).absolute()

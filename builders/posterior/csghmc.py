@@ -46,14 +46,8 @@ from ckptzoo.errors import Problem
 class CyclicalSghmc(MarkovChain):
     """Chains from random weights, with data and batches of the recipe.
 
-    Parameters
-    ----------
-    epochs, cycles
-        of the chain; a cycle has ``epochs / cycles`` epochs.
-    noisy
-        epochs at the end of each cycle in which noise is added.
-    draws_per_cycle
-        taken at the ends of the last epochs of a cycle.
+    A cycle has ``epochs / cycles`` epochs; noise is added in the last ``noisy`` of them, and draws are taken at the
+    ends of the last ``draws_per_cycle``.
     """
 
     name: ClassVar[str] = "csghmc"

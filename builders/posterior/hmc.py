@@ -66,18 +66,9 @@ _SEEDS = 10**4
 class Chain(NamedTuple):
     """A chain between two transitions.
 
-    Attributes
-    ----------
-    hmc
-        position (P,), logarithm of the density there and its gradient (P,).
-    averaging
-        the adaptation of the step size.
-    scaling
-        the adaptation of the inverse mass matrix, a diagonal (P,).
-    accepted
-        transitions after burn-in that were accepted.
-    divergent
-        transitions after burn-in whose energy error was above 1,000.
+    ``hmc`` has the position (P,), the logarithm of the density there and its gradient (P,); ``averaging`` is the
+    adaptation of the step size, ``scaling`` that of the inverse mass matrix, a diagonal (P,). ``accepted`` counts the
+    transitions after burn-in that were accepted, ``divergent`` those whose energy error was above 1,000.
     """
 
     hmc: hmc.HMCState
@@ -109,16 +100,10 @@ class Hmc(MarkovChain):
     once, and on a CPU it is no faster. A chain's bits depend on its key and the settings; for large networks also on
     the number of cores that XLA finds.
 
-    Parameters
-    ----------
-    burn_in
-        transitions in which step size and mass matrix adapt; with 0 they stay ``step_size`` and the identity.
-    transitions, thinning
-        after burn-in; every ``thinning``-th of them is a draw.
-    least_leapfrogs, most_leapfrogs
-        leapfrog steps of a transition, uniform between these.
-    target_acceptance
-        the mean acceptance probability to which the step size adapts.
+    In ``burn_in`` transitions step size and mass matrix adapt, to the mean acceptance probability
+    ``target_acceptance``; with 0 they stay ``step_size`` and the identity. Every ``thinning``-th of the later
+    ``transitions`` is a draw. The leapfrog steps of a transition are uniform between ``least_leapfrogs`` and
+    ``most_leapfrogs``.
     """
 
     name: ClassVar[str] = "hmc"

@@ -66,18 +66,9 @@ _WINDOW = 1000
 class Sghmc(MarkovChain):
     """Chains of SGHMC from random weights.
 
-    Parameters
-    ----------
-    burn_in
-        epochs in which the scales adapt.
-    first_draw, every
-        draws are taken at the ends of epochs ``first_draw``, ``first_draw + every``, ... ``epochs``.
-    resample_momentum, resample_precision
-        steps between two new momenta, and two new precisions.
-    initial_precision
-        before the first is drawn.
-    clip
-        k, standard deviations above the mean norm.
+    The scales adapt in ``burn_in`` epochs; draws are taken at the ends of epochs ``first_draw``, ``first_draw +
+    every``, ... ``epochs``. ``resample_momentum`` and ``resample_precision`` are the steps between two new momenta, and
+    two new precisions, before the first of which the precision is ``initial_precision``. ``clip`` is k.
     """
 
     name: ClassVar[str] = "sghmc"

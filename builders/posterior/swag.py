@@ -53,16 +53,8 @@ from builders.state import Tensors, TrainingState
 class Swag(Method):
     """Members of a zoo are trained further.
 
-    Parameters
-    ----------
-    learning_rate
-        of the snapshots.
-    ramp
-        epochs in which the learning rate moves from that of the recipe's last epoch to this one.
-    snapshots, distance
-        how many, and the epochs in front of each.
-    scale
-        s, of the covariance.
+    In ``ramp`` epochs the learning rate moves from that of the recipe's last epoch to ``learning_rate``, that of the
+    snapshots; ``distance`` epochs precede each snapshot. ``scale`` is s.
     """
 
     name: ClassVar[str] = "swag"

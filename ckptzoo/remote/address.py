@@ -43,10 +43,7 @@ class FolderAddress:
 class HubAddress:
     """A repository of the Hugging Face hub, or a folder in one.
 
-    Parameters
-    ----------
-    kind
-        ``datasets`` or ``models``, as the hub's API calls them. Zoos are datasets.
+    ``kind`` is ``datasets`` or ``models``, as the hub's API calls them. Zoos are datasets.
     """
 
     repo: str
@@ -131,7 +128,7 @@ def candidates(text: str) -> tuple[Address, ...]:
 
 
 def repository(text: str) -> str:
-    """``org/zoo`` of the address of a repository without revision and folder.
+    """Return ``org/zoo`` of the address of a repository without revision and folder.
 
     Raises ZooError: it is another address.
     """

@@ -29,16 +29,9 @@ FEW_REQUESTS = 2
 
 @dataclass(frozen=True)
 class RangeRequest:
-    """One request.
+    """One request for bytes of a file, those between blocks included.
 
-    Parameters
-    ----------
-    name
-        the file.
-    start, stop
-        bytes, those between blocks included.
-    places
-        the blocks that it brings, as places in the list of wanted ones; ascending, and so are their offsets.
+    ``places`` are the indices of its blocks in the list of wanted ones; ascending, and so are their offsets.
     """
 
     name: str
@@ -58,14 +51,8 @@ def plan(wanted: Sequence[Span], places: Sequence[int], *, split_limit: int) -> 
 
     Tested in ``tests/remote/test_fetch_plan.py``. Cost: one sort.
 
-    Parameters
-    ----------
-    wanted
-        blocks in the order of the reader; none overlaps another.
-    places
-        those to fetch.
-    split_limit
-        no request of more bytes is split: its halves could not both be received ahead of the reader.
+    ``wanted`` is in the order of the reader; no block overlaps another. ``places`` are the blocks to fetch. No request
+    of more than ``split_limit`` bytes is split, because its halves could not both be received ahead of the reader.
     """
     files: dict[str, list[int]] = {}
     for place in places:
@@ -130,16 +117,9 @@ def fetch_checked(
     cancel: CancelToken,
     before: Callable[[int], None],
 ) -> Generator[tuple[int, memoryview]]:
-    """The blocks of one request with their places, each after its digest was compared.
-
-    A block with a wrong digest is fetched once more by itself.
-
-    Raises IntegrityError: a block came twice with a wrong digest.
-
-    Parameters
-    ----------
-    before
-        called with a block's place before its bytes are received, and may wait.
+    """Yield the blocks of one request with their places, each after its digest was compared. A block with a wrong
+    digest is fetched once more by itself. ``before`` is called with a block's place before its bytes are received, and
+    may wait.
     """
     before(request.places[0])
     source = read_range(store, request.name, request.start, request.stop, retry_policy=retry_policy, cancel=cancel)
@@ -180,16 +160,9 @@ class Fetching(ABC):
 
     Leaving its ``with`` block stops everything that still runs.
 
-    Parameters
-    ----------
-    wanted
-        blocks in the order of the reader.
-    requests
-        for some or all of them; at most ``workers`` run at a time, in this order.
-    ahead
-        bytes that are received before the reader takes them.
-    keep
-        called with every block that came.
+    ``requests`` cover some or all of the ``wanted`` blocks, which are in the order of the reader; at most ``workers``
+    run at a time, in this order. ``ahead`` bytes are received before the reader takes them. ``keep`` is called with
+    every received block.
     """
 
     def __init__(

@@ -73,12 +73,7 @@ def origin_of(url: str) -> Origin:
 class Answer:
     """The head of an answer, and its body to be read once.
 
-    Parameters
-    ----------
-    url
-        the address that gave it, after redirects.
-    status, headers
-        of the last answer; names of headers in small letters.
+    ``url`` is the address that gave it, after redirects; names of headers are in small letters.
     """
 
     url: str
@@ -125,12 +120,9 @@ def get(
     Raises TransientError: no connection, or no answer. Raises RemoteError: redirects that lead nowhere, or from https
     to http.
 
-    Parameters
-    ----------
-    location
-        names the thing asked for in messages; addresses that carry signatures are in none.
-    authorize
-        headers for one address; it is called again for every redirect, so that a token goes to its own server only.
+    ``location`` names the requested object in messages; addresses that carry signatures are in none. ``authorize``
+    returns the headers for one address; it is called again for every redirect, so that a token goes to its own server
+    only.
     """
     visited: list[str] = []
     while True:
@@ -238,10 +230,7 @@ def range_header(start: int, stop: int, size: int) -> dict[str, str]:
 class Connections:
     """Connections by origin, shared by the threads of one process; after a fork the child starts with none.
 
-    Parameters
-    ----------
-    read_timeout
-        seconds, the longest silence within an answer, and the longest time for its head.
+    ``read_timeout`` is the longest silence within an answer, and the longest time for its head, in seconds.
     """
 
     def __init__(self, read_timeout: float = READ_SECONDS) -> None:

@@ -66,15 +66,12 @@ class HubStore:
     def opened(
         cls, place: HubAddress, *, retry_policy: RetryPolicy, endpoint: str | None = None, token: str | None = None
     ) -> "HubStore":
-        """Pin a revision to its commit and read what it holds, by one request.
+        """Pin a revision to its commit and read its content, by one request.
 
         Raises AbsentError: no such repository or revision, as far as this token may know. Raises MissingExtraError:
         huggingface_hub is not installed.
 
-        Parameters
-        ----------
-        endpoint, token
-            of the hub; by default those that huggingface_hub uses (``HF_ENDPOINT``, ``HF_TOKEN``).
+        The endpoint and the token are by default those that huggingface_hub uses (``HF_ENDPOINT``, ``HF_TOKEN``).
         """
         endpoint = (endpoint or default_endpoint()).rstrip("/")
         connections = Connections(retry_policy.connection_deadline)

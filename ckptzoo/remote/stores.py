@@ -36,14 +36,8 @@ _CHECK = "Check the address and the credentials; fsspec finds them in its own co
 class FileEntry:
     """One file of a zoo.
 
-    Parameters
-    ----------
-    name
-        its path from the zoo's folder, with slashes.
-    size
-        bytes.
-    digest
-        ``sha256:<hex>`` of its bytes, ``git:<hex>`` (sha1 of git's blob), or None where the store does not know.
+    ``name`` is its path from the zoo's folder, with slashes. ``digest`` is ``sha256:<hex>`` of its bytes, ``git:<hex>``
+    (sha1 of git's blob), or None where the store does not know.
     """
 
     name: str
@@ -100,15 +94,9 @@ def _shut_down(sock: socket.socket) -> None:
 class TransientError(RemoteError):
     """Another attempt may succeed; ``ckptzoo.remote.retry`` makes it, and raises a plain RemoteError after the last.
 
-    Parameters
-    ----------
-    problem
-        what was expected and what came.
-    wait
-        seconds that the server asked for before the next attempt, or None.
-    protocol_error
-        the answer does not fit the request, as from a server that does not serve ranges; after
-        ``retry.MAX_PROTOCOL_ERRORS`` of them no other attempt is made.
+    ``wait`` is the seconds that the server asked for before the next attempt, or None. ``protocol_error`` means that
+    the answer does not fit the request, as from a server that does not serve ranges; after
+    ``retry.MAX_PROTOCOL_ERRORS`` of them no other attempt is made.
     """
 
     def __init__(self, problem: Problem, wait: float | None = None, protocol_error: bool = False) -> None:
@@ -350,13 +338,7 @@ def _entry_of_detail(path: str, root: str, detail: dict[str, Any]) -> FileEntry:
 
 
 class OfflineStore:
-    """The names and sizes of a zoo's files, as the cache remembers them; ``get`` always raises.
-
-    Parameters
-    ----------
-    address, revision, entries
-        as a store had them.
-    """
+    """The names and sizes of a zoo's files, as the cache remembers them; ``get`` always raises."""
 
     def __init__(self, address: str, revision: str, entries: dict[str, FileEntry]) -> None:
         self.address, self.revision, self.entries = address, revision, entries

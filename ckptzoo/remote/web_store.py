@@ -11,17 +11,7 @@ from ckptzoo.remote.stores import LISTING, CancelToken, FileEntry, decode, find_
 
 
 class StaticStore:
-    """The files that a listing names below an address.
-
-    Parameters
-    ----------
-    address
-        the zoo's, without a final slash.
-    revision
-        the digest of its listing.
-    entries
-        the files that the listing names.
-    """
+    """The files that a listing names below an address without a final slash; ``revision`` is the listing's digest."""
 
     def __init__(self, address: str, revision: str, entries: dict[str, FileEntry], connections: Connections) -> None:
         self.address, self.revision, self.entries = address, revision, entries

@@ -92,17 +92,10 @@ class Service:
 
     Raises ZooError: another process serves the folder.
 
-    Parameters
-    ----------
-    private
-        nothing is readable without a token, whatever a repository says.
-    url
-        the address under which clients reach the server; without it, the one that each names in its request, which has
-        to be an address or the name of this machine.
-    metrics_token
-        whoever sends it gets the metrics; without one nobody does.
-    blobs_url
-        the address that large files are served from; another origin, as the hub has it, or the same.
+    With ``private`` nothing is readable without a token, whatever a repository says. ``url`` is the address under which
+    clients reach the server; without it, the one that each names in its request, which has to be an address or the name
+    of this machine. The metrics are sent to clients with ``metrics_token``, and without one to nobody. Large files are
+    served from ``blobs_url``: another origin, as the hub has it, or the same.
     """
 
     def __init__(

@@ -238,6 +238,9 @@ def build(
     The zoo is made where there is none. At most ``save_seconds`` of training are lost when the process is killed; more
     where a save takes more than 1 % of that. ``counter`` counts the joules of the device; by default NVML's for a CUDA
     device, and none for a CPU.
+
+    Raises Interrupted on Ctrl-C or SIGTERM, after the state was saved. Raises ZooError: the arguments do not fit each
+    other, the zoo, or an unfinished build there.
     """
     request = BuildRequest.of(recipe, to, members=members, first_seed=first_seed, **options)
     return build_requested(request, save_seconds=save_seconds, counter=counter, console=console)

@@ -99,6 +99,9 @@ def build(
     Each run has other initial weights, and a member for each number of ``transpositions``, 0 to the most that the
     architecture has (n - 1 for one layer of n hidden neurons), in any order. Other arguments are those of
     ``builders.build.build``.
+
+    Raises Interrupted on Ctrl-C or SIGTERM, after the state was saved. Raises ZooError: the architecture has no
+    permutation with one of the numbers; or the arguments do not fit each other, the zoo, or an unfinished build there.
     """
     wanted = planted_recipe(Recipe.of(recipe, options.pop("epochs", None)))
     require_at_least(runs=runs)

@@ -84,7 +84,7 @@ def train_unit(task: UnitTask, source: Source) -> Iterator[str | Report]:
     """
     yield version()
     reports, step = _reports(task, source), 0
-    # another thread trains, so that this one can give signs of life in the middle of a long step
+    # another thread trains, so that this one can send heartbeats during a long step
     with ThreadPoolExecutor(1) as thread:
         while True:
             coming: Future[Report | None] = thread.submit(next, reports, None)

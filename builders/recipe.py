@@ -135,7 +135,7 @@ class Recipe:
 
     @classmethod
     def load(cls, name: str | Path) -> "Recipe":
-        """A recipe of ``builders/recipes`` by name, or any by the path of its ``.toml`` file.
+        """Load a recipe of ``builders/recipes`` by name, or any by the path of its ``.toml`` file.
 
         Raises UnknownNameError: no such recipe. Raises SpecError with every problem found.
         """
@@ -246,7 +246,7 @@ class Recipe:
         return tuple(sorted({*steps, self.steps}))
 
     def facts(self) -> dict[str, Any]:
-        """The recipe's numbers, for the ``extra`` column."""
+        """Return the recipe's numbers, for the ``extra`` column."""
         return {key: value for key, value in self._content().items() if key not in ("name", "summary")}
 
     @property
@@ -259,7 +259,7 @@ class Recipe:
         return content if kind == _IMAGES else {"inputs": kind, **content}
 
     def to_toml(self) -> str:
-        """The text of a file from which ``load`` reads the same recipe, but for ``full_epochs``, which no file has."""
+        """Return the text from which ``load`` reads the same recipe, except for ``full_epochs``, which no file has."""
         # strings, numbers, lists and booleans are written in TOML as in JSON
         lines = (
             f"{key} = {json.dumps(value, ensure_ascii=False)}\n"
@@ -283,7 +283,7 @@ class Recipe:
         return {**content, "milestones": list(self.milestones)}
 
     def problem_with(self, key: str, expected: str) -> Problem:
-        """The problem of a key that has another value than it should."""
+        """Return the problem of a key whose value is not what is expected."""
         return Problem(f"recipe {self.name!r}", key, expected, repr(getattr(self, key)), _STEP)
 
 

@@ -79,7 +79,7 @@ def normal_pair(u: Any, v: Any) -> tuple[Any, Any]:
 
 
 def normals(keys: Any, draw: int | range, count: int, purpose: int) -> Any:
-    """(M, count) independent standard normal numbers, a row a function of its key, ``draw`` and ``purpose`` alone.
+    """Return (M, count) independent standard normals, a row a function of its key, ``draw`` and ``purpose`` alone.
 
     Of a range of draws, (M, D, count): each as if it were drawn alone.
 

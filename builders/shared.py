@@ -194,6 +194,10 @@ def merge(to: str | Path, recipe: Recipe | str | Path | None = None, *, push_to:
     """Add the units that are finished to the zoo, in parts of at most 32 GiB, and remove their files. After a kill at
     any moment the next call continues; nothing is added twice. ``push_to`` is the repository that the zoo is published
     in, part by part; see ``ckptzoo.hub.push``.
+
+    Raises HubError: the hub refuses or gives no answer. What was added to the zoo stays; the next call publishes it.
+    Raises IntegrityError: files of units are damaged, belong to others, or have no digest: nothing of them is added.
+    Raises ZooError: there is no plan, or another process merges.
     """
     root = Path(to).absolute()
     recipe, build_folder, settled = find_plan(root, recipe)

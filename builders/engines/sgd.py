@@ -43,8 +43,8 @@ def update(recipe: Recipe, state: TrainingState, gradients: Tensors, rate: float
 
 
 def direction(recipe: Recipe, velocity: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    r"""Where a step of SGD with momentum goes: :math:`v \leftarrow \mu v + g`, and d = v; with Nesterov's momentum
-    :math:`d = g + \mu v`.
+    r"""Return the direction d of a step of SGD: v after :math:`v \leftarrow \mu v + g`; with Nesterov's momentum
+    :math:`g + \mu v`.
 
     ``velocity`` changes in place, and the gradient may. As ``torch.optim.SGD`` (Sutskever et al., "On the importance of
     initialization and momentum in deep learning", ICML 2013, equations 3 and 4, at the point that is looked ahead to).

@@ -245,6 +245,9 @@ def build(
     ``method`` is a name in ``builders.posterior``. With ``share`` ``(i, n)`` the draws of every n-th unit alone are
     taken, from the i-th, counted from 0, beside other processes that share the zoo's folder; a call without it adds
     them to the zoo, before or after. Other arguments are those of ``builders.build.build``.
+
+    Raises Interrupted on Ctrl-C or SIGTERM, after the state was saved. Raises ZooError: the arguments do not fit each
+    other, the zoos, or an unfinished build there.
     """
     request = DrawRequest.of(method, recipe, modes, draws, **options)
     console, root, model = console or Console(), Path(to).absolute(), request.model

@@ -47,6 +47,8 @@ def compare(
     ``draws``, ``ensemble`` and ``replicates`` are as in ``ckptzoo.studies.posteriors.posteriors``; as many replicates
     of ``modes`` modes are built. ``one_mode_draws`` are taken of each of the first ``replicates`` modes; where a method
     has fewer, all of them.
+
+    Raises ZooError as in each of the steps.
     """
     recipe, console = Recipe.of(recipe), console or Console()
     root = Path(to).absolute()

@@ -75,7 +75,7 @@ def decompose(curvature: torch.Tensor | LastLayer, scale: float = 1.0) -> Spectr
 def log_marginal_likelihood(
     spectrum: Spectrum, precision: float, *, log_likelihood: float, square_norm: float
 ) -> float:
-    r"""Logarithm of the marginal likelihood of the data, in Laplace's approximation, for a prior precision.
+    r"""Return the logarithm of the marginal likelihood of the data, in Laplace's approximation, for a prior precision.
 
     .. math:: \log p(D | \theta_*) - \frac{\tau}{2} |\theta_*|^2 + \frac{P}{2} \log \tau
         - \frac{1}{2} \sum_i \log(\lambda_i + \tau)
@@ -94,7 +94,7 @@ def log_marginal_likelihood(
 
 
 def best_precision(spectrum: Spectrum, square_norm: float) -> float:
-    r"""The prior precision at which ``log_marginal_likelihood`` is greatest.
+    r"""Return the prior precision at which ``log_marginal_likelihood`` is greatest.
 
     There :math:`\tau |\theta_*|^2 = \sum_i \lambda_i / (\lambda_i + \tau)`, the number of well-determined weights
     (MacKay, "Bayesian interpolation"). The left side rises and the right one falls with :math:`\tau`, so that there is
@@ -120,7 +120,8 @@ def best_precision(spectrum: Spectrum, square_norm: float) -> float:
 
 
 def draw(spectrum: Spectrum, mean: torch.Tensor, precision: float, normals: torch.Tensor) -> torch.Tensor:
-    r"""A draw from :math:`N(\theta_*, (G + \tau I)^{-1})`: :math:`\theta_* + (G + \tau I)^{-1/2} z`, (P,) float64.
+    r"""Return a draw (P,) float64 from :math:`N(\theta_*, (G + \tau I)^{-1})`: :math:`\theta_* + (G + \tau I)^{-1/2}
+    z`.
 
     The root is the symmetric one, which G determines: no choice of eigenvectors matters, and the draw of a network
     whose neurons are permuted is the draw permuted, if z is.

@@ -115,8 +115,6 @@ class Method(ABC):
             raise SpecError(problems)
         return cls(recipe=recipe, **values)
 
-    # What a method is.
-
     @property
     @abstractmethod
     def chain(self) -> Recipe:
@@ -176,8 +174,6 @@ class Method(ABC):
         """Return the facts of each mode that rows of draws at this state hold in the ``extra`` column."""
         return [{} for _ in range(len(state))]
 
-    # What it is called.
-
     @cached_property
     def settings(self) -> dict[str, Any]:
         """Every setting by name."""
@@ -210,8 +206,6 @@ class Method(ABC):
         scaling = {key: value for key, value in self.recipe.facts().items() if key in ("mean", "std")}
         recipe = {"name": self.recipe.name, "digest": self.recipe.digest}
         return {"settings": self.settings, "base_recipe": recipe, **scaling}
-
-    # What is wrong with it.
 
     def problem_with(self, key: str, expected: str) -> Problem:
         """Return the problem of a setting whose value is not what is expected."""

@@ -139,7 +139,7 @@ def repository(text: str) -> str:
 
 
 def model_address(text: str) -> HubAddress:
-    """The model repository of an address ``hf://org/model@revision/folder``.
+    """Return the model repository of an address ``hf://org/model@revision/folder``.
 
     Raises ZooError: it is another address.
     """

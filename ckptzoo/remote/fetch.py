@@ -41,7 +41,7 @@ class RangeRequest:
 
 
 def plan(wanted: Sequence[Span], places: Sequence[int], *, split_limit: int) -> list[RangeRequest]:
-    """Requests for some of the blocks, sorted by the first block that each brings.
+    """Return requests for some of the blocks, sorted by the first block that each brings.
 
     A request brings blocks of one file whose order in the file is the order in which they are wanted, so that a
     reader who takes them in order never waits behind a block that it wants later. Among such neighbours the smallest
@@ -64,7 +64,7 @@ def plan(wanted: Sequence[Span], places: Sequence[int], *, split_limit: int) -> 
 
 
 def _plan_file(wanted: Sequence[Span], order: list[int], split_limit: int) -> list[RangeRequest]:
-    """Requests to one file for the blocks at these places, which are in the order of their offsets."""
+    """Return requests to one file for the blocks at these places, which are in the order of their offsets."""
     gaps: list[tuple[int, int]] = []
     cuts = set[int]()
     for index, (before, after) in enumerate(pairwise(order), start=1):
@@ -95,7 +95,7 @@ def _plan_file(wanted: Sequence[Span], order: list[int], split_limit: int) -> li
 
 
 def _halved(wanted: Sequence[Span], piece: list[int], split_limit: int) -> list[list[int]]:
-    """The places of one request, split at the block nearest to its middle if it is to be split."""
+    """Return the places of one request, split at the block nearest to its middle if it is to be split."""
     start, stop = wanted[piece[0]].start, wanted[piece[-1]].stop
     if len(piece) < 2 or not 2 * SPLIT_BYTES <= stop - start <= split_limit:
         return [piece]
@@ -120,6 +120,8 @@ def fetch_checked(
     """Yield the blocks of one request with their places, each after its digest was compared. A block with a wrong
     digest is fetched once more by itself. ``before`` is called with a block's place before its bytes are received, and
     may wait.
+
+    Raises IntegrityError: a block came twice with a wrong digest.
     """
     before(request.places[0])
     source = read_range(store, request.name, request.start, request.stop, retry_policy=retry_policy, cancel=cancel)
@@ -197,10 +199,10 @@ class Fetching(ABC):
 
     @abstractmethod
     def _may_receive(self, place: int) -> bool:
-        """Whether a block may be received now; the lock is held."""
+        """Return whether a block may be received now; the lock is held."""
 
     def _wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition; raises what went wrong in any request. The lock is held."""
+        """Wait for a condition; raises the error of any request. The lock is held."""
         self._changed.notify_all()
         while not condition():
             if self._failure is not None:
@@ -279,7 +281,7 @@ class InOrder(Fetching):
         self._awaited = -1  # the place that the reader waits for
 
     def take(self, place: int) -> memoryview:
-        """One block, waited for; raises what went wrong in any request."""
+        """Wait for one block and return it; raises the error of any request."""
         with self._changed:
             self._awaited = place
             self._start(self._request_of[place])
@@ -298,7 +300,7 @@ class AsReady(Fetching):
         self._admitted = 0  # bytes that were received or may be
 
     def take(self) -> tuple[int, memoryview]:
-        """The next block that has come, with its place; raises what went wrong in any request."""
+        """Return the next block that has come, with its place; raises the error of any request."""
         with self._changed:
             self._wait_until(lambda: bool(self._ready))
             place = next(iter(self._ready))

@@ -57,12 +57,12 @@ Authorize = Callable[[str], Mapping[str, str]]
 
 
 def anonymous(url: str) -> Mapping[str, str]:
-    """No headers for any address."""
+    """Return no headers for any address."""
     return {}
 
 
 def origin_of(url: str) -> Origin:
-    """Scheme, host and port of an address; raises ValueError for what is not http or https."""
+    """Return scheme, host and port of an address; raises ValueError for what is not http or https."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"not an http address: {url[:200]!r}")
@@ -89,7 +89,7 @@ class Answer:
         return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
     def pieces(self, location: str) -> Generator[bytes]:
-        """The body in pieces as they arrive; an early end or a broken connection is a TransientError."""
+        """Yield the body in pieces as they arrive; an early end or a broken connection is a TransientError."""
         received = 0
         try:
             while piece := self._response.read1(PIECE_BYTES):
@@ -138,7 +138,7 @@ def get(
 
 
 def body(answer: Answer, start: int, stop: int, size: int, *, location: str) -> Generator[bytes]:
-    """The bytes of a range, after status, Content-Range and length were compared with the request.
+    """Yield the bytes of a range, after status, Content-Range and length were compared with the request.
 
     Raises TransientError: another range, another length, or a whole file where a part was asked for; ``retry`` allows
     few such answers.
@@ -172,7 +172,7 @@ def body(answer: Answer, start: int, stop: int, size: int, *, location: str) -> 
 def document(
     answer: Answer, *, location: str, retry_policy: RetryPolicy | None = None, max_bytes: int = MAX_DOCUMENT
 ) -> bytes:
-    """A whole answer of unknown size, bounded, unpacked where it came as gzip.
+    """Return a whole answer of unknown size, bounded, unpacked where it came as gzip.
 
     Raises TransientError: it breaks off, or comes more slowly than one connection may. Raises RemoteError: it is too
     large, or no such answer.
@@ -201,7 +201,7 @@ def document(
 
 
 def refusal(answer: Answer, location: str) -> RemoteError:
-    """The error of an answer that does not hold what was asked for."""
+    """Return the error of an answer that does not hold the requested object."""
     got = f"status {answer.status}"
     if detail := answer.headers.get("x-error-message") or answer.headers.get("x-error-code"):  # those of the hub
         got += f" ({excerpt(detail, 120)})"
@@ -215,7 +215,7 @@ def refusal(answer: Answer, location: str) -> RemoteError:
 
 
 def range_header(start: int, stop: int, size: int) -> dict[str, str]:
-    """The header that asks for bytes ``start`` to ``stop``; none for a whole file.
+    """Return the header that asks for bytes ``start`` to ``stop``; none for a whole file.
 
     >>> range_header(0, 10, 20), range_header(0, 20, 20)
     ({'Range': 'bytes=0-9'}, {})
@@ -248,7 +248,7 @@ class Connections:
         return Connections, (self._read_timeout,)
 
     def take_idle(self, origin: Origin) -> http.client.HTTPConnection | None:
-        """A connection that was used before, for the caller alone, or None."""
+        """Return a connection that was used before, for the caller alone, or None."""
         with self._lock:
             idle = self._idle.get(origin, [])
             while idle:
@@ -259,7 +259,7 @@ class Connections:
         return None
 
     def connect(self, origin: Origin) -> http.client.HTTPConnection:
-        """A new connection, opened, through the proxy that the environment names for it."""
+        """Open a new connection, through the proxy that the environment names for it."""
         scheme, host, port = origin
         proxy = _proxy(origin)
         peer, peer_port = (proxy.hostname or "", proxy.port or 80) if proxy else (host, port)
@@ -366,7 +366,7 @@ class _Response(http.client.HTTPResponse):
 def _exchange(
     connections: Connections, url: str, location: str, cancel: CancelToken, headers: Mapping[str, str]
 ) -> Generator[Answer]:
-    """One request and its answer, without redirects."""
+    """Make one request and yield its answer, without redirects."""
     origin = origin_of(url)
     target, proxy_headers = _request_target(url)
     sent = {"Accept-Encoding": "identity", "User-Agent": "ckptzoo", **headers, **proxy_headers}
@@ -422,7 +422,7 @@ def _send(
 
 
 def _redirected(url: str, target: str, visited: list[str], location: str) -> str:
-    """Where a redirect leads."""
+    """Return the target of a redirect."""
     try:
         following = urljoin(url, target)
         scheme, host, _ = origin_of(following)
@@ -454,7 +454,7 @@ def _request_target(url: str) -> tuple[str, dict[str, str]]:
 
 
 def _proxy(origin: Origin) -> SplitResult | None:
-    """The proxy that ``http_proxy``, ``https_proxy`` and ``no_proxy`` name for a server."""
+    """Return the proxy that ``http_proxy``, ``https_proxy`` and ``no_proxy`` name for a server."""
     scheme, host, port = origin
     proxy = urllib.request.getproxies().get(scheme)
     if not proxy or urllib.request.proxy_bypass(f"{host}:{port}"):

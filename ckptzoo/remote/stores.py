@@ -126,7 +126,7 @@ class Store(Protocol):
         ...
 
     def get(self, name: str, start: int, stop: int, cancel: CancelToken) -> Generator[bytes]:
-        """Bytes ``start`` to ``stop`` of a file in pieces as they arrive, by one request (and what it redirects to).
+        """Yield bytes ``start`` to ``stop`` of a file as they arrive, by one request (and its redirects).
 
         Raises TransientError: it broke off, or the server is busy; pieces that were yielded before may be used. Raises
         AbsentError: there is no such file. Raises RemoteError: anything that another attempt does not change.
@@ -135,7 +135,7 @@ class Store(Protocol):
 
 
 def listed(entries: Iterable[FileEntry], *, location: str) -> dict[str, FileEntry]:
-    """Entries by name, in order of the names.
+    """Return entries by name, in order of the names.
 
     Raises IntegrityError: a name that is no relative file name (``../x``, ``/x``, control characters) or is there
     twice, or a bad size.
@@ -156,7 +156,7 @@ def listed(entries: Iterable[FileEntry], *, location: str) -> dict[str, FileEntr
 
 
 def find_entry(entries: Mapping[str, FileEntry], name: str, *, location: str) -> FileEntry:
-    """The entry of a file; raises AbsentError where there is none."""
+    """Return the entry of a file; raises AbsentError where there is none."""
     try:
         return entries[name]
     except KeyError:
@@ -165,7 +165,7 @@ def find_entry(entries: Mapping[str, FileEntry], name: str, *, location: str) ->
 
 
 def revision_of(entries: dict[str, FileEntry]) -> str:
-    """``sha256:<hex>`` of names, sizes and digests: the revision of a store that keeps no versions."""
+    """Return ``sha256:<hex>`` of names, sizes and digests: the revision of a store that keeps no versions."""
     digest = hashlib.sha256()
     for entry in entries.values():
         digest.update(f"{entry.name}\0{entry.size}\0{entry.digest or ''}\0".encode())
@@ -173,7 +173,7 @@ def revision_of(entries: dict[str, FileEntry]) -> str:
 
 
 def decode(data: bytes, *, location: str) -> tuple[dict[str, FileEntry], str]:
-    """The entries of a ``listing.json`` by name, and its digest. The listing is untrusted.
+    """Return the entries of a ``listing.json`` by name, and its digest. The listing is untrusted.
 
     Raises IntegrityError: it is no listing, its digest disagrees, or it holds names that are not relative file names.
     """
@@ -222,7 +222,7 @@ class FolderStore:
         return revision_of(self.entries)
 
     def get(self, name: str, start: int, stop: int, cancel: CancelToken) -> Generator[bytes]:
-        """Bytes ``start`` to ``stop`` of a file, as ``Store.get``."""
+        """Yield bytes ``start`` to ``stop`` of a file, as ``Store.get``."""
         find_entry(self.entries, name, location=self.address)
         try:
             with (self.root / name).open("rb") as file:
@@ -277,7 +277,7 @@ class FilesystemStore:
         return self._entries
 
     def _with_digests(self, entries: dict[str, FileEntry]) -> dict[str, FileEntry]:
-        """The entries with the digests of ``listing.json``, if there is one, so that whole files can be cached."""
+        """Add the digests of ``listing.json``, if there is one, so that whole files can be cached."""
         if LISTING not in entries:
             return entries
         self._entries, size = entries, entries[LISTING].size
@@ -293,7 +293,7 @@ class FilesystemStore:
         return revision_of(self.entries)
 
     def get(self, name: str, start: int, stop: int, cancel: CancelToken) -> Generator[bytes]:
-        """Bytes ``start`` to ``stop`` of a file, as ``Store.get``, with a request for every ``REQUEST_BYTES``."""
+        """Yield bytes ``start`` to ``stop`` of a file, as ``Store.get``, with a request for every ``REQUEST_BYTES``."""
         find_entry(self.entries, name, location=self.address)
         system, root = self._file_system
         while start < stop and not cancel.called:
@@ -327,7 +327,7 @@ class FilesystemStore:
         return system, str(root).rstrip("/")
 
     def _failed(self, what: str, error: Exception) -> RemoteError:
-        """The error for what a file system raised: any class, of s3fs, gcsfs or what is below them."""
+        """Return the error for an exception of a file system: of any class, of s3fs, gcsfs or their dependencies."""
         problem = Problem(self.address, what, "an answer", f"{type(error).__name__}: {error}"[:200], _CHECK)
         is_final = isinstance(error, PermissionError | NotImplementedError | ImportError | TypeError)
         return RemoteError(problem) if is_final else TransientError(problem)

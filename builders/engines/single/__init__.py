@@ -73,11 +73,11 @@ class Network:
                 stacked[name][member].copy_(tensor)
 
     def is_finite(self) -> bool:
-        """Whether every weight and buffer is."""
+        """Return whether every weight and buffer is finite."""
         return all(bool(tensor.isfinite().all()) for tensor in self.tensors.values())
 
     def step(self, batch: TrainingBatch) -> None:
-        """One step of SGD on the batch of one member."""
+        """Take one step of SGD on the batch of one member."""
         self.differentiate(batch, 0)
         for group in self.optimizer.param_groups:
             group["lr"] = batch.rate

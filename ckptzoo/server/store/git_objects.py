@@ -88,7 +88,7 @@ def tree_nodes(content: bytes) -> dict[str, Node]:
 
 
 def commit_content(tree: str, parents: Iterable[str], author: str, seconds: int, message: str) -> bytes:
-    """A commit as bytes."""
+    """Return a commit as bytes."""
     person = f"{author} <{author}@localhost> {seconds} +0000"  # git wants an address; the server knows none
     above = [f"tree {tree}", *(f"parent {parent}" for parent in parents), f"author {person}", f"committer {person}"]
     return ("\n".join(above) + f"\n\n{message}\n").encode()

@@ -22,7 +22,7 @@ _RANDOM_BYTES = 32
 class Session:
     """A session, stored by its digest.
 
-    ``subject`` has the account's rights, limited to those of the ``token`` that began the session; None for sessions
+    ``subject`` has the account's rights, limited to those of ``token``, which began the session; it is None for sessions
     that a one-time link or an identity began.
     """
 

@@ -95,6 +95,8 @@ class TrainingOptions(TypedDict, total=False):
         optimiser steps whose checkpoints are kept besides the last.
     epochs
         trains shorter or longer than the recipe says; that is another recipe, with another digest.
+    device
+        ``cpu``, by default, or ``cuda``.
     unit_size
         members trained together; by default that of the unfinished build, else as many as take about 5 minutes of an
         engine that trains one member at a time, else ``builders.train.default_unit_size``.

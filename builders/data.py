@@ -97,7 +97,7 @@ def load(recipe: Recipe, folder: str | Path | None = None) -> Data:
 
 
 def inputs(recipe: Recipe, images: Images) -> NDArray[np.float32]:
-    """Return (N, C, H, W) float32, the network's inputs from raw pixels: ``(pixel / 255 - mean) / std`` rounded once,
+    """Return (N, C, H, W) float32, the inputs from raw uint8 pixels: ``(pixel / 255 - mean) / std`` rounded once,
     with one mean and deviation or one a channel.
     """
     recipe = require_images(recipe)

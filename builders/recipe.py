@@ -69,6 +69,8 @@ class Recipe:
     ----------
     name
         letters, digits and hyphens; the beginning of every checkpoint's id.
+    architecture
+        a name in ``ckptzoo.archs``.
     train
         size of the training set; the data must agree.
     test

@@ -72,7 +72,8 @@ def round_weights(
     dtype's range; the copy is another zoo.
 
     Every copied checkpoint of ``zoo``, a folder or an address, was trained by the recipe; ``where`` is a condition on
-    the metadata, such as ``step == 2346``. ``dtype`` is one of ``DTYPES``.
+    the metadata, such as ``step == 2346``. ``dtype`` is one of ``DTYPES``; the data set is in ``folder``, see
+    ``builders.sources.load``.
     """
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
     if dtype not in DTYPES:

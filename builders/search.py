@@ -110,7 +110,7 @@ def search(
     ``recipe`` is that of OptuNet; trials train it with other architectures, for ``epochs``, by default its own, with
     ``members`` members of the seeds 0, 1, ... ``seed`` is that of the sampler: by one process the same seed gives the
     same trials, whether it was killed and repeated or not. ``max_parameters`` bounds the network whose recipe is
-    written.
+    written. The data are in ``folder``, see ``builders.sources.load``.
 
     Raises Interrupted on Ctrl-C or SIGTERM; finished trials are kept. Raises MissingExtraError: Optuna or matplotlib is
     not installed. Raises ZooError: the recipe is not of OptuNet, the folder has another search, or no trial has

@@ -79,7 +79,7 @@ class BuiltDraws:
 
 
 class DrawOptions(TypedDict, total=False):
-    """Keyword arguments that ``build`` and ``estimate`` have in common.
+    """Keyword arguments that ``build`` and ``estimate`` have in common; others are as in ``builders.build``.
 
     Attributes
     ----------

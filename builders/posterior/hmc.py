@@ -103,7 +103,7 @@ class Hmc(MarkovChain):
     In ``burn_in`` transitions step size and mass matrix adapt, to the mean acceptance probability
     ``target_acceptance``; with 0 they stay ``step_size`` and the identity. Every ``thinning``-th of the later
     ``transitions`` is a draw. The leapfrog steps of a transition are uniform between ``least_leapfrogs`` and
-    ``most_leapfrogs``.
+    ``most_leapfrogs``. See ``builders.posterior.log_density`` for ``prior`` and ``temperature``.
     """
 
     name: ClassVar[str] = "hmc"

@@ -95,7 +95,8 @@ class Service:
     With ``private`` nothing is readable without a token, whatever a repository says. ``url`` is the address under which
     clients reach the server; without it, the one that each names in its request, which has to be an address or the name
     of this machine. The metrics are sent to clients with ``metrics_token``, and without one to nobody. Large files are
-    served from ``blobs_url``: another origin, as the hub has it, or the same.
+    served from ``blobs_url``: another origin, as the hub has it, or the same. ``clock`` returns seconds since 1970, for
+    signed addresses.
     """
 
     def __init__(

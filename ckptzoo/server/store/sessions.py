@@ -22,8 +22,8 @@ _RANDOM_BYTES = 32
 class Session:
     """A session, stored by its digest.
 
-    ``subject`` has the account's rights, limited to those of ``token``, which began the session; it is None for sessions
-    that a one-time link or an identity began.
+    ``subject`` has the account's rights, limited to those of ``token``, which began the session; it is None for
+    sessions that a one-time link or an identity began.
     """
 
     digest: str

@@ -37,6 +37,7 @@ HEARTBEAT_SECONDS = 15.0
 STALE_SECONDS = 180.0
 """Seconds without a heartbeat before others take over: several times what a busy file server may delay a write."""
 _NAME = re.compile(r"(?P<name>.+)\.claim-(?P<number>\d{6})")
+# Bytes of a claim's file that are parsed: a file that another program wrote may be longer.
 _MAX_CONTENT = 4096
 
 

@@ -79,6 +79,7 @@ class Chain(NamedTuple):
     divergent: Any
 
 
+# A placeholder: only the structure and the field names of the tree are used.
 _ANY: Any = 0
 _PATHS, _TREE = jax.tree_util.tree_flatten_with_path(
     Chain(

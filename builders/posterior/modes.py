@@ -19,6 +19,7 @@ from ckptzoo.text import excerpt
 
 MODE_WEIGHTS = "mode_weights"
 """The key in ``extra`` of a draw for the digest of the weights of the member that it is taken around."""
+# Hexadecimal digits of a digest that are kept: 64 bits.
 _DIGITS = 16
 
 

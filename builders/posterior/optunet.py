@@ -17,6 +17,7 @@ from torch.nn import functional
 from builders import losses
 from builders.state import Tensors
 
+# Outputs of conv2, those of each of its groups, and the weights of a kernel of conv1 (4x4) and of conv2 (5x5).
 _FEATURES, _PER_GROUP, _KERNEL1, _KERNEL2 = 10, 5, 16, 25
 _LOCAL = _KERNEL1 + _KERNEL2
 """Parameters that a feature depends on."""

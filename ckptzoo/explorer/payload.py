@@ -25,6 +25,7 @@ MAX_PAYLOAD = 256 * 2**20
 """Bytes before compression: a browser holds them and the objects that it makes of them in one tab."""
 TYPES = ("<f8", "<f4", "<i4", "<i2", "<u4", "|u1")
 """The types of columns, in numpy's notation."""
+# A browser's Float64Array begins at a multiple of 8 bytes.
 _ALIGNMENT = 8
 _TRIED = 2**20
 """Bytes of a column that are compressed to see which order of its bytes is the shorter."""

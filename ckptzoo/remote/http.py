@@ -42,6 +42,7 @@ MAX_REDIRECTS = 5
 MAX_DOCUMENT = 64 * 2**20
 """Bytes of an answer whose size nobody announced: a listing, or a hub's JSON."""
 
+# Statuses whose Location is followed (RFC 9110, section 15.4).
 _REDIRECTS = (301, 302, 303, 307, 308)
 # Content-Range (RFC 9110, 14.4); 19 digits are enough for any file; int() raises beyond 4,300
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")

@@ -27,6 +27,7 @@ _FREE_BYTES, _FREE_SHARE = 2 * 2**30, 0.02
 """Less free disk than the larger of these is a problem: uploads arrive before they are checked."""
 _OPEN_FILES = 1024
 """The usual soft limit; a third of it is for connections (``connections.Connections``)."""
+# A day more than a week, so that weekly backups pass.
 _BACKUP_DAYS = 8
 _SECONDS = 5.0
 _SHOWN = 5

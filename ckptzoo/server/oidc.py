@@ -24,6 +24,7 @@ _SECONDS, _ATTEMPTS = 600, 10_000
 _TIMEOUT = 10.0
 _KEYS = {"issuer": str, "client_id": str, "client_secret": str, "name": str, "create": bool, "claim": str}
 _REQUIRED = ("issuer", "client_id", "client_secret")
+# Hosts for which plain HTTP is allowed, because requests do not leave this machine.
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 

@@ -20,6 +20,7 @@ _POINTER_BYTES = 1024
 """The largest number of bytes of a pointer, by the Git LFS specification."""
 _POINTER = re.compile(rb"\s*version https?://(?:git-lfs|hawser)\.github\.com/spec/")
 _POINTER_OID = re.compile(rb"^oid sha256:([0-9a-f]{64})\s*$", re.MULTILINE)
+# Numbers of 18 digits fit the signed 64 bits of SQLite's integers.
 _POINTER_SIZE = re.compile(rb"^size (\d{1,18})\s*$", re.MULTILINE)
 
 

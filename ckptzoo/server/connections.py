@@ -41,7 +41,7 @@ class Connections:
     """Makes the connections of one server, as the protocol class that uvicorn expects, and counts them.
 
     ``limits`` bound how long requests may take to arrive, and how many connections an address may hold. All addresses
-    together may hold a third of the files that the process may open, because each connection may have a file open
+    together may hold a third as many as the process may open files, because each connection may have a file open
     besides. ``proxies`` are addresses that may hold as many as all together, because they serve many clients.
     """
 

@@ -16,7 +16,7 @@ from ckptzoo.schema.architecture import Architecture
 
 
 def checkpoint_at(address: str, *, variant: str = layout.RAW) -> tuple[Checkpoint, Zoo | None]:
-    """A checkpoint by its address, and the zoo that holds it; None for one of a file.
+    """Open one checkpoint by its address, and the zoo that holds it; None for one of a file.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ def checkpoint_at(address: str, *, variant: str = layout.RAW) -> tuple[Checkpoin
         checkpoint; a checkpoint file, ``FILE#KEY`` where it holds several state dicts; or a folder with
         ``model.safetensors`` or shards of it. A path that exists is taken whole, with any ``#`` in it.
     variant
-        the gauge in which a zoo's weights are taken.
+        the gauge of a zoo's weights.
 
     Raises
     ------

@@ -25,23 +25,10 @@ _REVISION = len("sha256:") + 12
 
 
 def collection_readme(zoos: Mapping[str, Zoo], card: Card) -> str:
-    """The README.md of a collection.
+    """Return the README.md of a collection, from metadata and the zoos' cards; no weights are read.
 
-    Parameters
-    ----------
-    zoos
-        all of its zoos, whole, by the names of their folders.
-    card
-        what a person wrote about the collection; its name is the title where there is none.
-
-    Returns
-    -------
-    str
-        The same text for the same zoos and card. What comes from zoos is shown as code, with its length bounded.
-
-    Notes
-    -----
-    Reads metadata and the zoos' cards; no weights. Tested in ``tests/hub/card/test_collection.py``.
+    ``zoos`` are all of its zoos, whole, by the names of their folders; the name of ``card`` is the title where it has
+    none. The text is the same for the same zoos and card. Text of zoos is shown as code, with its length bounded.
     """
     rows = pa.concat_tables([zoo.metadata for zoo in zoos.values()])
     licences = {folder: licences_of(zoo) for folder, zoo in zoos.items()}
@@ -76,19 +63,9 @@ def collection_readme(zoos: Mapping[str, Zoo], card: Card) -> str:
 
 
 def card_or_default(files: Files, name: str) -> Card:
-    """The card of a collection, which needs none.
+    """Return the card of a collection, which needs none; ``name`` is used where there is no card.
 
-    Parameters
-    ----------
-    files
-        of the collection.
-    name
-        what it is called where there is no card.
-
-    Raises
-    ------
-    SpecError
-        There is a card, and it is not valid.
+    Raises ``SpecError`` where there is a card, and it is not valid.
     """
     if files.size(CARD_TOML) is None:
         return Card(name)

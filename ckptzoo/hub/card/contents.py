@@ -293,16 +293,8 @@ def accuracy(zoo: Zoo) -> str:
 
 @dataclass(frozen=True)
 class Quality:
-    """Two columns for the same quality, one measured and one claimed, and how the page shows them.
-
-    Parameters
-    ----------
-    measured, claimed
-        names of the columns.
-    name
-        in words.
-    times, unit
-        values are shown multiplied by ``times``, with ``unit`` behind them.
+    """Two columns for the same quality, one measured and one claimed; the page shows values multiplied by ``times``,
+    with ``unit`` behind them.
     """
 
     measured: str
@@ -359,16 +351,8 @@ def _spread(values: NDArray[np.float64], quality: Quality) -> str:
 
 @dataclass(frozen=True)
 class Scale:
-    """Equal bins whose edges are multiples of a round step, a number times 10 to a power.
-
-    Parameters
-    ----------
-    step, power
-        the width of a bin is ``step * 10**power``.
-    first
-        the first bin starts at ``first`` steps.
-    count
-        the number of bins.
+    """Equal bins whose edges are multiples of a round step: the width is ``step * 10**power``, and the first bin starts
+    at ``first`` steps.
     """
 
     step: int
@@ -413,22 +397,11 @@ class Scale:
 
 
 def histogram(values: ArrayLike, scale: Scale | None = None, *, unit: str = "") -> str:
-    """Lines of ``from - to  count  bar``, one for each bin.
+    """Draw lines of ``from - to  count  bar``, one for each bin of (N,) finite values, at least one.
 
-    Parameters
-    ----------
-    values
-        (N,) finite, at least one.
-    scale
-        the bins; by default those of these values.
-    unit
-        written behind the edges.
-
-    Notes
-    -----
-    Where a few values are far from the others, the bins are those of the middle 98 %; two lines more say how many are
-    beyond the bins. The text does not depend on the order of the values. ``tests/hub/card/test_histogram.py`` counts
-    again.
+    ``scale`` are by default the bins of these values; ``unit`` is written behind the edges. Where a few values are far
+    from the others, the bins are those of the middle 98 %; two lines more say how many are beyond the bins. The text
+    does not depend on the order of the values.
 
     Examples
     --------

@@ -18,12 +18,8 @@ def explorer_section(files: Files) -> str:
 
 
 def check_explorer(files: Files) -> tuple[str, ...]:
-    """The path of the explorer, where the zoo has one.
-
-    Raises
-    ------
-    SpecError
-        The file is too large to be published.
+    """Return the path of the explorer, where the zoo has one; raise ``SpecError`` where the file is too large to be
+    published.
     """
     size = files.size(layout.EXPLORER)
     if size is None:

@@ -8,22 +8,12 @@ MAX_SHOWN = 80
 
 
 def code(text: str, *, limit: int = MAX_SHOWN, escape: bool = True) -> str:
-    r"""Text as a code span.
+    r"""Write untrusted text as a code span of at most ``limit`` characters between the backticks; longer text ends in
+    dots.
 
-    Parameters
-    ----------
-    text
-        untrusted.
-    limit
-        characters between the backticks; what is longer ends in dots.
-    escape
-        write backticks, bars and whatever is not printable as escapes, such as ``\x60``, so that the span can be
-        anywhere, in a table too. Otherwise the text is shown letter by letter, whole and on one line, which is not for
-        tables.
-
-    Notes
-    -----
-    ``tests/hub/card/test_markdown.py`` renders arbitrary text.
+    With ``escape`` backticks, bars and whatever is not printable become escapes, such as ``\x60``, so that the span
+    can be anywhere, in a table too. Otherwise the text is shown letter by letter, whole and on one line, which is
+    not for tables.
 
     Examples
     --------

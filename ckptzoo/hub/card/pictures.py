@@ -34,12 +34,9 @@ def read_pictures(files: Files, card: Card) -> tuple[dict[str, bytes], list[Prob
 
 
 def check_pictures(files: Files, card: Card) -> dict[str, bytes]:
-    """The pictures that a card names, by their paths.
+    """Return the pictures that a card names, by their paths.
 
-    Raises
-    ------
-    SpecError
-        One is missing, too large, or no PNG; every such one is named.
+    Raises ``SpecError`` that names every one that is missing, too large, or no PNG.
     """
     pictures, problems = read_pictures(files, card)
     if problems:

@@ -36,13 +36,7 @@ _WORKERS = 8
 
 
 class Connection:
-    """A hub and a token; ``api`` is the ``HfApi`` of the client library, which only this package uses.
-
-    Parameters
-    ----------
-    endpoint, token, retry_policy
-        as those of ``Client``.
-    """
+    """A hub and a token; ``api`` is the ``HfApi`` of the client library, which only this package uses."""
 
     def __init__(
         self, endpoint: str | None = None, token: str | None = None, *, retry_policy: HubRetryPolicy | None = None
@@ -176,18 +170,11 @@ class PullRequests:
         expected_head: str | None = None,
         expected_target: str | None = None,
     ) -> str | None:
-        """Merge a pull request; returns the commit where the hub says which.
+        """Merge a pull request; return the commit where the hub says which.
 
-        Parameters
-        ----------
-        expected_head, expected_target
-            the last commits of the pull request and of its target. ``ckptzoo serve`` refuses to merge others;
-            huggingface.co takes none.
-
-        Raises
-        ------
-        RaceError
-            One of them has moved on; nothing was merged.
+        ``expected_head`` and ``expected_target`` are the last commits of the pull request and of its target: ``ckptzoo
+        serve`` refuses to merge others, and ``RaceError`` says that one has moved on and nothing was merged;
+        huggingface.co takes none.
         """
 
         def call() -> Discussion:

@@ -45,23 +45,15 @@ from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
 
 SAME_OUTPUTS = 1e-4
-"""Below this two networks have the same outputs but for the order of sums, as a share of the largest output."""
+"""Two networks have the same outputs, except for the order of sums, below this share of the largest output."""
 
 
 @dataclass
 class BuiltPart:
-    """What went into a part.
+    """The result of building a part.
 
-    Parameters
-    ----------
-    part
-        its name; None where nothing fitted.
-    measured
-        figures by id.
-    notes
-        what was done to files, and to how many of them.
-    left_out
-        what files hold besides checkpoints, and how many of them.
+    ``part`` is None where nothing fitted; ``measured`` has figures by id; ``notes`` counts files by what was done to
+    them, ``left_out`` by what they hold besides checkpoints.
     """
 
     part: str | None = None
@@ -155,7 +147,7 @@ def _evaluation(row: Row, submission: Submission, target: TargetZoo | None) -> E
 
 @dataclass(frozen=True)
 class _Network:
-    """The network of the checkpoints and what they are measured on: options of ``contribute``."""
+    """The network of the checkpoints and the inputs that it is measured on: options of ``contribute``."""
 
     module: str | Factory | None
     data: str | Path | None
@@ -293,7 +285,7 @@ def _build_and_check(
     repo: str,
     progress: StageProgress | None,
 ) -> Contribution:
-    """Build the part and check it. The documents of an existing zoo are written first; those of a new one are there."""
+    """Build the part and check it; the documents of an existing zoo are written first, those of a new one exist."""
     if target is not None:
         write_documents(target, folder)
     arch = ckptzoo.append(folder).arch
@@ -335,7 +327,9 @@ def _joined(problems: Sequence[Problem]) -> list[Problem]:
 
 
 def misfit(ingestor: Ingestor, arch: Architecture, module: str | Factory | None) -> SpecError:
-    """What is wrong with files that do not fit; of the tables of names, that with which the outputs stay the same."""
+    """Describe what is wrong with files that do not fit, with the table of names, if any, that keeps the outputs the
+    same.
+    """
     problems = _joined(ingestor.problems)
     if ingestor.misnamed is None:
         return SpecError(problems)

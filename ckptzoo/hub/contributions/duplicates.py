@@ -19,25 +19,17 @@ from ckptzoo.text import counted
 _COUNTER = "num_batches_tracked"
 """How the names of BatchNorm's counters end in torch; they do not enter the outputs in evaluation mode."""
 _KIND = f"{CANONICAL}-{GAUGES[CANONICAL].version}:{PRECISION:g}:"
-"""How fingerprints of this version begin; others cannot be compared with them."""
+"""Start of the fingerprints of this version; others cannot be compared with them."""
 
 
 @dataclass(frozen=True)
 class Copies:
     """Duplicates that a search found.
 
-    Parameters
-    ----------
-    found
-        contributed checkpoint to what it is a copy of, in words.
-    left
-        the number of the zoo's checkpoints with which nothing was compared.
-    outdated
-        whether the zoo stores fingerprints of another version of the gauge, which cannot be compared.
-    resolved
-        whether every contributed checkpoint has a canonical form.
-    permuted
-        whether permuted and rescaled copies were looked for, or the same bits alone.
+    ``found`` maps a contributed checkpoint to a description of its original. ``left`` counts the zoo's checkpoints that
+    were not compared. ``outdated`` says that the zoo stores fingerprints of another version of the gauge; ``resolved``
+    that every contributed checkpoint has a canonical form; ``permuted`` that permuted and rescaled copies were
+    searched, and not the same bits alone.
     """
 
     found: Mapping[str, str]
@@ -47,7 +39,7 @@ class Copies:
     permuted: bool
 
     def check(self) -> Check:
-        """As one of the checks."""
+        """Return the result as one of the checks."""
         wrong = [f"{name} is {other}" for name, other in self.found.items()]
         what = "no copy, permuted and scaled ones included" if self.permuted else "no copy bit for bit"
         if not self.permuted:
@@ -80,17 +72,13 @@ class _Described:
 
 
 def copies(submitted: Zoo, target: TargetZoo | None) -> Copies:
-    """Contributed checkpoints that are copies of one another, or of those of a zoo.
+    """Find contributed checkpoints that are copies of one another, or of those of a zoo.
 
     Copies bit for bit are found by the sha256 of all tensors. Where the table of symmetries is known, sketches that
     depend on no order of channels say which may be one network, and the canonical weights of these decide, as in
-    ``ckptzoo.derive.dedupe``; counters of batches do not matter.
-
-    Notes
-    -----
-    Of the zoo the stored fingerprints are used, and the weights of the checkpoints that share one with a contributed
-    checkpoint are read; where it lacks some fingerprints, its weights are read if they are at most 256 MiB. Tested in
-    tests/hub/contributions/test_duplicates.py.
+    ``ckptzoo.derive.dedupe``; counters of batches do not matter. A zoo's stored fingerprints are used, and the weights
+    of the checkpoints that share one with a contributed checkpoint are read; where it lacks some fingerprints, its
+    weights are read if they are at most 256 MiB.
     """
     own = TargetZoo(submitted)
     table = own.symmetry if target is None else target.symmetry

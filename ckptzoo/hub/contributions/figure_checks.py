@@ -22,7 +22,7 @@ _NO_CROSS_ENTROPY = (
 
 
 def check_accuracy(zoo: Zoo, measured: Mapping[str, Figures], evaluators: EvaluatorPool) -> Check:
-    """Stated and claimed accuracies agree with those that were measured.
+    """Check that stated and claimed accuracies agree with the measured ones.
 
     A stated one (``test_accuracy``) may differ by 0.001, which is 10 of 10,000 images; a claimed one by 0.005. Figures
     that the file of a checkpoint held are claims.
@@ -79,12 +79,8 @@ def check_loss(zoo: Zoo, measured: Mapping[str, Figures]) -> Check | None:
 
 
 def _differing(name: str, said: Mapping[str, float | None], measured: float, *, share: float) -> Iterable[str]:
-    """Figures that differ from what was measured by more than their tolerance.
-
-    Parameters
-    ----------
-    share
-        how much of the tolerance a measured value of 1 adds.
+    """Return figures that differ from what was measured by more than their tolerance, which grows by ``share`` of
+    itself for each unit of the measured value.
     """
     for column, value in said.items():
         tolerance = CLAIMED_TOLERANCE if column.startswith("claimed_") else STATED_TOLERANCE

@@ -26,18 +26,9 @@ from ckptzoo.schema.metadata import MAX_ID, parse_extra
 class IngestedBatch:
     """Checkpoints of one source.
 
-    Parameters
-    ----------
-    sources
-        where each comes from, such as ``net.pt#ema``.
-    weights
-        stacked, as the zoo stores them.
-    rows
-        what their columns say, ids included.
-    notes
-        what was done to make them fit.
-    left_out
-        what their file holds besides checkpoints.
+    ``sources`` says where each comes from, such as ``net.pt#ema``; ``weights`` are stacked as the zoo stores them;
+    ``rows`` include ids; ``notes`` says how they were made to fit, ``left_out`` what their file holds besides
+    checkpoints.
     """
 
     sources: tuple[str, ...]
@@ -49,20 +40,11 @@ class IngestedBatch:
 
 @dataclass
 class Ingestor:
-    """Reads files one after another, so that memory holds one of them; problems with them are collected.
+    """Reads files one after another, so that memory holds one of them, and collects problems.
 
-    Parameters
-    ----------
-    submission
-        what the contributor says.
-    names
-        old to new names, for all files.
-    namespace
-        what ids and members begin with, before a slash; None where they stay as they are.
-    problems
-        what is wrong with files that do not fit.
-    misnamed
-        the first state dict whose names do not fit, and the tables that may be right; None where all fit.
+    ``names`` maps old to new names, for all files. ``namespace`` is the start of ids and members, before a slash; None
+    where they stay as they are. ``problems`` has the files that do not fit, ``misnamed`` the first state dict whose
+    names do not fit and the tables that may be right; None where all fit.
     """
 
     submission: Submission
@@ -144,8 +126,8 @@ class Ingestor:
             yield IngestedBatch(sources, fitted.weights, filled, fitted.notes)
 
     def _row(self, source: str, zoo_row: Row, origin: Row, *, count: int = 1) -> Row:
-        """A row: what the contributor says of the checkpoint or of its file, else what the file's name says, else the
-        zoo's row, else the defaults, else the file's own entries.
+        """Make a row: what the contributor says of the checkpoint or of its file, else what the file's name says, else
+        the zoo's row, else the defaults, else the file's own entries.
         """
         submission, file = self.submission, source.partition("#")[0]
         described = _description_of(submission, source) or _description_of(submission, file)

@@ -39,16 +39,11 @@ State = Mapping[str, NDArray[Any]]
 
 
 def proposed_names(given: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> list[dict[str, str]]:
-    """The tables of names that may be right, the likeliest first; none changes a name to itself.
+    """Return the tables of names that may be right, the likeliest first; none changes a name to itself.
 
     The first is by order, where both sides have the same shapes in order: what shifts the numbers in names, such as a
     layer of dropout, leaves the order, and may give a tensor's name to another of its shape. The second is by similar
-    names, where that is another one.
-
-    Parameters
-    ----------
-    given, wanted
-        names and shapes, in order, without counters of BatchNorm.
+    names, where that is another one. Names and shapes are in order, without counters of BatchNorm.
     """
     proposals: list[dict[str, str]] = []
     if list(given.values()) == list(wanted.values()):
@@ -61,24 +56,11 @@ def proposed_names(given: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> l
 
 
 def nearest_names(given: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> dict[str, str]:
-    """For each name of a file the most likely name of a zoo; each is used once, and shapes are equal.
+    """Return for each name of a file the most likely name of a zoo; each is used once, and shapes are equal.
 
-    Within each shape it is the assignment with the largest sum of similarities, less a tenth of the distance of their
-    places in the order.
-
-    Parameters
-    ----------
-    given, wanted
-        names and shapes, in order.
-
-    Returns
-    -------
-    dict[str, str]
-        Old name to new one, in the order of ``given``; names for which none is left are not in it.
-
-    Notes
-    -----
-    Cubic in the number of names of one shape. Tested in tests/hub/contributions/test_nearest_names.py.
+    Within each shape the assignment has the largest sum of similarities, less a tenth of the distance of their places
+    in the order; it takes cubic time in the number of names of one shape. The result maps old names to new ones in the
+    order of ``given``, without names for which none is left.
     """
     new_names: dict[str, str] = {}
     for shape in dict.fromkeys(given.values()):
@@ -109,17 +91,9 @@ def similarity(left: str, right: str) -> float:
 
 
 def assignment(scores: NDArray[np.float64]) -> list[tuple[int, int]]:
-    """Pairs of rows and columns, each in at most one, with the largest sum of scores.
+    """Assign rows to columns, each at most once, with the largest sum of ``scores`` (R, C); min(R, C) pairs.
 
-    Parameters
-    ----------
-    scores
-        (R, C); there are as many pairs as the smaller side is long.
-
-    Raises
-    ------
-    MissingExtraError
-        scipy is not installed.
+    Raises ``MissingExtraError`` where scipy is not installed.
     """
     optimize = require("scipy.optimize", "hub", package="scipy")
     rows, columns = optimize.linear_sum_assignment(scores, maximize=True)
@@ -165,7 +139,7 @@ class NamesError(SpecError):
 def fitting_names(
     shapes: Mapping[str, Shape], arch: Architecture, names: Mapping[str, str]
 ) -> tuple[str, dict[str, str]] | None:
-    """What ``match_names`` gives; None where names do not fit. Entries of the table may be about other files."""
+    """Call ``match_names``; None where names do not fit. Entries of the table may be about other files."""
     renamed_names, _ = rename(tuple(shapes), names)
     fixed = frozenset(_renamed_by_table(names, tuple(shapes)))
     note, by_new, repeated = _first_fitting_change(renamed_names, fixed, arch)
@@ -180,21 +154,11 @@ def match_names(
     location: str,
     table: str = CONTRIBUTION,
 ) -> tuple[str, dict[str, str]]:
-    """What was done to the names, and the zoo's name of each tensor to the file's.
+    """Match the names of a file's tensors with the zoo's; return what was done to the names, and the zoo's name of each
+    tensor to the file's.
 
-    Parameters
-    ----------
-    shapes
-        of the file's tensors, by name.
-    names
-        old to new, ``*`` for any text.
-    table
-        where people write a table of names, for messages.
-
-    Raises
-    ------
-    NamesError
-        Names do not fit.
+    ``names`` maps old to new, with ``*`` for any text; ``table`` says in messages where such a table is written.
+    Raises ``NamesError`` where names do not fit.
     """
     renamed_names, unmatched = rename(tuple(shapes), names)
     problems = [
@@ -251,7 +215,7 @@ def _names_error(
 def _proposal_step(
     proposals: Sequence[Mapping[str, str]], shapes: Mapping[str, Shape], table: str, *, in_order: bool
 ) -> str:
-    """What to add to the table of names, and where it may be wrong."""
+    """Return what to add to the table of names, and where it may be wrong."""
     first, *others = map(names_table, proposals)
     if others:
         commented = "\n".join(f"# {line}" for line in others[0].splitlines())
@@ -399,16 +363,8 @@ def _fits(by_new: Mapping[str, str], arch: Architecture) -> bool:
 class Fitted:
     """A state dict, or K of them stacked, as the zoo stores it.
 
-    Parameters
-    ----------
-    weights
-        tensor name to (K, *shape) of the zoo's dtypes.
-    stacked
-        whether the file held K checkpoints stacked; else K is 1.
-    notes
-        what was done to make it fit.
-    rounded
-        tensors whose values were rounded, to the dtype they had.
+    ``weights`` are (K, *shape) of the zoo's dtypes, with K = 1 unless the file held K checkpoints ``stacked``.
+    ``notes`` says how it was made to fit; ``rounded`` maps tensors whose values were rounded to the dtype they had.
     """
 
     weights: dict[str, NDArray[Any]]
@@ -423,14 +379,8 @@ def fit(state: State, arch: Architecture, names: Mapping[str, str], *, cast: boo
     The names that a table gives come first. From the others ``module.`` and ``_orig_mod.`` are left out, and a first
     word that all of them share (``model.``, ``net.``) is left out or put in front, if they fit then. BatchNorm's
     counters may be missing, and are then 0, or be too many. Values of other dtypes are taken where none changes, and
-    rounded if ``cast`` is true.
-
-    Parameters
-    ----------
-    state
-        names to arrays, tied ones under each of their names; or to (K, *shape), K checkpoints stacked.
-    names
-        old to new, ``*`` for any text.
+    rounded if ``cast`` is true. ``state`` has tied tensors under each of their names; (K, *shape) where K checkpoints
+    are stacked. ``names`` maps old to new, ``*`` for any text.
 
     Raises
     ------

@@ -93,20 +93,9 @@ def checks_markdown(checks: Sequence[Check]) -> str:
 class CheckpointSummary:
     """One contributed checkpoint.
 
-    Parameters
-    ----------
-    id
-        its id.
-    claimed, stated
-        test accuracies that its row gives, as claimed and as measured by whoever wrote the row.
-    measured
-        the one that was measured here; None where it was not.
-    finite
-        whether its row says that every element is.
-    copy
-        what it is a copy of, in words.
-    claimed_loss, measured_loss
-        the test loss that is claimed, and the mean cross entropy in nats that was measured here.
+    Test accuracies are ``claimed`` and ``stated`` (as measured by whoever wrote the row) in its row, and ``measured``
+    here, None where it was not. ``finite`` is what its row says of its elements; ``copy`` describes the checkpoint that
+    it copies. ``measured_loss`` is the mean cross entropy in nats.
     """
 
     id: str

@@ -54,7 +54,7 @@ from ckptzoo.schema.review_mark import ReviewMark
 from ckptzoo.text import counted, excerpt, shortened, size
 
 MAX_BYTES = 64 * 2**30
-"""Of new parts that are fetched."""
+"""Bytes of new parts that are fetched."""
 MAX_TABLE = 64 * 2**20
 """Bytes of a part's rows, and of its index."""
 MAX_PARTS = 100
@@ -177,12 +177,8 @@ class Review(PrintedResult):
 class Changes:
     """A pull request's files against those of the commit that it starts from.
 
-    Parameters
-    ----------
-    base, head, main
-        that commit, the pull request's last one, and the zoo's as it is now.
-    added, changed, deleted
-        files by name.
+    ``base`` is that commit, ``head`` the pull request's last one, ``main`` the zoo's current one; ``added``,
+    ``changed`` and ``deleted`` are files by name.
     """
 
     base: Listing
@@ -267,15 +263,8 @@ def _parts_of(listing: Listing) -> list[str]:
 def compare(client: Client, repo: str, number: int, *, own: Set[str] = frozenset()) -> Changes:
     """Compare a pull request with the commit that it starts from.
 
-    Parameters
-    ----------
-    own
-        its commits where it is merged, because they are commits of the zoo then.
-
-    Raises
-    ------
-    HubError
-        There is no such pull request, or it does not start from a commit of the zoo.
+    ``own`` are its commits where it is merged, because they are commits of the zoo then. Raises ``HubError`` where
+    there is no such pull request, or it does not start from a commit of the zoo.
     """
     # the ref under which a hub keeps the commits of a pull request
     revision = f"refs/pr/{number}"

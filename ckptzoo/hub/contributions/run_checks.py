@@ -28,18 +28,10 @@ from ckptzoo.text import Progress, StageProgress, excerpt
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What was found in the parts of a contribution.
+    """The result of checking the parts of a contribution.
 
-    Parameters
-    ----------
-    checks
-        in order; where the bytes are damaged, that check alone.
-    entries
-        the checkpoints.
-    zoo
-        they alone, opened; None where the bytes are damaged.
-    measured
-        figures by id.
+    ``checks`` are in order; where the bytes are damaged, that check alone, and ``zoo`` is None; else ``zoo`` holds the
+    contributed checkpoints. ``measured`` has figures by id.
     """
 
     checks: tuple[Check, ...]
@@ -72,16 +64,9 @@ def run_checks(
 ) -> CheckReport:
     """Check the parts of a contribution.
 
-    Parameters
-    ----------
-    folder
-        a zoo's documents and the contributed parts alone.
-    target
-        the zoo as it is; None for a new one.
-    evaluators
-        measure accuracies where they can.
-    measured
-        figures by id that were measured already; None measures them.
+    ``folder`` has a zoo's documents and the contributed parts alone; ``target`` is the zoo's present state, None for a
+    new one; ``evaluators`` measure accuracies where they can; ``measured`` has figures by id that were measured before,
+    None measures them.
     """
     byte_check = check_bytes(folder)
     if byte_check.outcome == "failed":

@@ -29,7 +29,7 @@ OF_CHECKPOINT = ("file", "id", *_OF_ONE, *DEFAULTS)
 _MAX_NAMESPACE = 40
 """Characters of a contributor's name that ids begin with."""
 _MAX_SCALING = 10
-"""Of the mean and std of pixels from 0 to 1; what is larger is of pixels from 0 to 255."""
+"""Largest mean and std of pixels from 0 to 1; larger values are of pixels from 0 to 255."""
 _TABLES = ("names", "evaluation", "zoo", "checkpoint")
 TOP = (*DEFAULTS, "training", "cast", "pattern", *_TABLES)
 """Keys of the file."""
@@ -49,20 +49,10 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class NewZoo:
-    """What a new zoo is called, where the contribution is the first of its architecture.
+    """The description of a new zoo, where the contribution is the first of its architecture.
 
-    Parameters
-    ----------
-    name
-        of the zoo.
-    architecture
-        its name; by default that of the forward function, or of the zoo.
-    forward
-        a name in ``ckptzoo.archs``, where it has the forward function.
-    input_shape
-        of one input without its batch axis.
-    summary, authors, citation, tags
-        for the card.
+    ``architecture`` is by default the name of the forward function, or of the zoo; ``forward`` is a name in
+    ``ckptzoo.archs``; ``input_shape`` is that of one input without its batch axis; the rest is for the card.
     """
 
     name: str
@@ -77,14 +67,8 @@ class NewZoo:
 
 @dataclass(frozen=True)
 class CheckpointDescription:
-    """A ``[[checkpoint]]``: columns of one state dict of a file.
-
-    Parameters
-    ----------
-    file
-        the file's name, followed by ``#key`` where it holds several.
-    values
-        columns of its row.
+    """A ``[[checkpoint]]``: columns of one state dict of a file, whose name is followed by ``#key`` where it holds
+    several.
     """
 
     file: str
@@ -95,24 +79,11 @@ class CheckpointDescription:
 class Submission:
     """The content of contribution.toml.
 
-    Parameters
-    ----------
-    defaults
-        columns of every row: ``contributor``, ``license``, ``source``, ``dataset``, ``recipe`` and others.
-    training
-        how they were trained, in free text.
-    cast
-        whether values may be rounded to the zoo's precision.
-    pattern
-        how the files are named; None where their names say nothing.
-    names
-        old name to new one; each ``*`` is the same text in both.
-    evaluation
-        the test set and the scaling of its pixels.
-    zoo
-        of a new zoo.
-    checkpoints
-        columns of single ones.
+    ``defaults`` are columns of every row: ``contributor``, ``license``, ``source``, ``dataset``, ``recipe`` and others;
+    ``checkpoints`` have those of single ones. ``training`` is free text. With ``cast`` values may be rounded to the
+    zoo's precision. ``pattern`` is how the files are named; None where their names say nothing. ``names`` maps old to
+    new; each ``*`` is the same text in both. ``evaluation`` is the test set and the scaling of its pixels; ``zoo``
+    describes a new zoo.
     """
 
     defaults: Row
@@ -137,12 +108,8 @@ class Submission:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> "Submission":
-        """Read a file.
-
-        Raises
-        ------
-        SpecError
-            With every problem found: unknown keys with the nearest known one, wrong types, values out of range.
+        """Read a file; raise ``SpecError`` with every problem: unknown keys with the nearest known one, wrong types,
+        values out of range.
         """
         try:
             content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -152,7 +119,7 @@ class Submission:
 
     @classmethod
     def from_mapping(cls, content: Mapping[str, Any], *, location: str = "contribution") -> "Submission":
-        """Read parsed TOML; see ``from_toml``."""
+        """Read parsed TOML, as ``from_toml``."""
         if problems := list(_problems(content, location)):
             raise SpecError(problems)
         evaluation, zoo = content.get("evaluation"), content.get("zoo")

@@ -28,12 +28,9 @@ Weights = dict[str, NDArray[Any]]
 
 
 class TargetZoo:
-    """What a zoo holds, each fact read when it is first asked for; the weights only where they are small.
+    """The content of a zoo, each fact read when it is first asked for; the weights only where they are small.
 
-    Parameters
-    ----------
-    zoo
-        as it is now; retracted checkpoints count, because their ids are taken.
+    Retracted checkpoints count, because their ids are taken.
     """
 
     def __init__(self, zoo: Zoo) -> None:

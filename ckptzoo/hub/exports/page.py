@@ -25,7 +25,7 @@ _SHORT = ("ids", "left_out", "trials")
 
 
 def metadata(checkpoint: Checkpoint, zoo: str, facts: Document) -> dict[str, str]:
-    """What ``__metadata__`` of a safetensors file holds: the row and further facts as strings."""
+    """Return ``__metadata__`` of a safetensors file: the row and further facts as strings."""
     row = {name: _text(value) for name, value in checkpoint.row.items() if value is not None}
     # who tried what in which order is in config.json: readers of safetensors bound their headers
     short = {key: _without(value, "trials") for key, value in facts.items()}
@@ -40,14 +40,10 @@ def metadata(checkpoint: Checkpoint, zoo: str, facts: Document) -> dict[str, str
 
 
 def config(checkpoint: Checkpoint, arch: Architecture, zoo: Zoo, facts: Document) -> bytes:
-    """``config.json``: the architecture, where the checkpoint is from, and its row.
+    """Return ``config.json``: the architecture, where the checkpoint is from, and its row.
 
-    Parameters
-    ----------
-    arch
-        the tensors in the dtypes in which they are written.
-    facts
-        documents by name that are recorded beside those of the row.
+    ``arch`` has the dtypes in which tensors are written; ``facts`` are documents by name that are recorded beside those
+    of the row.
     """
     row: dict[str, Any] = {name: value for name, value in checkpoint.row.items() if value is not None}
     if "extra" in row:

@@ -36,10 +36,8 @@ class ArrayFolders:
     def add(self, file: OpenedFile) -> None:
         """Add the array of a file.
 
-        Raises
-        ------
-        IntegrityError
-            The network of its folder was put together before, or all arrays that are kept are too large.
+        Raises ``IntegrityError`` where the network of its folder was put together before, or the kept arrays are too
+        large.
         """
         limit = Limits().file_bytes
         if file.folder in self._done:
@@ -53,7 +51,6 @@ class ArrayFolders:
 
     @property
     def has_any(self) -> bool:
-        """Whether arrays are kept."""
         return bool(self._held)
 
     def left(self, folder: str | None) -> Iterator[Whole]:

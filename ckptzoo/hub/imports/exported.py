@@ -31,12 +31,9 @@ def is_exported(facts: Mapping[str, Any]) -> bool:
 
 
 def exported_row(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of an exported checkpoint; values that none can have are left out.
+    """Return the columns of an exported checkpoint; values that none can have are left out.
 
-    Parameters
-    ----------
-    facts
-        for which ``is_exported`` is true: objects of JSON, or the texts of a header.
+    ``facts``, for which ``is_exported`` is true, are objects of JSON, or the texts of a header.
 
     Examples
     --------

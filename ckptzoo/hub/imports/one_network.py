@@ -37,7 +37,7 @@ _PUBLISHED = {
 _ORIGINAL = re.compile(r"(?:original/)?consolidated(?:\.\d+)?\.(?:pth|pt|safetensors)")
 """Weights as the authors' own program keeps them, beside those of transformers, or in a folder there."""
 _CHOICES = re.compile(rf"(?:^|/)(?:{'|'.join(_PUBLISHED)}|consolidated)[.-]|rank_|model_part-|-rank-")
-"""In every path that is published in several formats, or is a part of a network."""
+"""A part of every path that is published in several formats, or that is a part of a network."""
 _PARTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (form, re.compile(pattern))
     for form, pattern in (
@@ -87,16 +87,9 @@ class _Named(NamedTuple):
 class Related:
     """Files that hold one network with others.
 
-    Parameters
-    ----------
-    kept
-        paths that are passed over, to the path of the file that is read in their place.
-    reasons
-        why each of them is passed over.
-    compared
-        paths that are read to the paths of small files that are passed over for them, and may hold the same numbers.
-    parts
-        paths of parts of networks, to the names of their forms.
+    ``kept`` maps paths that are passed over to the file that is read in their place, and ``reasons`` to why.
+    ``compared`` maps paths that are read to small files that are passed over for them and may hold the same numbers.
+    ``parts`` maps paths of parts of networks to the names of their forms.
     """
 
     kept: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -111,15 +104,10 @@ def may_be_related(path: str) -> bool:
 
 
 def related(sizes: Mapping[str, int], *, can_compare: bool) -> Related:
-    """Which files are passed over for others of the same network, and which are parts.
+    """Find the files that are passed over for others of the same network, and those that are parts.
 
-    Parameters
-    ----------
-    sizes
-        bytes of every file by its path, in order.
-    can_compare
-        whether files may be read once more. Files whose names alone say that they hold one network, such as
-        ``net.pt`` and ``net.safetensors``, are related only where they can be compared.
+    ``sizes`` are in bytes by path, in order. Without ``can_compare`` (files cannot be read a second time), files whose
+    names alone say that they hold one network, such as ``net.pt`` and ``net.safetensors``, are not related.
 
     Examples
     --------

@@ -20,14 +20,16 @@ from ckptzoo.hub.untrusted.forms import FORMS, form_of
 from ckptzoo.text import excerpt
 
 MAX_DEPTH = 2
-"""Archives within one another, the source's own archive aside."""
+"""Depth of archives within one another, without the source's own archive."""
 _MAX_ZIP = 2**30
 """Bytes of a zip archive that is in another archive: its directory is at its end, so that it is read whole."""
 _EXPANSION, _ALWAYS_ALLOWED, _MAX_FILES = 1000, 2**30, 2**20
-"""What all archives of a source may unpack to, in times the source's size and in any case; files in all of them."""
+"""Bounds of all archives of a source: unpacked size as a multiple of the source's size, the bytes that are allowed in
+any case, and the number of files.
+"""
 _PIECE = 2**20
 _FIRST_FILES, _FIRST_BYTES = 1000, 256 * 2**20
-"""Files of an archive that is read in order by whose names it is told what is in it, and their bytes."""
+"""First files, and their bytes, of an archive that is read in order: their names say what the archive holds."""
 _JUNK = re.compile(
     r"(^|/)(__MACOSX|\.ipynb_checkpoints|\.git|\.svn|\.hg|__pycache__|@eaDir|\.Trash[^/]*|\.cache/huggingface)/"
     r"|(^|/)(\._|\.#|\.nfs|\.~lock|#[^/]*#$)|(^|/)(\.DS_Store|Thumbs\.db|desktop\.ini)$|~$|(^|/)\.[^/]*\.sw[a-p]$"
@@ -52,16 +54,8 @@ _TEXTS = (
 class OpenedFile(SourceFile):
     """One file of a source, or of an archive in it.
 
-    Parameters
-    ----------
-    form
-        what it is.
-    packed_by
-        the form by which it is packed; empty where it is as it was saved.
-    reopen
-        opens it once more at any time of the pass; None where its bytes come once.
-    others
-        files that are passed over for it, and may hold the same network in another format.
+    ``packed_by`` is the form of its packing, empty for none. ``reopen`` opens it again during the pass; None where its
+    bytes come once. ``others`` are passed over for it, and may hold the same network in another format.
     """
 
     form: Form = FORMS["unknown"]
@@ -96,20 +90,15 @@ class OpenedFile(SourceFile):
 class OpenedSource(Source):
     """The files of a source, and those in its archives under the archive's path without its suffix.
 
-    Parameters
-    ----------
-    source
-        a folder, an archive, a repository or a file.
-    include, exclude
-        patterns of the shell (``*.pt``, ``seed0``, ``runs/*/best.pt``) that a path, its last part or one of its folders
-        fits; nothing is left out where ``include`` is empty.
+    ``include`` and ``exclude`` are patterns of the shell (``*.pt``, ``seed0``, ``runs/*/best.pt``) that a path, its
+    last part or one of its folders fits; an empty ``include`` takes every file.
 
     Attributes
     ----------
     forms
-        of the files that were met, by their paths, in order.
+        by path, of the files that were met, in order.
     opened
-        paths of those that were read.
+        paths of the files that were read.
     passed_over
         paths of files that no adapter sees, and why.
     broken
@@ -149,14 +138,16 @@ class OpenedSource(Source):
         self.position = self._source.position
 
     def _relate(self) -> Related:
-        """Which of the files hold one network; those in archives among them are told when these are opened."""
+        """Find which files hold one network; files in archives are reported when these are opened."""
         if self._related is None:
             sizes = {path: size for path, size in self._sizes().items() if self._is_wanted(path)}
             self._related = self._note_related(sizes, can_compare=isinstance(self._source, FolderSource))
         return self._related
 
     def _sizes(self) -> Mapping[str, int]:
-        """The files by name; of an archive that is read in order only where its first names say that it matters."""
+        """Return the files by name; for an archive that is read in order only where its first names say that it
+        matters.
+        """
         if isinstance(self._source, FolderSource):
             return self._source.sizes
         if not self._source.in_order:
@@ -195,9 +186,9 @@ class OpenedSource(Source):
         return is_chosen and not _is_junk(path) and not _fits(path, self._exclude)
 
     def may_hold(self, suffix: str) -> bool:
-        """Tells by names alone whether there are files with a suffix; what archives among them hold is not known.
+        """Tell by names alone whether there are files with a suffix; the content of archives among them is not known.
 
-        Of an archive that is read in order these are the names of its first files.
+        Only the names of the first files are used where an archive is read in order.
         """
         if self._source.in_order:
             return any(file.path.lower().endswith(suffix) for file in self._first())
@@ -370,7 +361,7 @@ class _Counted(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer; returns how much of it."""
+        """Fill a buffer; return the number of bytes."""
         data = self._stream.read(len(buffer))
         buffer[: len(data)] = data
         self.count += len(data)
@@ -387,7 +378,7 @@ def _buffered(stream: IO[bytes]) -> io.BufferedReader:
 
 
 def _peeked(stream: IO[bytes]) -> bytes:
-    """The first bytes of what is packed; none where they cannot be unpacked, which reading tells."""
+    """Return the first bytes of a packed stream; none where they cannot be unpacked, which reading it reports."""
     try:
         return stream.peek(HEAD_BYTES)[:HEAD_BYTES]  # pyright: ignore[reportAttributeAccessIssue]
     except ERRORS:

@@ -8,14 +8,14 @@ import zlib
 from typing import IO, Any
 
 _XZ_MEMORY = 80 * 2**20
-"""What unpacking may take: ``xz -9`` needs 65 MiB, a hostile stream asks for up to 4 GiB."""
+"""Bytes of memory for unpacking: ``xz -9`` needs 65 MiB, a hostile stream asks for up to 4 GiB."""
 _READ_BYTES = 2**16
 PACKED = ("gzip", "bzip2", "xz", "lzma", "zlib")
 """Names of the forms."""
 SUFFIXES = (".gz", ".bz2", ".xz", ".lzma", ".z")
-"""What their tools add to a file's name."""
+"""Suffixes that their tools add to a file's name."""
 ERRORS = (EOFError, OSError, lzma.LZMAError, zlib.error)
-"""What reading a damaged one raises."""
+"""Errors that reading a damaged one raises."""
 
 
 def unpacked(packed: IO[bytes], form: str) -> IO[bytes]:
@@ -42,11 +42,10 @@ class _ZlibFile(io.RawIOBase):
         self._packed, self._unpacker = packed, zlib.decompressobj()
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer with the next bytes; returns how many, 0 at the end."""
+        """Fill a buffer with the next bytes; return their number, 0 at the end."""
         unpacked = b""
         while not unpacked and not self._unpacker.eof:
             data = self._unpacker.unconsumed_tail or self._packed.read(_READ_BYTES)
@@ -60,31 +59,19 @@ class _ZlibFile(io.RawIOBase):
 
 
 class XzFile(io.RawIOBase):
-    """What is packed in a file of xz or lzma streams, one behind another; unlike ``lzma.open``, in bounded memory.
-
-    Parameters
-    ----------
-    packed
-        the file.
-    """
+    """The content of a file of xz or lzma streams, one behind another; unlike ``lzma.open``, in bounded memory."""
 
     def __init__(self, packed: IO[bytes]) -> None:
         self._packed, self._data = packed, b""
         self._unpacker = lzma.LZMADecompressor(memlimit=_XZ_MEMORY)
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer with the next bytes; returns how many, 0 at the end.
+        """Fill a buffer with the next bytes; return their number, 0 at the end.
 
-        Raises
-        ------
-        lzma.LZMAError
-            It is damaged, or needs more memory.
-        EOFError
-            It is cut off.
+        Raises ``lzma.LZMAError`` where it is damaged or needs more memory, ``EOFError`` where it is cut off.
         """
         unpacked = b""
         while not unpacked and self._begin_stream():

@@ -178,7 +178,7 @@ def plan_import(
 
 
 def _repeated(files: Sequence[PlannedFile], address: str) -> list[dict[str, str]]:
-    """Files whose ids came before."""
+    """Return the files whose ids came before."""
     seen, made = set[str](), list[dict[str, str]]()
     for item in files:
         if item.id in seen:

@@ -24,13 +24,7 @@ _CUT = (
 
 
 class Reader:
-    """Reads files of one source.
-
-    Attributes
-    ----------
-    forms
-        what files were taken for, and how many of each.
-    """
+    """Reads files of one source; ``forms`` counts what files were taken for."""
 
     def __init__(self, process: ReadingProcess, address: str) -> None:
         self._process, self._address = process, address

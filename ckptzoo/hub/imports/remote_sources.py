@@ -21,22 +21,14 @@ from ckptzoo.remote.stores import CancelToken, FileEntry, Store
 from ckptzoo.remote.web_store import StaticStore
 
 _SEEK_BYTES = 2**18
-"""What is read and dropped rather than asked for again by a new request."""
+"""Gaps up to this many bytes are read and dropped instead of sending a new request."""
 
 
 def open_source(address: str | os.PathLike[str], *, endpoint: str | None = None, token: str | None = None) -> Source:
-    """The source at an address: a folder, an archive or a file, here, ``https://...``, ``hf://datasets/org/name``,
-    or ``hf://org/name`` for a model.
+    """Open the source at an address: a local folder, archive or file, ``https://...``, ``hf://datasets/org/name``, or
+    ``hf://org/name`` for a model.
 
-    Parameters
-    ----------
-    endpoint, token
-        of the hub, if they are not those that huggingface_hub uses.
-
-    Raises
-    ------
-    ZooError
-        Nothing is there, or the server does not serve ranges.
+    Raises ``ZooError`` where nothing is there, or the server does not serve ranges.
     """
     text = os.fspath(address)
     if "://" not in text:
@@ -123,7 +115,7 @@ def _buffered(store: Store, name: str) -> IO[bytes]:
 
 
 class _RemoteFile(io.RawIOBase):
-    """A file of a store, read from where it is asked for to its end by one request, until another place is wanted."""
+    """A file of a store, read by one request from an offset to its end, until another offset is asked for."""
 
     def __init__(self, store: Store, name: str) -> None:
         self._store, self._name, self._size = store, name, store.entries[name].size
@@ -132,19 +124,17 @@ class _RemoteFile(io.RawIOBase):
         self._left = memoryview(b"")
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
         return True
 
     def tell(self) -> int:
-        """The place of the next byte."""
+        """Return the offset of the next byte."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a place; the next read begins a request there, unless it is near."""
+        """Go to an offset; the next read sends a request from there, unless it is near."""
         start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
         target = max(0, start + offset)
         ahead = target - self._position

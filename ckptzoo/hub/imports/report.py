@@ -106,16 +106,10 @@ class ImportResult(PrintedResult):
 def passed_over_files(
     source: OpenedSource, adapter: str, found: Collection[str], reasons: Mapping[str, str]
 ) -> tuple[dict[str, str], ...]:
-    """Files that hold no network, those that were not opened, and those that no adapter sees, each with the reason.
+    """Return files that hold no network, those that were not opened, and those that no adapter sees, each with the
+    reason.
 
-    Parameters
-    ----------
-    adapter
-        the format's name.
-    found
-        paths of the files that were taken for checkpoints.
-    reasons
-        those of files that were passed over for a reason of their own.
+    ``found`` are paths of files that were taken for checkpoints; ``reasons`` are those of single files.
     """
     by_name = f"no checkpoint of the format {adapter}, by its name"
     by_form = {

@@ -196,7 +196,7 @@ def report_path(folder: Path) -> Path:
 def _tracer(
     module: str | Factory | Sequence[str | Factory] | None,
 ) -> Callable[[Architecture], Symmetry | None] | None:
-    """What makes the symmetry table of an architecture: that which all modules share."""
+    """Return the function that makes symmetry tables, which all modules share."""
     modules = [] if module is None else [module] if isinstance(module, str) or callable(module) else list(module)
 
     def symmetry_of(arch: Architecture) -> Symmetry | None:
@@ -414,12 +414,9 @@ class _Importer:
     def _one_of(
         self, files: Sequence[tuple[Found, States | ZooError]]
     ) -> tuple[Found, States | ZooError, list[tuple[str, str]]]:
-        """The first of several files of one network that holds it; what is known about the others is noted.
+        """Return the first of several files of one network that holds it; what is known about the others is noted.
 
-        Returns
-        -------
-        tuple
-            The file, what it holds, and the paths and ids of others that hold other networks.
+        The result is the file, what it holds, and the paths and ids of others that hold other networks.
         """
         (found, states), others = files[0], list[tuple[str, str]]()
         for item, answer in files[1:]:
@@ -481,12 +478,8 @@ class _Importer:
         return tuple(item for item in files if item["file"] not in self._taken) if self._taken else files
 
     def _check_found(self) -> None:
-        """Refuse a source in which no file held a network.
-
-        Raises
-        ------
-        ZooError
-            So it is; the first files are named, and why they are none, and what to do with those of another program.
+        """Raise ``ZooError`` where no file held a network: it names the first files, why they hold none, and the next
+        step for those of another program.
         """
         if self.added or self.present or self.skipped:
             return
@@ -608,7 +601,7 @@ def _order(form: Form | None) -> int:
 
 
 def _digest(arrays: Iterable[NDArray[Any]]) -> bytes:
-    """Of a checkpoint's numbers, whatever their names."""
+    """Digest a checkpoint's numbers, whatever their names."""
     digest = sha256()
     for array in arrays:
         if array.flags.c_contiguous and array.dtype.kind in "fiu":

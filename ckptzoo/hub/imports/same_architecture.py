@@ -34,16 +34,9 @@ _MAX_PAIRS = 10_000
 
 @dataclass(frozen=True)
 class Saved:
-    """A network as it was saved.
+    """A network as it was saved, under names that a zoo may have, without words of wrappers.
 
-    Parameters
-    ----------
-    tensors
-        by names that a zoo may have, without words of wrappers.
-    ties
-        names to earlier names whose numbers they share.
-    buffers
-        names of tensors that are known to be no parameters.
+    ``ties`` maps names to earlier names whose numbers they share; ``buffers`` are known to be no parameters.
     """
 
     tensors: Tensors
@@ -51,7 +44,7 @@ class Saved:
     buffers: frozenset[str] = frozenset()
 
     def renamed(self, names: Mapping[str, str]) -> "Saved":
-        """The same under other names."""
+        """Return the same tensors under other names."""
         return Saved(
             {names[name]: array for name, array in self.tensors.items()},
             {names[name]: names[first] for name, first in self.ties.items()},
@@ -61,18 +54,11 @@ class Saved:
 
 @dataclass(frozen=True)
 class Fit:
-    """What the tensors of an architecture are in a state dict.
+    """The tensors of an architecture in a state dict.
 
-    Parameters
-    ----------
-    own_names
-        the architecture's tensors by their names in the state dict; None for a counter that it lacks.
-    equal
-        pairs of names in the state dict that must hold the same numbers.
-    counters
-        counters in the state dict that the architecture lacks.
-    note
-        what was done to the names.
+    ``own_names`` maps the architecture's tensors to names in the state dict, None for a counter that it lacks;
+    ``equal`` has pairs of names there that must hold the same numbers; ``counters`` are those that the architecture
+    lacks.
     """
 
     own_names: Mapping[str, str | None]
@@ -81,7 +67,7 @@ class Fit:
     note: str = ""
 
     def holds(self, tensors: Tensors) -> bool:
-        """Whether tied tensors are equal in a state dict."""
+        """Tell whether tied tensors are equal in a state dict."""
         return all(are_equal(tensors[one], tensors[other]) for one, other in self.equal)
 
 
@@ -92,18 +78,12 @@ def signature_of(tensors: Tensors) -> Signature:
 
 @lru_cache(maxsize=64)
 def _dtype_name(dtype: np.dtype[Any]) -> str:
-    """numpy puts a dtype's name together whenever it is asked for."""
+    """Return a dtype's name from a cache: numpy builds it at every call."""
     return dtype.name
 
 
 def fit(saved: Saved, arch: Architecture, table: Mapping[str, str]) -> Fit | None:
-    """How a state dict fits an architecture; None where it does not.
-
-    Parameters
-    ----------
-    table
-        old to new names.
-    """
+    """Fit a state dict to an architecture; None where it does not fit. ``table`` maps old to new names."""
     for left_out in _second_names(saved):
         shapes = {name: array.shape for name, array in saved.tensors.items() if name not in left_out}
         found = fitting_names(shapes, arch, table)
@@ -113,7 +93,7 @@ def fit(saved: Saved, arch: Architecture, table: Mapping[str, str]) -> Fit | Non
 
 
 def _second_names(saved: Saved) -> list[Mapping[str, str]]:
-    """What may be left out of a state dict: nothing, or the second names of tied tensors."""
+    """Yield what may be left out of a state dict: nothing, or the second names of tied tensors."""
     ties = ties_of([saved])
     return [{}, ties] if ties else [{}]
 

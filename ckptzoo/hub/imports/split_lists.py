@@ -20,7 +20,7 @@ from ckptzoo.loader.zoo import open as open_zoo
 from ckptzoo.schema.split import ID, MEMBER, ListSplit
 
 _PATH = "path"
-"""A checkpoint's file in the source that it was imported from, which ``extra.file`` keeps."""
+"""The checkpoint's file in the source that it was imported from, which ``extra.file`` keeps."""
 _COLUMNS = {"id": ID, "member": MEMBER, "path": _PATH, "file": _PATH}
 _STEP = "Correct the list."
 
@@ -207,7 +207,7 @@ def _part_file(file: Path) -> list[_Entry]:
 
 
 def _json_parts(file: Path) -> tuple[str | None, _Lists]:
-    """What the names are, where the file says it, and the names of every part."""
+    """Return the kind of the names, where the file says it, and the names of every part."""
     content = _json(file)
     if not isinstance(content, dict):
         step = "Give the file of each part: train=FILE."
@@ -228,7 +228,7 @@ def _json_parts(file: Path) -> tuple[str | None, _Lists]:
 
 
 def _table(file: Path) -> tuple[str, _Lists]:
-    """What the names are, and the names of every part."""
+    """Return the kind of the names, and the names of every part."""
     rows = csv.reader(_text(file), strict=True)
     try:
         head = [text.strip().lower() for text in next(rows, [])]
@@ -262,7 +262,7 @@ def _refuse_repeated(parts: _Lists) -> None:
 
 
 def _resolved(path: Path, column: str | None, parts: _Lists) -> tuple[str, dict[str, list[str]]]:
-    """Whether the lists have ids or members, and these; paths become the ids of their checkpoints."""
+    """Return whether the lists have ids or members, and these; paths become the ids of their checkpoints."""
     contents = open_zoo(path).contents
     rows = Selection(contents, {}, np.arange(len(contents.raw.rows), dtype=np.int64))
     entries = list(itertools.chain.from_iterable(parts.values()))
@@ -304,7 +304,7 @@ def _ids_at(path: str, known: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _tails(path: str) -> Iterator[str]:
-    """The path, and what is left of it without its first folders."""
+    """Yield the path, and the rest of it without its first folders."""
     path = path.removeprefix("./")
     yield path
     while "/" in path:

@@ -22,7 +22,7 @@ MAX_EXTENSIONS = 2**20
 MAX_MEMBERS = 2**20
 """Members of an archive; each takes some 100 bytes of memory, because no path may come twice."""
 _FREE_MEMBERS, _BYTES_PER_MEMBER = 2**16, 512
-"""So many members are allowed in any case, and one more for so many bytes of the archive as it is packed."""
+"""Members that are allowed in any case, and bytes of the packed archive for each further one."""
 _MAX_PADDING = 2**26
 """Zeros behind the end: writers fill their last record, which is 10 KiB unless somebody says otherwise."""
 _LONGEST_SIZE = 18
@@ -45,18 +45,8 @@ _UNUSABLE = "Do not use this archive."
 class TarMember(io.RawIOBase):
     """A member of an archive, and the stream of its bytes until the next member is asked for.
 
-    Attributes
-    ----------
-    path
-        as the archive has it, unchecked.
-    size
-        bytes.
-    kind
-        ``file``, ``folder``, or what else it is, for people.
-    end
-        bytes of the archive, unpacked, up to where the member ends.
-    left
-        bytes that were not read yet.
+    ``path`` is unchecked; ``kind`` is ``file``, ``folder``, or another word for messages; ``end`` is the offset in the
+    unpacked archive where the member ends, ``left`` the bytes that were not read yet.
     """
 
     def __init__(self, reader: "TarReader", info: tarfile.TarInfo, start: int) -> None:
@@ -65,11 +55,10 @@ class TarMember(io.RawIOBase):
         self._reader = reader
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer with the next bytes; returns how many."""
+        """Fill a buffer with the next bytes; return their number."""
         data = self._reader.take(min(len(buffer), self.left))
         buffer[: len(data)] = data
         self.left -= len(data)
@@ -77,15 +66,7 @@ class TarMember(io.RawIOBase):
 
 
 class TarReader:
-    """The members of an archive, in its order.
-
-    Parameters
-    ----------
-    stream
-        the archive's bytes, unpacked.
-    location
-        as messages have it.
-    """
+    """The members of an archive, in its order. ``stream`` is unpacked; ``location`` is for messages."""
 
     def __init__(self, stream: IO[bytes], location: str) -> None:
         self._stream, self._location, self._position = stream, location, 0
@@ -94,10 +75,7 @@ class TarReader:
     def __iter__(self) -> Iterator[TarMember]:
         """Iterate over all members, folders and links included.
 
-        Raises
-        ------
-        IntegrityError
-            The archive is damaged, cut off, or declares more than a header may.
+        Raises ``IntegrityError`` where the archive is damaged, cut off, or declares more than a header may.
         """
         while (member := self._next()) is not None:
             yield member
@@ -212,24 +190,16 @@ class TarReader:
 
 
 class Paths:
-    """The paths of an archive's members, of which none may come twice, and how many there may be.
-
-    Parameters
-    ----------
-    location
-        as messages have it.
+    """The paths of an archive's members, of which none may come twice, with a bound on their number; ``location`` is
+    for messages.
     """
 
     def __init__(self, location: str) -> None:
         self._location, self._seen = location, set[bytes]()
 
     def add(self, path: str, packed: int) -> None:
-        """Add one, when ``packed`` bytes of the archive have been read.
-
-        Raises
-        ------
-        IntegrityError
-            It came before, or there are too many.
+        """Add a path, when ``packed`` bytes of the archive have been read; raise ``IntegrityError`` for a second one or
+        too many.
         """
         most = min(MAX_MEMBERS, _FREE_MEMBERS + packed // _BYTES_PER_MEMBER)
         if len(self._seen) >= most:

@@ -48,7 +48,7 @@ FETCH_BYTES = 256 * 2**20
 FETCH_PARTS = 64
 """Parts are fetched together up to these limits, so that small ones do not cost a round trip each."""
 _CHUNK_BYTES = 8 * 2**20
-"""Files are hashed, and bytes outside of blocks fetched, this many at a time."""
+"""Bytes that are hashed, or fetched outside of blocks, at a time."""
 _STAT_BLOCK = 512
 """The unit of ``os.stat_result.st_blocks`` in bytes, whatever the file system's block size."""
 _ROWS_ALONE = tuple(f"{layout.DERIVED}/{name}" for name in layout.ROWS_ALONE)
@@ -174,18 +174,10 @@ def _copy_listing(listing: bytes, root: Path) -> None:
 
 @dataclass(frozen=True)
 class Shard:
-    """One shard of a part that is being copied.
+    """One shard of a part that is being copied, by its path from the zoo's folder.
 
-    Parameters
-    ----------
-    name
-        its path from the zoo's folder.
-    nbytes, sha256
-        of the whole file.
-    blocks
-        of its tensors, by offset.
-    header
-        the bytes before them where our own writer made the shard.
+    ``nbytes`` and ``sha256`` are of the whole file; ``blocks`` are those of its tensors, by offset; ``header`` has the
+    bytes before them where our own writer made the shard.
     """
 
     name: str
@@ -232,21 +224,9 @@ def shards_of(part: Part, index: pa.Table) -> list[Shard]:
 class PartCopier:
     """Copies parts into a folder, which may hold pieces of them from an earlier call.
 
-    Parameters
-    ----------
-    remote, blocks
-        where from.
-    files
-        the same zoo, as the format reads it.
-    root
-        gets ``<tree>/<name>/...``; blocks that are there and right are not fetched again.
-    meter
-        counts what was put in place, and what was there.
-
-    Raises
-    ------
-    IntegrityError
-        The zoo's documents are not right.
+    ``files`` is the zoo of ``remote`` as the format reads it. ``root`` gets ``<tree>/<name>/...``; existing blocks with
+    the right digest are not fetched again. ``meter`` counts what was put in place, and what existed. Raises
+    ``IntegrityError`` where the zoo's documents are not right.
     """
 
     def __init__(self, remote: Remote, blocks: BlockCache, files: Files, root: Path, meter: ProgressMeter) -> None:
@@ -254,12 +234,9 @@ class PartCopier:
         _, self._arch, self._symmetry = read_documents(files)
 
     def fetch(self, paths: Sequence[str]) -> list[tuple[Part, pa.Table]]:
-        """Fetch parts, ``<tree>/<name>``; returns each with its rows.
+        """Fetch parts, ``<tree>/<name>``; return each with its rows.
 
-        Raises
-        ------
-        IntegrityError
-            What came is not what the part's index says, or the index is not sound.
+        Raises ``IntegrityError`` where the bytes are not those that the part's index says, or the index is not sound.
         """
         names = [f"{path}/{file}" for path in paths for file in (INDEX, METADATA)]
         tables = dict(zip(names, self._files.read_many(names), strict=True))

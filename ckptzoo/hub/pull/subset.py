@@ -108,18 +108,10 @@ def _open_standing(files: RemoteFiles) -> Zoo:
 
 @dataclass(frozen=True)
 class PartSubset:
-    """One part that is to be written.
+    """A part to be written into ``tree``, from the part ``source``.
 
-    Parameters
-    ----------
-    tree
-        where it goes.
-    source
-        the part that it is made from.
-    places
-        (K,) int64, the positions of its checkpoints among those that were selected.
-    weights, element, outputs
-        the tensors that it stores of the weights, of the group element, and of predictions.
+    ``places`` (K,) int64 are the positions of its checkpoints among those that were selected; ``weights``, ``element``
+    and ``outputs`` are the tensors that it stores of the weights, of the group element, and of predictions.
     """
 
     tree: str
@@ -141,33 +133,16 @@ class PartSubset:
 
     @property
     def nbytes(self) -> int:
-        """Of what it stores."""
+        """The bytes of what it stores."""
         return len(self.places) * sum(tensor.nbytes for tensor in (*self.weights, *self.element, *self.outputs))
 
 
 class SubsetWriter:
     """Plans and writes the parts that hold a selection of a zoo.
 
-    Parameters
-    ----------
-    zoo
-        the checkpoints that were selected.
-    selection
-        which variants and tensors.
-
-    Attributes
-    ----------
-    arch
-        of the selected tensors.
-    subsets
-        the parts to write: for every raw part its own, then those of its variants.
-
-    Raises
-    ------
-    UnknownNameError
-        The zoo has no such variant, module or tensor.
-    ZooError
-        No checkpoint is left.
+    ``zoo`` has the selected checkpoints, ``arch`` the selected tensors; ``subsets`` are the parts to write: for every
+    raw part its own, then those of its variants. Raises ``UnknownNameError`` where the zoo has no such variant, module
+    or tensor, ``ZooError`` where no checkpoint is left.
     """
 
     def __init__(self, zoo: Zoo, selection: PullSelection) -> None:
@@ -191,14 +166,8 @@ class SubsetWriter:
     def write(
         self, subset: PartSubset, root: Path, raw: str | None, *, check_rows: CheckRows, meter: ProgressMeter
     ) -> Part:
-        """Write one part.
-
-        Parameters
-        ----------
-        root
-            the new zoo's folder.
-        raw
-            for a variant's part, the digest of the new raw part of its checkpoints.
+        """Write one part into the new zoo's folder; ``raw`` is, for a variant's part, the digest of the new raw part of
+        its checkpoints.
         """
         zoo = self._zoo.take(subset.places)
         facts: Document = {**subset.source.facts, "pulled": {"zoo": zoo.name, "part": subset.source.digest}}

@@ -42,14 +42,10 @@ NOTHING = LocalCollection({}, {})
 
 
 def read_collection(root: Path) -> LocalCollection:
-    """What is to be published of a folder, verified but for the weights.
+    """Read what is to be published of a folder, verified but for the weights.
 
-    Raises
-    ------
-    IntegrityError
-        A zoo is damaged, the collection is older than its zoos, or a link leads out of the folder.
-    SpecError
-        A card is not valid, or a picture that it names is missing.
+    Raises ``IntegrityError`` where a zoo is damaged, the collection is older than its zoos, or a link leads out of the
+    folder; ``SpecError`` where a card is not valid, or a picture that it names is missing.
     """
     if not (root / layout.COLLECTION).is_file():
         got = "no such file" if root.exists() else "no such folder"
@@ -81,12 +77,8 @@ def plan_collection(
 ) -> PushPlan:
     """Compare a collection with a commit of its repository, or with none.
 
-    Zoos of the repository that are not in the folder stay, and are in the table.
-
-    Raises
-    ------
-    HubError
-        The repository holds something else, or one of its zoos is another or has parts that clash.
+    Zoos of the repository that are not in the folder stay, and are in the table. Raises ``HubError`` where the
+    repository holds something else, or one of its zoos is another or has parts that clash.
     """
     there = listing or Listing("", {})
     _check_is_collection(repository, there)
@@ -122,14 +114,10 @@ def collection_batch(
     *,
     files: Mapping[str, OverlayFiles] | None = None,
 ) -> tuple[CommitBatch, Page]:
-    """Table, document, card, pictures and page of what the repository then holds.
+    """Return table, document, card, pictures and page of what the repository then holds.
 
-    Parameters
-    ----------
-    card
-        in place of the one that is kept.
-    files
-        of the zoos in the folder, as the repository then holds them.
+    ``card`` replaces the one that is kept; ``files`` are those of the zoos in the folder, as the repository then holds
+    them.
     """
     held = {
         name: OverlayFiles(repository.within(name), replace(listing, files=stored), {})

@@ -36,20 +36,10 @@ _MAX_TITLE = 200
 
 @dataclass(frozen=True)
 class CommitBatch:
-    """What one commit adds and removes.
+    """The files that one commit adds and removes.
 
-    Parameters
-    ----------
-    files
-        paths in the zoo, to the file or the bytes.
-    sizes
-        bytes of every file.
-    sha256
-        of every file that is given as a path.
-    parts
-        the parts that it adds.
-    delete
-        paths in the zoo that it removes.
+    ``files`` maps paths in the zoo to the file or the bytes; ``sizes`` has the bytes of each, ``sha256`` the digest of
+    every file that is given as a path; ``parts`` are those that it adds, ``delete`` the paths that it removes.
     """
 
     files: dict[str, Path | bytes] = field(default_factory=dict)
@@ -101,18 +91,9 @@ class CommitBatch:
 class PushPlan:
     """The commits to make.
 
-    Parameters
-    ----------
-    head
-        the commit that they follow; None where there is no repository.
-    batches
-        the commits, in order.
-    already
-        how many parts are there.
-    notes
-        what a person should know.
-    files
-        what the repository then holds of the zoo; None of a plan of several zoos.
+    They follow ``head``, None where there is no repository. ``already`` counts the parts that the repository has;
+    ``notes`` are for the person; ``files`` is what the repository then holds of the zoo, None for a plan of several
+    zoos.
     """
 
     head: str | None
@@ -125,10 +106,7 @@ class PushPlan:
 def plan_push(local: LocalZoo, repository: RepositoryFiles, listing: Listing | None, *, snapshot: bool) -> PushPlan:
     """Compare a zoo with a commit of its repository, or with none.
 
-    Raises
-    ------
-    HubError
-        The repository holds another zoo, or something that is none, or parts that clash.
+    Raises ``HubError`` where the repository holds another zoo, or something that is none, or parts that clash.
     """
     stored = {} if listing is None else listing.files
     if listing is not None:
@@ -350,11 +328,8 @@ def _is_there_renumbered(trees: dict[str, Tree], part: LocalPart) -> bool:
 def _check_clashes(location: str, trees: dict[str, Tree], parts: Sequence[LocalPart]) -> None:
     """Refuse parts that hold what a commit has in another part.
 
-    Raises
-    ------
-    HubError
-        A checkpoint's id or a unit is there already, a variant of a checkpoint is, or a variant's versions would be
-        mixed; the message names them.
+    Raises ``HubError`` where a checkpoint's id or unit, or a variant of a checkpoint, exists, or a variant's versions
+    would be mixed; the message names them.
     """
     problems = [problem for part in parts if part.part.tree in trees for problem in _clashes(location, trees, part)]
     if problems:

@@ -271,18 +271,10 @@ def _with_runs(picked: Sequence[Picked], run: Run, member: str, source: str | No
 
 @dataclass(frozen=True)
 class _Own:
-    """What the key of a checkpoint among several of a file says about it, and its own facts.
+    """The facts in the key of a checkpoint among several of a file.
 
-    Parameters
-    ----------
-    picked
-        the checkpoint.
-    parts
-        the words of its key, but those that say when it was saved.
-    copy
-        how many of the last ones say that it is a copy of another network, such as an average.
-    step
-        when it was saved; None where nothing says it.
+    ``parts`` are the words of the key without those of its time; ``copy`` is how many of the last ones say that it is a
+    copy of another network, such as an average; ``step`` is when it was saved, None where nothing says it.
     """
 
     picked: Picked
@@ -319,7 +311,7 @@ class _Own:
 
     @property
     def parent(self) -> tuple[str, ...]:
-        """The words that it shares with its likes: of one that is no copy all but the last."""
+        """The words that it shares with its siblings: for one that is no copy all but the last."""
         return self.base if self.copy else self.base[:-1]
 
 
@@ -344,7 +336,7 @@ def _is_trajectory(group: Sequence[_Own]) -> bool:
 
 
 def _before_its_step(name: str, steps: Sequence[int | None]) -> str | None:
-    """A name without the number at its end, where that is when all of a file's checkpoints were saved."""
+    """Return a name without the number at its end, where that is when all of a file's checkpoints were saved."""
     matched = _NUMBER_AT_END.fullmatch(name)
     return without_plain_name(matched[1]) if matched is not None and set(steps) == {int(matched[2])} else None
 
@@ -353,19 +345,16 @@ _NUMBER_AT_END = re.compile(r"(|.*?[^\d])[-_. ]?(\d{1,18})")
 
 
 def _which(picked: Picked) -> tuple[Any, ...]:
-    """What says which run of several a checkpoint is of: its seed, its fold, a number in its key."""
+    """Return what tells a checkpoint's run from others: its seed, its fold, a number in its key."""
     of_a_run = facts_of(picked.suffix.replace(".", "/"))
     extra = picked.row.get("extra", {})
     return (picked.row.get("seed"), extra.get("fold"), *sorted(of_a_run.items()))
 
 
 def _step_of(picked: Picked, *, of_its_own: bool) -> int | None:
-    """The step that a checkpoint's facts name; else its epoch, which orders checkpoints of which no more is known.
+    """Return the step that a checkpoint's facts name; else its epoch, which orders checkpoints without other facts.
 
-    Parameters
-    ----------
-    of_its_own
-        whether the facts are about another time than its own.
+    With ``of_its_own`` the facts are about another time than its own.
     """
     extra, epoch = picked.row.get("extra", {}), picked.row.get("epoch")
     inside = [extra, *(extra[name] for name in ("meta", "train_state") if isinstance(extra.get(name), dict))]
@@ -456,7 +445,7 @@ def _picked(
 
 
 def _of_vectors(state: StateDict, slices: Sequence[Slice], path: str, options: Options) -> Iterator[Picked]:
-    """What vectors hold: the moments of a posterior, samples, or networks."""
+    """Return what vectors hold: the moments of a posterior, samples, or networks."""
     (picked,) = every_state([state])
     if (moments := moments_of(picked.tensors, state.facts, path)) is not None:
         made = cut_gaussian(moments, slices, path)

@@ -33,7 +33,7 @@ _FORMS = {
     "var": "standard deviations are sqrt(var)", "variance": "standard deviations are sqrt(variance)",
     "precision": "standard deviations are 1 / sqrt(precision)",
 }  # fmt: skip
-"""What programs call the parameter of a deviation, and what is said of it."""
+"""The names that programs give the parameter of a deviation, and how messages describe it."""
 _MEAN_WORDS = ("loc", "mu", "mean")
 _SEVERAL = {"locs": "loc", "scales": "scale"}
 """What Pyro's AutoNormal keeps the parameters of all sites under."""
@@ -47,7 +47,7 @@ _CONSTRAINTS = "constraints."
 _LOWER_BOUND = re.compile(r"_GreaterThan(?:Eq)?\(lower_bound=([0-9.e-]+)\)")
 _SOFTPLUS = re.compile(r"_SoftplusPositive\(.*\)")
 _LEAST_VARIANCE = 1e-30
-"""What SWAG's authors clamp variances to, which rounding can make negative."""
+"""The lower bound of variances in SWAG's code; rounding can make them negative."""
 _ROUNDING = 1e-4
 
 
@@ -108,12 +108,9 @@ def _swag_of_states(by_key: Mapping[str, StateDict], path: str) -> Picked | None
 
 
 def gaussian_of(tensors: Arrays, facts: Mapping[str, Any], path: str) -> Picked | None:
-    """Tensors ``T.loc`` and ``T.scale``, ``T_mu`` and ``T_rho``, or moments, as a Gaussian; None where they are others.
+    """Return tensors ``T.loc`` and ``T.scale``, ``T_mu`` and ``T_rho``, or moments, as a Gaussian; None for others.
 
-    Raises
-    ------
-    ZooError
-        There are deviations of some tensors alone, or such that are not positive.
+    Raises ``ZooError`` where only some tensors have deviations, or some are not positive.
     """
     if not _may_be_parameters(tuple(tensors)):
         return None
@@ -146,7 +143,7 @@ def _may_be_parameters(names: tuple[str, ...]) -> bool:
 
 
 def _key(name: str) -> tuple[str, str] | None:
-    """The tensor that a parameter is about, and what it is of it."""
+    """Return the tensor that a parameter is about, and which of its parameters it is."""
     name = name.removesuffix(_UNCONSTRAINED)
     if (found := _BEFORE.fullmatch(name)) is not None:
         return f"{found[1]}{found[3]}", found[2]
@@ -231,10 +228,10 @@ def _positive(wide: NDArray[Any], dtype: np.dtype[Any], name: str, path: str) ->
 
 
 def _constrained(array: NDArray[Any], constraint: Any, location: str) -> NDArray[Any]:
-    """A parameter of Pyro, whose store keeps what its constraint is yet to be applied to.
+    """Apply the constraint of a parameter of Pyro, whose store keeps it unconstrained.
 
-    Of a lower bound it is the exponential and the bound added (``transform_to(greater_than(bound))`` of
-    torch.distributions), of Pyro's ``softplus_positive`` softplus.
+    A lower bound gives the exponential plus the bound (``transform_to(greater_than(bound))`` of torch.distributions),
+    Pyro's ``softplus_positive`` softplus.
     """
     if constraint in ("_Real()", "_IndependentConstraint()"):
         return array
@@ -248,7 +245,7 @@ def _constrained(array: NDArray[Any], constraint: Any, location: str) -> NDArray
 
 
 def _interleaved(means: Arrays, scales: Arrays) -> dict[str, NDArray[Any]]:
-    """As ``gaussian-<name>`` has them: of each module its means, then its standard deviations."""
+    """Split names as in ``gaussian-<name>``: for each module its means, then its standard deviations."""
     layers = list(dict.fromkeys(name.rpartition(".")[0] for name in means))
     made: dict[str, NDArray[Any]] = {}
     for layer in layers:

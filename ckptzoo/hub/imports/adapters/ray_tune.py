@@ -124,9 +124,8 @@ def _results(data: bytes, location: str) -> dict[int, dict[str, Any]]:
 
 
 def _offset(numbers: Sequence[int], results: Mapping[int, Any], location: str) -> int:
-    """What leads from the number of a checkpoint to its iteration.
-
-    Older versions of Ray number checkpoints by iteration, 2.60 from 0.
+    """Return the difference between the number of a checkpoint and its iteration: older versions of Ray number
+    checkpoints by iteration, 2.60 from 0.
     """
     if all(number in results for number in numbers):
         return 0

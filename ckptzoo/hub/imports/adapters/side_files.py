@@ -31,13 +31,7 @@ _INDEX = re.compile(r"\.index\.json$", re.IGNORECASE)
 
 
 class SideFiles:
-    """The files of JSON in a source, by what they are about.
-
-    Attributes
-    ----------
-    passed_over
-        those that are not used, and why.
-    """
+    """The files of JSON in a source, by what they are about; ``passed_over`` has those that are not used, and why."""
 
     def __init__(self, source: OpenedSource) -> None:
         self.passed_over: list[PassedOver] = []
@@ -49,7 +43,7 @@ class SideFiles:
             self._read(source)
 
     def of(self, path: str) -> Facts:
-        """What is said about a checkpoint, the nearest first: by its own file, its folder's and those above."""
+        """Return the facts about a checkpoint, the nearest first: in its own file, its folder's and those above."""
         if not self._by_stem and not self._by_folder:
             return {}
         found = dict(self._by_stem.get(without_suffixes(path), {}))

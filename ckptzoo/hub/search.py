@@ -15,12 +15,12 @@ from ckptzoo.schema.documents import Document
 TAG = "ckptzoo"
 """The tag of every zoo; under this name the card's front matter also has a zoo's numbers."""
 _ARCH, _DATASET, _LICENSE = "arch:", "dataset:", "license:"
-"""What tags begin with; hubs make ``license:`` tags of the front matter by themselves."""
+"""Prefixes of tags; hubs make ``license:`` tags of the front matter by themselves."""
 _MAX_NAMES = 20
 _MAX_LICENCE = 60
-"""Characters."""
+"""Characters of a licence that are kept."""
 _ONCE = HubRetryPolicy(max_attempts=1)
-"""The client library itself asks for a page of results up to six times."""
+"""One attempt: the client library itself asks for a page of results up to six times."""
 
 
 @dataclass(frozen=True)

@@ -158,12 +158,8 @@ def markdown(text: str) -> str:
 
 
 def training(rows: pa.Table) -> str:
-    """A line for each recipe and data set, and the settings that all checkpoints of a recipe share; may be empty.
-
-    Parameters
-    ----------
-    rows
-        of the checkpoints.
+    """Return a line for each recipe and data set, and the settings that all checkpoints of a recipe share; may be
+    empty.
     """
     numbered = rows.select([*_RECIPE_COLUMNS]).append_column("row", pa.array(range(len(rows)), pa.int64()))
     keys = numbered.group_by([*_RECIPE_COLUMNS]).aggregate([("row", "list")]).to_pylist()

@@ -23,9 +23,9 @@ from ckptzoo.text import Progress, counted, counter
 MAX_SHARD_SIZE = 5 * 10**9
 """Bytes of a file in a folder, as in huggingface_hub."""
 FILES = (".safetensors", ".pt")
-"""How the names of files end that are written; other names are folders."""
+"""Suffixes of the files that are written; other names are folders."""
 _OTHER_FILES = (*FILES, ".pth", ".th", ".bin", ".ckpt", ".npz")
-"""How names of checkpoint files end, which are no folders."""
+"""Suffixes of checkpoint files, which are no folders."""
 
 
 @checked
@@ -187,13 +187,7 @@ class _Job:
 
 
 def _check_folder(target: Path, real: Path, zoo: Zoo, *, force: bool) -> None:
-    """Refuse folders that are not empty, and those that nobody means to lose.
-
-    Raises
-    ------
-    ZooError
-        It is one of these, or a file.
-    """
+    """Refuse files, folders that are not empty, and those that nobody means to lose, by ``ZooError``."""
     if not real.exists():
         return
     if not real.is_dir():

@@ -66,20 +66,9 @@ def write_safetensors(
 ) -> None:
     """Write some tensors of a checkpoint to a new file: the same bytes for the same checkpoint.
 
-    Larger elements come first, so that nothing is misaligned.
-
-    Parameters
-    ----------
-    arch
-        the tensors, in the dtypes in which ``read`` gives them.
-    read
-        gives the array of a tensor; one is in memory at a time.
-    metadata
-        of the file.
-    names
-        of the state dict, which tied tensors have several of.
-    advance
-        called with the bytes of every tensor.
+    Larger elements come first, so that nothing is misaligned. ``arch`` has the dtypes in which ``read`` gives
+    each tensor; one is in memory at a time. ``metadata`` is that of the file; ``names`` are those of the state
+    dict, several for tied tensors. ``advance`` is called with the bytes of every tensor.
     """
     named = names_of(arch)
     order = sorted(names, key=lambda name: -ITEMSIZE[named[name].dtype])

@@ -18,8 +18,9 @@ from ckptzoo.hub.imports.target import Target, unit_of
 from ckptzoo.hub.untrusted.runs import identifier
 
 _COMPARED, _COMPARED_AFAR, _IN_ORDER = 32, 4, 64
-"""Files that are compared one after another before only the 64th, 128th, ... are; those that are fetched; those that
-are looked at in an archive that is read in order."""
+"""Files that are compared one after another before only the 64th, 128th, ... are; files that are fetched; files that
+are read in an archive that is read in order.
+"""
 _COMPARED_BYTES = 64 * 2**20
 """Bytes of a file that is compared where others were."""
 

@@ -55,23 +55,11 @@ class LocalZoo:
 
 
 def read_local(root: Path, trees: Mapping[str, Sequence[str]]) -> LocalZoo:
-    """Read what a zoo's folder holds of these trees.
+    """Read what a zoo's folder holds of these trees, ``trees`` with the names of their parts.
 
-    Parameters
-    ----------
-    trees
-        the names of the parts in each tree.
-
-    Raises
-    ------
-    IntegrityError
-        A part's index cannot be read.
-    SpecError
-        The card is not valid, the folder lacks a picture that it names, or its explorer is too large.
-
-    Notes
-    -----
-    Shards are not read: their digests are those of the index. Rows and indices are, once.
+    Shards are not read: their digests are those of the index. Rows and indices are, once. Raises
+    ``IntegrityError`` where a part's index cannot be read; ``SpecError`` where the card is not valid, the folder
+    lacks a picture that it names, or its explorer is too large.
     """
     files = Folder(root)
     parts: list[LocalPart] = []
@@ -117,12 +105,9 @@ def hashed(path: Path) -> LocalFile:
 
 
 class RepositoryFiles:
-    """A repository, or a folder of one, whose small files are read once, in whatever commit they are.
+    """A repository, or ``folder`` of one, whose small files are read once, in whatever commit they are.
 
-    Parameters
-    ----------
-    folder
-        paths and listings are those of this folder; of the repository where it is empty.
+    Paths and listings are those of the folder; of the repository where it is empty.
     """
 
     def __init__(self, client: Client, repo: str, folder: str = "") -> None:
@@ -149,14 +134,8 @@ class RepositoryFiles:
 
 
 class OverlayFiles:
-    """Files of a zoo by their paths: those in ``local`` from this machine, all others from the repository.
-
-    Parameters
-    ----------
-    repository, listing
-        the repository, and one of its commits.
-    local
-        paths in the zoo to files of this machine.
+    """Files of a zoo by their paths: those in ``local`` from this machine, all others from a commit of the
+    repository.
     """
 
     here = None  # as in format.files.Files: there is no one folder to map into memory

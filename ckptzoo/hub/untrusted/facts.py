@@ -17,7 +17,9 @@ _NAMES = {
     "epoch": ("epoch", "current_epoch", "epochs_trained", "epochs", "meta_epoch", "ss_epoch"),
 }
 """Columns, and what programs call them, the likeliest first, with other signs than letters and digits as ``_``.
-Training figures are means during an epoch, with dropout, and the best of a training may be that of other weights."""
+
+Training figures are means during an epoch, with dropout, and the best of a training may be that of other weights.
+"""
 _CROSS_ENTROPIES = ("test_nll", "nll_test", "test_cross_entropy")
 """Names that say which loss it is; others may be with smoothed labels, sums, or of another loss."""
 _WITHIN = ("claimed_test_accuracy", "claimed_test_loss")
@@ -26,19 +28,16 @@ _SETTINGS = {
     "config", "cfg", "conf", "args", "hparams", "hyper_parameters", "hyperparameters", "options", "settings", "params",
     "training_args", "train_config", "init_args", "meta",
 }  # fmt: skip
-"""What programs keep settings under; those of one run are at most one seed and one data set."""
+"""Keys of settings in the files of programs; those of one run are at most one seed and one data set."""
 _OF_SETTINGS = ("seed", "dataset")
 _MAX_NUMBER = 40
 """Characters of a number."""
 
 
 def columns_of(facts: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
-    """The facts that have a column: by column the fact's name and its value, accuracies as they are written.
+    """Return the facts that have a column: by column the fact's name and its value, accuracies as they are written.
 
-    Parameters
-    ----------
-    facts
-        values by names, those within others by dotted names.
+    Facts within others have dotted names.
 
     Examples
     --------
@@ -119,14 +118,8 @@ def names_cross_entropy(name: str) -> bool:
 
 
 def own_columns(path: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What a file says of its checkpoint by its path and the facts in it: member, step, epoch, seed, claims.
-
-    Parameters
-    ----------
-    path
-        of the file, or its name.
-    facts
-        by name, which go before what the path says.
+    """Return a file's columns from its path or name and the facts in it, which go first: member, step, epoch, seed,
+    claims.
     """
     run = run_of(path)
     columns: dict[str, Any] = dict(claims(facts))

@@ -16,7 +16,7 @@ from typing import Any
 from ckptzoo.hub.untrusted.limits import Limits
 
 HEAD_BYTES = 512
-"""First bytes of a file from which its form is told: a block of a tar archive."""
+"""First bytes of a file that tell its form: a block of a tar archive."""
 LEGACY_MAGIC = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."
 """First bytes of a file of torch.save that is not a zip archive (before torch 1.6): ``MAGIC_NUMBER`` of
 ``torch.serialization``, pickled."""
@@ -26,14 +26,10 @@ _EXTRA = "pip install 'ckptzoo[import]' reads it."
 
 @dataclass(frozen=True)
 class Form:
-    """A form of files.
+    """A form of files, by one word; ``words`` describe a file of it in messages.
 
     Parameters
     ----------
-    name
-        one word for it.
-    words
-        what a file of it is, for messages.
     recognised_by
         for people: the bytes or names that tell it.
     recognises
@@ -41,15 +37,15 @@ class Form:
     paths
         a regular expression of paths that are this form whatever is in them; empty where content decides.
     read
-        what makes an object of a file's bytes, in the reading process: called with the bytes, how messages call the
-        file, the limits, and whether objects other than dense tensors and plain containers are refused. None where the
-        form is not read.
+        makes an object from a file's bytes, in the reading process: called with the bytes, the file's name in messages,
+        the limits, and whether objects other than dense tensors and plain containers are refused. None where the form
+        is not read.
     package
         that has to be installed for it.
     becomes, facts
         for people: what it is imported as, and what is known about it then.
     step
-        what to do where it is not read.
+        the next step where it is not read.
     is_container
         whether it holds files, which are looked at in its place.
     """
@@ -73,13 +69,13 @@ class Form:
 
     @property
     def reason(self) -> str:
-        """What it is; of what may hold networks also what to do."""
+        """A description; for forms that may hold networks also the next step."""
         has_step = self.next_step and not self.is_text
         return f"{self.words}, which is not read. {self.next_step}" if has_step else self.words
 
     @property
     def next_step(self) -> str:
-        """What to do where it is not read."""
+        """The next step where it is not read."""
         return _EXTRA if self.read is not None else self.step
 
     @property

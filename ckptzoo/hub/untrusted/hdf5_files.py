@@ -24,7 +24,7 @@ _MAX_DEPTH, _MAX_ATTRIBUTES, _MAX_ATTRIBUTE = 64, 256, 1000
 _FILTERS = {1, 2, 3, 6, 32000}
 """deflate, shuffle, fletcher32, scaleoffset (H5Zpublic.h) and h5py's own LZF."""
 _NO_PLUGINS = "::"
-"""Of ``HDF5_PLUGIN_PRELOAD``: no filters are loaded from outside the library."""
+"""The value of ``HDF5_PLUGIN_PRELOAD`` by which no filters are loaded from outside the library."""
 _POSTERIOR = "posterior"
 """The group of draws in netCDF files of ArviZ, (chain, draw, *shape) each; others are statistics and data."""
 DRAWS = "draws_along"
@@ -33,15 +33,11 @@ _STEP = "Save its arrays with numpy.savez."
 
 
 def read_hdf5(data: bytes, *, location: str, limits: Limits) -> Any:
-    """What a file holds: groups as mappings, datasets of numbers as arrays, short attributes as values.
+    """Read a file: groups as mappings, datasets of numbers as arrays, short attributes as values.
 
-    What the groups of Keras repeat is left out of names: ``dense.kernel`` for ``model_weights/dense/dense/kernel:0``.
-    Keras 3 numbers the tensors of a layer: ``layers.dense.vars.0``.
-
-    Raises
-    ------
-    IntegrityError
-        It is damaged, leads out of itself, or declares more than the limits.
+    What the groups of Keras repeat is left out of names: ``dense.kernel`` for
+    ``model_weights/dense/dense/kernel:0``. Keras 3 numbers the tensors of a layer: ``layers.dense.vars.0``.
+    Raises ``IntegrityError`` where the file is damaged, leads out of itself, or declares more than the limits.
     """
     os.environ["HDF5_PLUGIN_PRELOAD"] = _NO_PLUGINS
     import h5py
@@ -62,7 +58,7 @@ class _Tree:
         self.seen: set[Any] = set()
 
     def read(self, file: Any) -> Any:
-        """The whole tree; of what Keras writes, the layers."""
+        """Read the whole tree; only the layers of what Keras writes."""
         root = self.group(file, "", 0)
         if isinstance(layers := root.get("model_weights"), dict):  # a whole model, with the state of its optimiser
             return {**{key: value for key, value in root.items() if key != "model_weights"}, **_without_repeats(layers)}
@@ -97,7 +93,7 @@ class _Tree:
         return with_facts(made)
 
     def identity(self, item: Any) -> Any:
-        """What is the same for an object that is reached by two links."""
+        """Return a key that is equal for an object reached by two links."""
         info = self.h5py.h5o.get_info(item.id)
         return info.fileno, info.addr
 

@@ -176,19 +176,9 @@ for _core in ("numpy.core", "numpy._core"):
 class Unpickler(pickle.Unpickler):
     """Reads one pickle from a stream; ``load`` gives plain values, ``Mapping``, ``Numbers`` and ``Inert`` objects.
 
-    Parameters
-    ----------
-    stream
-        where a pickle begins; afterwards it is behind the pickle.
-    storages
-        by key, filled as persistent ids name them; those who call give them their ``content``.
-    load_nested
-        what reads a file of torch.save that is in the pickle as bytes.
-
-    Attributes
-    ----------
-    globals
-        the names that the pickle looked up, in order.
+    Afterwards the stream is behind the pickle. ``storages`` are by key, filled as persistent ids name them;
+    callers give them their ``content``. ``load_nested`` reads a file of torch.save that is in the pickle as
+    bytes. ``globals`` are the names that the pickle looked up, in order.
 
     Raises
     ------
@@ -200,7 +190,7 @@ class Unpickler(pickle.Unpickler):
     Examples
     --------
     >>> import io
-    >>> reader = Unpickler(io.BytesIO(b"cos\\nsystem\\n(S'ls'\\ntR."))
+    >>> reader = Unpickler(io.BytesIO(b"cos\nsystem\n(S'ls'\ntR."))
     >>> reader.load().args, list(reader.globals)
     (('ls',), ['os.system'])
     """
@@ -254,20 +244,9 @@ _MAX_NESTED = 3
 class JoblibUnpickler(_MACHINE):
     """Reads a pickle of joblib, in which the bytes of each array follow the object that describes it.
 
-    Where the next byte of a pickle is can be told by CPython's machine in Python alone; it looks names up in the same
-    way, and builds the same classes.
-
-    Parameters
-    ----------
-    stream
-        where the pickle begins.
-    level
-        how many pickles this one is in.
-
-    Raises
-    ------
-    InertError
-        An array is not as joblib writes it.
+    Only CPython's machine in Python can tell where the next byte of a pickle is; it looks names up in the same
+    way, and builds the same classes. ``level`` counts the pickles that this one is in. Raises ``InertError``
+    where an array is not as joblib writes it.
     """
 
     find_class = Unpickler.find_class

@@ -86,12 +86,10 @@ def _are_in_a_list(value: Any, trees: Mapping[str, Tree]) -> bool:
 
 
 def copies(trees: Mapping[str, Tree]) -> list[dict[str, str]]:
-    """The networks of which one key's layers are a copy of another's, such as an average of them.
+    """Find the networks in which one key's layers are a copy of another's, such as an average of them.
 
-    Returns
-    -------
-    list[dict[str, str]]
-        Of each network its keys, and the key that gives its tensors their names; empty where no key is a copy.
+    Each result maps the keys of a network to the key that gives its tensors their names; the list is empty where
+    no key is a copy.
 
     Examples
     --------
@@ -118,9 +116,9 @@ def copies(trees: Mapping[str, Tree]) -> list[dict[str, str]]:
 
 
 def are_networks(trees: Sequence[Tree]) -> bool:
-    """Tells whether layers within one another that stand side by side are a network each.
+    """Tell whether layers within one another that stand side by side are a network each.
 
-    So it is where all have the same tensors, and these are several layers: members of an ensemble, and no equal layers.
+    All must have the same tensors, of several layers: members of an ensemble, and no equal layers.
     """
     signatures = {_signature(tree) for tree in trees}
     names = {name for tree in trees for name, leaf in tree.items() if is_tensor(leaf)}

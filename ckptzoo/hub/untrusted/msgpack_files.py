@@ -22,12 +22,10 @@ _STEP = "Save the parameters again with flax.serialization.to_bytes."
 
 
 def read_msgpack(data: bytes, *, location: str, limits: Limits) -> Any:
-    """What a file holds: mappings, plain values and arrays.
+    """Read a file: mappings, plain values and arrays.
 
-    Raises
-    ------
-    IntegrityError
-        It is not whole, holds more than the limits, or an array is not as large as it declares.
+    Raises ``IntegrityError`` where it is not whole, holds more than the limits, or an array is not as large as it
+    declares.
     """
     import msgpack
 

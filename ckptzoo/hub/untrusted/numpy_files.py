@@ -33,19 +33,11 @@ _STEP = "Save it again with numpy.savez and plain arrays of numbers."
 
 
 def read_npz(data: bytes, *, location: str, limits: Limits, strict: bool = True) -> dict[str, Any]:
-    """The arrays of an archive, by name, in the archive's order.
+    """Return the arrays of an archive, by name, in the archive's order.
 
-    Parameters
-    ----------
-    strict
-        whether arrays of texts and of objects are refused; otherwise they are lists, and numbers without axes that are
-        no tensors are plain values.
-
-    Raises
-    ------
-    IntegrityError
-        The archive is torch's or damaged; a member is no array, holds objects or another dtype, or is larger than it
-        declares.
+    With ``strict`` arrays of texts and of objects are refused; otherwise they are lists, and numbers without axes
+    that are no tensors are plain values. Raises ``IntegrityError`` where the archive is torch's or damaged, or a
+    member is no array, holds objects or another dtype, or is larger than it declares.
     """
     archive = check_archive(data, location=location, limits=limits)
     if archive.file_format != "npz":
@@ -104,12 +96,9 @@ def _read_texts(content: bytes | memoryview) -> list[str] | None:
 def read_npy(
     content: bytes | memoryview, *, name: str, location: str, limits: Limits, strict: bool = True
 ) -> NDArray[Any]:
-    """One array, C-contiguous, in this machine's byte order; one of objects as lists, where it is not refused.
+    """Read one array, C-contiguous, in this machine's byte order; one of objects as lists, where it is not refused.
 
-    Raises
-    ------
-    IntegrityError
-        It is no array of plain numbers, or not as large as it declares.
+    Raises ``IntegrityError`` where it is no array of plain numbers, or not as large as it declares.
     """
     array, rest = _read_array(content, name, location, limits, strict=strict)
     if rest:
@@ -119,14 +108,10 @@ def read_npy(
 
 
 def read_arrays(data: bytes, *, location: str, limits: Limits, strict: bool) -> Any:
-    """What a file of numpy.save holds: an array, or several behind one another, by their places.
+    """Read a file of numpy.save: an array, or several behind one another, by their places.
 
-    Equinox writes several, and before them may be a line of JSON with the settings of the network.
-
-    Raises
-    ------
-    IntegrityError
-        An array is not as large as it declares, or something else is behind it.
+    Equinox writes several, and before them may be a line of JSON with the settings of the network. Raises
+    ``IntegrityError`` where an array is not as large as it declares, or something else is behind it.
     """
     found: dict[str, Any] = {}
     view, settings = memoryview(data), None

@@ -54,12 +54,9 @@ def is_module(value: Any) -> bool:
 
 
 def module_tensors(module: Inert, buffers: set[str], prefix: str = "", depth: int = 0) -> dict[str, Any]:
-    """The tensors that ``module.state_dict()`` would give; the names of its buffers are added to ``buffers``.
+    """Return the tensors that ``module.state_dict()`` would give; add the names of its buffers to ``buffers``.
 
-    Raises
-    ------
-    InertError
-        There are more tensors or levels than bounds allow: modules may contain one another.
+    Raises ``InertError`` for more tensors or levels than bounds allow: modules may contain one another.
     """
     attributes = module.attributes
     dropped = attributes.get("_non_persistent_buffers_set")
@@ -109,15 +106,12 @@ def number_list(key: Any, value: Any) -> np.ndarray[Any, Any] | None:
 
 
 def plain(value: Any, *, as_settings: bool = False) -> Any:
-    """What programs keep settings in, as plain values.
+    """Convert the containers of settings into plain values.
 
-    Dicts of their own classes, what OmegaConf, ml_collections, pydantic, argparse and ``types.SimpleNamespace`` keep,
-    dataclasses, enumerations and paths; a class or a function as its name, and so a constraint of torch.
-
-    Parameters
-    ----------
-    as_settings
-        whether an object is settings because of its key; otherwise it is if all its attributes are plain values.
+    These are dicts of their own classes, what OmegaConf, ml_collections, pydantic, argparse and
+    ``types.SimpleNamespace`` keep, dataclasses, enumerations and paths; a class or a function becomes its name,
+    and so does a constraint of torch. With ``as_settings`` an object is settings because of its key; otherwise it
+    is if all its attributes are plain values.
     """
     for _ in range(MAX_DEPTH):
         if isinstance(value, type) and issubclass(value, Inert):
@@ -187,9 +181,8 @@ def items_of(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def as_dict(value: Any) -> Any:
-    """A dict of a class of its own as a plain one, a list of names and values as a dict, an array of objects as a list.
-
-    Any other value as it is.
+    """Return a dict of a class of its own as a plain one, a list of names and values as a dict, an array of objects
+    as a list, and any other value as it is.
     """
     value = value.value if isinstance(value, Objects) else value
     if isinstance(value, list | tuple) and value and all(map(_is_pair, value)):

@@ -58,12 +58,9 @@ _FLOATS = {name for name in ITEMSIZE if name == "bfloat16" or numpy_dtype(name).
 
 
 def other_content(dtypes: Mapping[str, str]) -> str | None:
-    """Tells from names and dtypes what a state dict is where it is no network; None where it may be one.
+    """Tell from names and dtypes what a state dict is where it is no network; None where it may be one.
 
-    Parameters
-    ----------
-    dtypes
-        of each tensor, by its name; other dtypes than those of zoos are taken for floats, and refused elsewhere.
+    Other dtypes than those of zoos are taken for floats, and refused elsewhere.
 
     Examples
     --------
@@ -86,12 +83,9 @@ def other_content(dtypes: Mapping[str, str]) -> str | None:
 
 
 def is_mask(arrays: Sequence[NDArray[Any]], name: str) -> bool:
-    """Tells whether arrays are a mask: zeros and ones alone, and both of them, in more than a thousand numbers.
+    """Tell whether arrays are a mask: zeros and ones alone, and both of them, in more than a thousand numbers.
 
-    Parameters
-    ----------
-    name
-        of the file; what is named a mask may be smaller, and all ones, as before the first pruning.
+    In a file whose name says mask they may be fewer, and all ones, as before the first pruning.
     """
     # nearly all weights are told from a mask by their first number
     if arrays and arrays[0].size and arrays[0].reshape(-1)[0] not in (0, 1):

@@ -45,12 +45,10 @@ class ReadingProcess:
         self.close()
 
     def read(self, jobs: Sequence[Job], contents: Sequence[Content]) -> tuple[list[FileAnswer], list[Any]]:
-        """For every file its state dicts or the error, and the arrays that state dicts point to.
+        """Return for every file its state dicts or the error, and the arrays that state dicts point to.
 
-        Notes
-        -----
-        Where the process ends or takes too long, the files of the request are read again one by one, so that the one
-        that it cannot read is refused alone.
+        Where the process ends or takes too long, the files of the request are read again one by one, so that only
+        the one that it cannot read is refused.
         """
         answer = self._request(jobs, contents)
         if not isinstance(answer, IntegrityError):

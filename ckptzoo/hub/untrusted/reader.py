@@ -37,11 +37,12 @@ _DEATH_SIGNAL, _KILL = 1, 9
 """PR_SET_PDEATHSIG of linux/prctl.h, and SIGKILL: this process ends with the one that started it."""
 
 _MESSAGE_BYTES = 2**20
-"""What this process may write to a file: the error that ends it."""
+"""Bytes that this process may write to a file: the error that ends it."""
 _LARGEST = max(ITEMSIZE.values())
 _REQUEST_BYTES, _EXPANSION = 2**29, 40
-"""What a request may take: so many bytes, and so many times its size. An object of a pickle takes two bytes of it and
-up to 70 of memory; files are mostly numbers."""
+"""Memory of a request: a fixed number of bytes, and a multiple of its size. An object of a pickle takes two bytes of
+it and up to 70 of memory; files are mostly numbers.
+"""
 
 
 class _Answer:
@@ -136,10 +137,7 @@ def _load(job: Job, data: bytes, limits: Limits) -> Any:
 def set_limits(memory_bytes: int) -> int:
     """Bound this process's memory above what it uses now; it writes no files, and ends with its parent.
 
-    Returns
-    -------
-    int
-        The bound on its address space, which ``bound_memory`` lowers for each request.
+    The result is the bound on its address space in bytes, which ``bound_memory`` lowers for each request.
     """
     most = _used_bytes() + memory_bytes
     for kind, bound in (

@@ -56,12 +56,8 @@ def is_allowed(name: str) -> bool:
 
 
 def check_globals(names: Iterable[str], *, location: str) -> None:
-    """Refuse a file that names globals other than those of dense tensors and plain containers.
-
-    Raises
-    ------
-    IntegrityError
-        It does; the first five are named.
+    """Refuse a file that names globals other than those of dense tensors and plain containers; the
+    ``IntegrityError`` names the first five.
     """
     forbidden = [name for name in names if not is_allowed(name)]
     if not forbidden:

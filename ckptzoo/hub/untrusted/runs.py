@@ -57,7 +57,7 @@ _SUITABLE = "._=,@+-"
 STEP_FACTS = (
     "global_step", "step", "iteration", "iter", "n_iter", "num_steps", "current_step", "ss_steps", "round",
 )  # fmt: skip
-"""What programs call the number of a checkpoint's optimiser steps, the likeliest first."""
+"""Names of a checkpoint's number of optimiser steps in programs, the likeliest first."""
 _STEP_FACTS = frozenset(STEP_FACTS)
 
 
@@ -65,17 +65,9 @@ _STEP_FACTS = frozenset(STEP_FACTS)
 class Run:
     """The run of a file.
 
-    Parameters
-    ----------
-    member
-        its path without what says when in the run it was saved, and without names that say nothing; empty where nothing
-        is left.
-    step
-        the number that says when; None where there is none.
-    epoch
-        the number beside a word for epochs.
-    is_part
-        whether the path says that it is one of several checkpoints of a run.
+    ``member`` is its path without the words for the time of saving, and without names that say nothing; it may be
+    empty. ``step`` and ``epoch`` are numbers in the path, None without one; ``is_part`` says that the path is
+    that of one of several checkpoints of a run.
     """
 
     member: str
@@ -191,7 +183,9 @@ def facts_of(path: str) -> dict[str, int]:
 
 
 def searched(pattern: re.Pattern[str], path: str) -> str | None:
-    """What a pattern finds in a path: its first group, or all of it where it has none; None where it finds nothing."""
+    """Return what a pattern finds in a path: its first group, or all of it where it has none; None where it finds
+    nothing.
+    """
     matched = pattern.search(path)
     return None if matched is None else matched[1 if pattern.groups else 0]
 

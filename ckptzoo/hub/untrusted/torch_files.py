@@ -22,31 +22,19 @@ _MAX_NESTED = 3
 
 
 def read_torch(data: bytes, *, location: str, limits: Limits, strict: bool, level: int = 0) -> Any:
-    """What a file of torch.save holds: plain values, ``Mapping``, ``Numbers`` and ``Inert`` objects.
+    """Read a file of torch.save: plain values, ``Mapping``, ``Numbers`` and ``Inert`` objects.
 
-    Parameters
-    ----------
-    strict
-        whether names other than those of dense tensors and plain containers are refused.
-    level
-        how many files of torch.save this one is in.
-
-    Raises
-    ------
-    IntegrityError
-        It is not whole, declares more than the limits, or names what ``strict`` refuses.
-
-    Notes
-    -----
-    Arrays are views of ``data`` where they are stored as they are. Tested against
-    ``torch.load(weights_only=True)`` in tests/hub/untrusted/test_torch_files.py.
+    With ``strict`` names other than those of dense tensors and plain containers are refused; ``level`` counts the
+    files of torch.save that this one is in. Arrays are views of ``data`` where they are stored as they are.
+    Raises ``IntegrityError`` where it is not whole, declares more than the limits, or names what ``strict``
+    refuses.
     """
     read = _read_legacy if data.startswith(LEGACY_MAGIC) else _read_zip
     return read(data, location, limits, strict, level)
 
 
 def read_pickle(data: bytes, *, location: str, limits: Limits) -> Any:
-    """What a plain pickle holds, with the files of torch.save inside it, and arrays that joblib wrote in it."""
+    """Read a plain pickle, with the files of torch.save inside it, and arrays that joblib wrote in it."""
     return _Reader(data, location, limits, strict=False, level=0).load(of_joblib=_ARRAYS_OF_JOBLIB in data)
 
 

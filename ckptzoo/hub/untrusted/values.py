@@ -1,4 +1,4 @@
-"""What pickles are read as: objects that keep what they were given, and arrays whose numbers are not read yet."""
+"""The objects that pickles are read as: they keep what they were given, and arrays whose numbers are not read yet."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -12,7 +12,7 @@ from ckptzoo.format.header import numpy_dtype
 from ckptzoo.schema.architecture import ITEMSIZE
 
 _NUMPY_CODES = {numpy_dtype(name).str[1:]: name for name in ITEMSIZE if name != "bfloat16"}
-"""What dtypes of numpy are in pickles: ``f4`` is float32."""
+"""Codes of numpy's dtypes in pickles: ``f4`` is float32."""
 MAX_DIMENSIONS = 32
 MAX_NAME = 500
 """Characters of a global's name that are kept."""
@@ -27,20 +27,11 @@ class InertError(ValueError):
 
 
 class Inert:
-    """An object of a class that is not known here: what it was made with, and nothing else.
+    """An object of a class that is not known here: the ``args`` it was made with, the ``state`` that BUILD gave it,
+    and appended ``items``.
 
-    Attributes
-    ----------
-    name
-        of the class, such as ``"omegaconf.nodes.AnyNode"``.
-    args
-        the arguments.
-    state
-        what BUILD gave it.
-    items
-        what was appended.
-    pairs
-        what was set by key: it is a dict of its own class. None where nothing was.
+    ``name`` is that of the class, such as ``"omegaconf.nodes.AnyNode"``; ``pairs`` were set by key, as in a dict
+    of its own class, None where none was.
     """
 
     __slots__ = ("args", "items", "pairs", "state")
@@ -129,21 +120,18 @@ class Numbers(Known):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """Equal for two that show the same numbers in the same way."""
+        """A key that is equal for two that show the same numbers in the same way."""
         return (id(self),)
 
     @property
     def stored(self) -> tuple[int, int]:
-        """A number for what it is stored in, equal for all that are stored there, and the bytes of that."""
+        """A number for the storage, equal for all that are stored there, and the bytes of that."""
         raise NotImplementedError
 
     def read(self) -> NDArray[Any]:
-        """The array, read-only where it is a view of the file.
+        """Return the array, read-only where it is a view of the file.
 
-        Raises
-        ------
-        InertError
-            Its numbers are not all there, or it is of another kind.
+        Raises ``InertError`` where its numbers are not all there, or it is of another kind.
         """
         raise NotImplementedError
 
@@ -188,18 +176,17 @@ class Tensor(Numbers):
 
     @property
     def dtype(self) -> str:
-        """As it was written."""
+        """The dtype in which it was written."""
         return self._dtype
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """Of its storage, and what of it it shows."""
+        """A key of its storage, and of the view of it."""
         shown = (id(self.storage), self.offset, self.shape, self.strides, self._dtype, self.negative)
         return shown if all(self.shape) else (id(self),)
 
     @property
     def stored(self) -> tuple[int, int]:
-        """See ``Numbers``."""
         return id(self.storage), self.storage.nbytes
 
     def read(self) -> NDArray[Any]:
@@ -220,7 +207,7 @@ class Tensor(Numbers):
 
 
 class _Stated(Known):
-    """What Array and Objects have alike, so that one can become the other when its state is known."""
+    """The common part of Array and Objects, so that one can become the other when its state is known."""
 
     __slots__ = ("_state",)
 
@@ -233,7 +220,7 @@ class Objects(_Stated):
 
     @property
     def value(self) -> Any:
-        """The items, in lists within one another; of an array without axes the one item."""
+        """The items, in lists within one another; for an array without axes the one item."""
         return self._state[0]
 
 
@@ -264,13 +251,13 @@ class Array(_Stated, Numbers):
 
     @property
     def dtype(self) -> str:
-        """By its name in numpy."""
+        """The name of its dtype in numpy."""
         dtype = self._state[1]
         return dtype.numpy_name if isinstance(dtype, DType) else described(dtype)
 
     @property
     def stored(self) -> tuple[int, int]:
-        """See ``Numbers``; pickles name the same bytes again without writing them again."""
+        """As in ``Numbers``; pickles name the same bytes again without writing them again."""
         data = self._state[3]
         return id(data), len(data) if isinstance(data, str | bytes | bytearray) else 0
 

@@ -54,7 +54,7 @@ def checkpoint_at(address: str, *, variant: str = layout.RAW) -> tuple[Checkpoin
 
 
 def _of_files(place: str, paths: list[Path], key: str) -> Checkpoint:
-    """The state dict in a file, or in all shards of a folder."""
+    """Return the state dict in a file, or in all shards of a folder."""
     states: list[StateDict] = []
     for result in read_all(paths):
         if result.error is not None:
@@ -72,7 +72,7 @@ def _of_files(place: str, paths: list[Path], key: str) -> Checkpoint:
 
 
 def _checkpoint(state: StateDict, name: str) -> Checkpoint:
-    """A state dict as a checkpoint."""
+    """Return a state dict as a checkpoint."""
     aliases: dict[str, list[str]] = {}
     for alias, first in state.aliases.items():
         aliases.setdefault(first, []).append(alias)

@@ -170,5 +170,5 @@ def _names_tagged(repository: RepoFound, prefix: str) -> tuple[str, ...]:
 
 
 def _count(value: Any) -> int | None:
-    """A number of things; an untrusted card may say anything."""
+    """Return a number of things; an untrusted card may say anything."""
     return value if type(value) is int and 0 <= value < 2**63 else None

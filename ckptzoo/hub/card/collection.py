@@ -73,7 +73,7 @@ def card_or_default(files: Files, name: str) -> Card:
 
 
 def licences_of(zoo: Zoo) -> tuple[str, ...]:
-    """The licences that a zoo's card and its rows name, each once; a card that cannot be read names none."""
+    """Return the licences that a zoo's card and its rows name, each once; a card that cannot be read names none."""
     try:
         own = card_or_default(zoo.contents.files, zoo.name).license.strip()
     except SpecError:
@@ -87,7 +87,7 @@ def _members(zoo: Zoo) -> int:
 
 
 def _loading(zoos: Mapping[str, Zoo], card: Card) -> str:
-    """A program that reads weights of one zoo, and one that reads the rows of all."""
+    """Return a program that reads weights of one zoo, and one that reads the rows of all."""
     address = card.repository or f"path/to/{folder_name(card.name)}"
     first, zoo = next(iter(zoos.items()))
     tensor = zoo.arch.tensors[0]

@@ -39,7 +39,7 @@ _STEPS = (1, 2, 5)
 
 
 def overview(zoo: Zoo, card: Card) -> str:
-    """The table at the top."""
+    """Return the table at the top."""
     rows, arch = zoo.metadata, zoo.arch
     members, steps = len(rows["member"].unique()), rows["step"].drop_null().unique().to_pylist()
     checkpoints = f"**{len(zoo):,}** of {counted(members, 'member')}"
@@ -75,7 +75,7 @@ def overview(zoo: Zoo, card: Card) -> str:
 
 
 def origin(zoo: Zoo) -> str:
-    """A sentence that says which zoo this one is a part of, as its parts say; empty where it is none."""
+    """Return a sentence that says which zoo this one is a part of, as its parts say; empty where it is none."""
     parts = zoo.contents.raw.parts
     sources = [part.facts.get("pulled") for part in parts]
     names = [str(item["zoo"]) for item in sources if isinstance(item, dict) and isinstance(item.get("zoo"), str)]
@@ -86,7 +86,7 @@ def origin(zoo: Zoo) -> str:
 
 
 def ids_without_raw_weights(zoo: Zoo) -> frozenset[str]:
-    """Ids of the checkpoints whose raw weights the zoo does not hold, because it was pulled without them."""
+    """Return ids of the checkpoints whose raw weights the zoo does not hold, because it was pulled without them."""
     raw = zoo.contents.raw
     ids, start, without = raw.rows["id"], 0, set[str]()
     for part in raw.parts:
@@ -132,7 +132,7 @@ class StoredBytes:
 
 
 def variants(zoo: Zoo) -> str:
-    """The table of the variants, and what its columns mean."""
+    """Return the table of the variants, and what its columns mean."""
     header = ("variant", "rule", "version", "checkpoints", "in the gauge", "unresolved", "size", "certificate")
     lines = [_variant(zoo, name) for name in zoo.gauges[:MAX_VARIANTS]]
     more = len(zoo.gauges) - len(lines)
@@ -189,7 +189,7 @@ def _largest_difference(rows: pa.Table) -> str:
 
 
 def predictions(zoo: Zoo) -> str:
-    """The table of the stored outputs, a line for each set of inputs."""
+    """Return the table of the stored outputs, a line for each set of inputs."""
     lines: list[Sequence[str]] = []
     for name in zoo.predicted:
         tree = zoo.contents.derived(layout.predictions_name(name))
@@ -203,7 +203,7 @@ def predictions(zoo: Zoo) -> str:
 
 
 def draws(rows: pa.Table) -> str:
-    """The table of the draws from approximate posteriors, a line for each method; empty where there are none."""
+    """Return the table of the draws from approximate posteriors, a line for each method; empty where there are none."""
     methods = draws_by_method(rows)
     if not methods:
         return ""
@@ -220,7 +220,7 @@ def draws(rows: pa.Table) -> str:
 
 
 def tensors(arch: Architecture) -> str:
-    """Every tensor of a checkpoint; large architectures by block, with the tensors behind a fold."""
+    """Return every tensor of a checkpoint; large architectures by block, with the tensors behind a fold."""
     lines = [_tensor(item) for item in arch.tensors[:MAX_FOLDED]]
     has_notes = any(line[-1] for line in lines)
     header = ("tensor", "shape", "dtype", "note")
@@ -316,7 +316,7 @@ QUALITIES = (
 
 
 def quality_of(rows: pa.Table) -> Quality | None:
-    """The first of ``QUALITIES`` that is known of any of these checkpoints."""
+    """Return the first of ``QUALITIES`` that is known of any of these checkpoints."""
     for quality in QUALITIES:
         if any(rows[name].null_count < len(rows) for name in (quality.measured, quality.claimed)):
             return quality
@@ -361,7 +361,7 @@ class Scale:
     count: int
 
     def edge(self, number: int) -> float:
-        """The lower edge of a bin, correctly rounded."""
+        """Return the lower edge of a bin, correctly rounded."""
         return _scaled((self.first + number) * self.step, self.power)
 
     @property
@@ -379,7 +379,7 @@ class Scale:
 
     @classmethod
     def over(cls, low: float, high: float, bins: int) -> "Scale":
-        """The finest scale that covers a range with at most ``bins`` bins, two or more."""
+        """Return the finest scale that covers a range with at most ``bins`` bins, two or more."""
         # A range of one value gets a width that float64 can resolve there.
         span = max(high - low, 1e-9 * max(abs(low), abs(high)), 1e-12)
         power = math.floor(math.log10(span / bins)) - 1
@@ -441,7 +441,7 @@ def _middle(ordered: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def _bar(number: int, largest: int) -> str:
-    """A bar of eighths of a character; one eighth at least, unless the number is 0."""
+    """Return a bar of eighths of a character; one eighth at least, unless the number is 0."""
     eighths = max(number > 0, round(number * BAR_WIDTH * 8 / largest))
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
@@ -452,12 +452,12 @@ def _scaled(number: int, power: int) -> float:
 
 
 def format_number(value: float) -> str:
-    """A float in four digits, an integer in full."""
+    """Return a float in four digits, an integer in full."""
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def format_range(low: float, high: float) -> str:
-    """A range, or the one value that it is.
+    """Return a range, or the one value that it is.
 
     >>> format_range(1, 2048), format_range(0.5, 0.5)
     ('1 to 2,048', '0.5')

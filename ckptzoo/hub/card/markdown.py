@@ -44,13 +44,13 @@ def _fence(text: str, shortest: int = 1) -> str:
 
 
 def listed(texts: Sequence[str], *, limit: int) -> str:
-    """The first ``limit`` of several texts as code spans, and how many more there are."""
+    """Return the first ``limit`` of several texts as code spans, and how many more there are."""
     more = [f"{len(texts) - limit:,} more"] if len(texts) > limit else []
     return ", ".join([*map(code, texts[:limit]), *more])
 
 
 def fenced(text: str, language: str = "") -> str:
-    """A block of code; its fence is longer than any in the text."""
+    """Return a block of code; its fence is longer than any in the text."""
     fence = _fence(text, 3)
     return f"{fence}{language}\n{text}\n{fence}"
 

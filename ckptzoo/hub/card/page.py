@@ -111,7 +111,7 @@ def _sections(zoo: Zoo, card: Card, rows: pa.Table) -> list[tuple[str, str]]:
 
 
 def _loading(zoo: Zoo, card: Card, folder: str) -> str:
-    """A program that reads weights, and one that reads the metadata."""
+    """Return a program that reads weights, and one that reads the metadata."""
     repository = card.repository or f"path/to/{folder_name(card.name)}"
     address = str(HubAddress(repository, folder=folder)) if folder else repository
     complete = [name for name in zoo.gauges if len(zoo.contents.derived(name).rows) >= len(zoo)]
@@ -147,7 +147,7 @@ def _loading(zoo: Zoo, card: Card, folder: str) -> str:
 
 
 def folder_name(name: str) -> str:
-    """The zoo's name as far as it can be in a path and in quotation marks."""
+    """Return the zoo's name as far as it can be in a path and in quotation marks."""
     letters = (letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in name)
     return "".join(letters)[:_MAX_FOLDER_NAME]
 
@@ -183,7 +183,7 @@ def training(rows: pa.Table) -> str:
 
 
 def _recipe_table(lines: Sequence[Sequence[str]]) -> str:
-    """The table of recipes, without the columns in which no recipe has a value."""
+    """Return the table of recipes, without the columns in which no recipe has a value."""
     header = ("recipe", "data set", "checkpoints", "epochs", "steps", "precision", "device", "program")
     kept = [number for number in range(len(header)) if any(line[number] for line in lines)]
     right = [place for place, number in enumerate(kept) if number in (2, 3, 4)]
@@ -247,13 +247,13 @@ def _differing(values: Sequence[str | None]) -> str:
 
 
 def _entries(text: str | None) -> dict[str, str]:
-    """The entries of a JSON object in untrusted text, each as JSON; none where it is no object."""
+    """Return the entries of a JSON object in untrusted text, each as JSON; none where it is no object."""
     entries = parse_extra(text) or {}
     return {name: json.dumps(entry) for name, entry in entries.items() if entry is not None}
 
 
 def licence(card: Card, rows: pa.Table) -> str:
-    """The zoo's licence, and those that contributed checkpoints have instead."""
+    """Return the zoo's licence, and those that contributed checkpoints have instead."""
     own = card.license.strip()
     text = f"{code(own)}." if own else "No licence is stated."
     others = {name: number for name, number in counts(rows["license"]).items() if name.lower() != own.lower()}
@@ -290,7 +290,7 @@ def citation(card: Card) -> str:
 
 
 def columns(rows: pa.Table) -> str:
-    """A line for every column with a value in it: how many rows have one, which values, and what it means."""
+    """Return a line for every column with a value in it: how many rows have one, which values, and what it means."""
     lines = [
         (code(column.name), _filled(rows[column.name]), _values(rows[column.name], column.type), column.doc)
         for column in COLUMNS
@@ -327,7 +327,7 @@ def _number_range(known: pa.ChunkedArray) -> str:
 
 
 def _ends(values: list[float]) -> str:
-    """The least and the largest value; those below a million are written in full where they are whole."""
+    """Return the least and the largest value; those below a million are written in full where they are whole."""
     ends = [int(end) if end == int(end) and abs(end) < _MAX_WHOLE else end for end in (min(values), max(values))]
     return format_range(*ends) if ends[0] != ends[1] else format_number(ends[0])
 

@@ -54,15 +54,15 @@ class Connection:
         return f"{type(self).__name__}({self.endpoint!r})"
 
     def address(self, repo: str) -> str:
-        """The name of a repository in messages."""
+        """Return the name of a repository in messages."""
         return hub_address(HubAddress(repo), self.endpoint)
 
     def page(self, repo: str) -> str | None:
-        """The page of a repository; None for hubs other than huggingface.co, which may have none."""
+        """Return the page of a repository; None for hubs other than huggingface.co, which may have none."""
         return f"{self.endpoint}/datasets/{repo}" if self.public else None
 
     def whoami(self) -> Account:
-        """The user whom the token belongs to."""
+        """Return the user whom the token belongs to."""
         info = self.ask(self.api.whoami, self.endpoint, "token")
         role = info.get("auth", {}).get("accessToken", {}).get("role")
         return Account(info["name"], role, tuple(item["name"] for item in info.get("orgs", ())))
@@ -76,7 +76,7 @@ class Connection:
         *,
         needs: str = READ,
     ) -> T:
-        """The result of a call of the library, which is repeated as ``call_with_retry`` says."""
+        """Return the result of a call of the library, which is repeated as ``call_with_retry`` says."""
         return call_with_retry(
             call, location=location, what=what, retry_policy=self.retry_policy, done=done, needs=needs
         )
@@ -116,7 +116,7 @@ class PullRequests:
         before = {item.number for item in self.listed(repo)}
 
         def find_opened() -> PullRequest | None:
-            """The one that was opened although its answer was lost."""
+            """Return the one that was opened although its answer was lost."""
             mine = [item for item in self.listed(repo) if item.number not in before and item.title == title]
             me = self._hub.whoami().name if mine else ""
             return next((PullRequest(item.number, item.url) for item in mine if item.author == me), None)
@@ -153,7 +153,7 @@ class PullRequests:
         return self._hub.ask(call, self._hub.address(repo), "pull requests")
 
     def read(self, repo: str, number: int) -> Discussion:
-        """A discussion or a pull request with its comments."""
+        """Return a discussion or a pull request with its comments."""
 
         def call() -> Discussion:
             details = self._hub.api.get_discussion_details(repo, number, repo_type=DATASET)

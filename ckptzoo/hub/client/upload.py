@@ -34,7 +34,7 @@ class Outgoing(io.BufferedReader):
         self._on_read, self._furthest, self.counts = on_read, 0, False  # the library also reads it to hash it
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """The next bytes; those that are read again for another attempt are counted once."""
+        """Return the next bytes; those that are read again for another attempt are counted once."""
         data = super().read(size)
         new = max(0, self.tell() - self._furthest)
         if self.counts:
@@ -87,7 +87,7 @@ class Sending:
         return [*self._additions, *(CommitOperationDelete(name, is_folder=False) for name in delete)]
 
     def groups(self) -> Iterator[list[Any]]:
-        """The files in the groups in which they are uploaded: all at once where every byte is counted.
+        """Yield the files in the groups in which they are uploaded: all at once where every byte is counted.
 
         Content that several files share is in the first group once, because the library would read one of the file
         objects in several threads; when the second group is sent, the hub has it.

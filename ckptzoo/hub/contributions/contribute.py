@@ -316,7 +316,7 @@ def _build_and_check(
 
 
 def _joined(problems: Sequence[Problem]) -> list[Problem]:
-    """The problems, with one for all files that have the same."""
+    """Return the problems, with one for all files that have the same."""
     locations: dict[Problem, list[str]] = {}
     for problem in problems:
         locations.setdefault(replace(problem, location=""), []).append(problem.location)
@@ -466,7 +466,7 @@ def _check_paths(files: Sequence[str | Path]) -> list[Path]:
 
 
 def _names_table(map: str | Path | Mapping[str, str] | None) -> Mapping[str, str]:
-    """Names from a mapping, or from a TOML file of ``"old" = "new"``, under ``[names]`` or not."""
+    """Return names from a mapping, or from a TOML file of ``"old" = "new"``, under ``[names]`` or not."""
     if map is None or isinstance(map, Mapping):
         return map or {}
     step = 'Write lines such as "old.weight" = "new.weight".'

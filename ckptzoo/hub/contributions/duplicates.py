@@ -143,7 +143,7 @@ class _Permuted:
         self._neighbours = index.neighbours(np.array(sketches).reshape(-1, index.features))
 
     def first_before(self, place: int) -> _Described | None:
-        """The first before one in the list that is the same network, of the same zoo before others."""
+        """Return the first before one in the list that is the same network, of the same zoo before others."""
         checkpoint = self._known[place]
         if checkpoint.sketch is None:
             return None
@@ -175,7 +175,7 @@ def units(weights: Weights) -> list[str]:
 
 
 def digests(weights: Weights) -> list[str]:
-    """The sha256 of each of K checkpoints' tensors in order, from stacked weights (K, *shape)."""
+    """Return the sha256 of each of K checkpoints' tensors in order, from stacked weights (K, *shape)."""
     K = len(next(iter(weights.values())))
     hashes = [hashlib.sha256() for _ in range(K)]
     for name, array in weights.items():

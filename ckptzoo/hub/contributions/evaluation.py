@@ -47,13 +47,13 @@ Figures = dict[str, float]
 
 
 def evaluations(zoo: Zoo) -> list[Evaluation | None]:
-    """The evaluation of each checkpoint by its own row; None where it says nothing."""
+    """Return the evaluation of each checkpoint by its own row; None where it says nothing."""
     rows = zoo.metadata.select(["dataset", "extra"]).to_pylist()
     return [evaluation_of(parse_extra(row["extra"]) or {}, row["dataset"]) for row in rows]
 
 
 def evaluation_of_recipe(zoo: Zoo, recipe: str) -> Evaluation | None:
-    """The evaluation of a zoo's checkpoints of a recipe, if all rows that name one agree; else None."""
+    """Return the evaluation of a zoo's checkpoints of a recipe, if all rows that name one agree; else None."""
     rows = zoo.contents.raw.rows.select(["recipe", "dataset", "extra"]).to_pylist()
     stated = {(row["dataset"], row["extra"]) for row in rows if row["recipe"] == recipe}
     evaluations_found = {evaluation_of(parse_extra(extra) or {}, dataset) for dataset, extra in stated} - {None}
@@ -205,7 +205,7 @@ def network_factory(arch: Architecture, module: str | Factory | None) -> Factory
 
 
 def own_network(arch: Architecture, module: str | Factory | None) -> "nn.Module | None":
-    """The network that the user names; None where none is named. See ``network_factory``."""
+    """Return the network that the user names; None where none is named. See ``network_factory``."""
     factory = None if module is None else network_factory(arch, module)
     return None if factory is None else factory()
 
@@ -296,7 +296,7 @@ def _load_factory(text: str) -> Factory:
 
 
 def _called(location: str, what: str, expected: str, function: Callable[[], Any]) -> Any:
-    """The result of the user's own code, which may raise anything, and end the process."""
+    """Return the result of the user's own code, which may raise anything, and end the process."""
     try:
         return function()
     except ZooError:
@@ -324,7 +324,7 @@ class EvaluatorPool:
     reasons: list[str] = field(default_factory=list)
 
     def measure(self, weights: Weights, evaluation: Evaluation | None) -> list[Figures | None]:
-        """Figures of K checkpoints; None where they cannot be measured, and ``reasons`` then says why."""
+        """Return figures of K checkpoints; None where they cannot be measured, and ``reasons`` then says why."""
         count = len(next(iter(weights.values())))
         evaluator = self._evaluator(evaluation)
         if evaluator is None:
@@ -376,7 +376,7 @@ class EvaluatorPool:
         return stated if self.own is None else {**stated, "inputs": self.own.set}
 
     def digest(self, evaluation: Evaluation | None) -> str | None:
-        """The digest of a test set that was used."""
+        """Return the digest of a test set that was used."""
         if self.own is not None:
             return digest_of_inputs(self.own.inputs)
         test_set = None if evaluation is None else self._test_sets.get(evaluation.dataset)
@@ -397,7 +397,7 @@ class EvaluatorPool:
 def measure_zoo(
     zoo: Zoo, evaluators: EvaluatorPool, evaluations: list[Evaluation | None], progress: Progress | None = None
 ) -> dict[str, Figures]:
-    """Figures by id of those checkpoints of a zoo that can be measured."""
+    """Return figures by id of those checkpoints of a zoo that can be measured."""
     figures_by_id: dict[str, Figures] = {}
     done = 0
     for ids, weights in batches(zoo):

@@ -55,7 +55,7 @@ class FilePattern:
         return cls(text, re.compile("".join(pieces)))
 
     def columns(self, name: str) -> dict[str, Any] | None:
-        """The columns that a file's name holds; None where it does not have this form."""
+        """Return the columns that a file's name holds; None where it does not have this form."""
         found = self._expression.fullmatch(name)
         return None if found is None else {key: _VALUES[FIELDS[key]](text) for key, text in found.groupdict().items()}
 

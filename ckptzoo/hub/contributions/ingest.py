@@ -56,7 +56,7 @@ class Ingestor:
     _digests: dict[Path, str] = field(default_factory=dict)
 
     def ingest(self, paths: Sequence[Path], arch: Architecture) -> Iterator[IngestedBatch]:
-        """The checkpoints of files and of zoos; files that do not fit are left out, and ``problems`` says why."""
+        """Yield the checkpoints of files and of zoos; files that do not fit are left out, and ``problems`` says why."""
         for path in paths:
             if (path / layout.ZOO).is_file():
                 yield from self._ingest_zoo(path, arch)
@@ -82,7 +82,7 @@ class Ingestor:
             self.misnamed = state, error.proposals
 
     def read_states(self, paths: Sequence[Path]) -> Iterator[tuple[Path, StateDict]]:
-        """The state dicts of files; files that cannot be read are problems."""
+        """Yield the state dicts of files; files that cannot be read are problems."""
         names = distinct_names(paths)
         for file in read_all(paths):
             if file.error is not None:
@@ -111,7 +111,7 @@ class Ingestor:
         return self._digests[path]
 
     def _ingest_zoo(self, path: Path, arch: Architecture) -> Iterator[IngestedBatch]:
-        """Every checkpoint of a zoo; its rows are kept, and what they lack is added."""
+        """Yield every checkpoint of a zoo; its rows are kept, and what they lack is added."""
         zoo = ckptzoo.open(path)
         rows = {row["id"]: row for row in zoo.metadata.to_pylist()}
         for ids, weights in batches(zoo):
@@ -172,7 +172,7 @@ def _description_of(submission: Submission, source: str) -> CheckpointDescriptio
 
 
 def id_from_source(source: str) -> str:
-    """An id from the name of a source.
+    """Return an id from the name of a source.
 
     >>> id_from_source("run 1/net 3.pth.tar#ema")
     'run-1-net-3-ema'
@@ -182,6 +182,6 @@ def id_from_source(source: str) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """The sha256 of a file."""
+    """Return the sha256 of a file."""
     with path.open("rb") as file:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()

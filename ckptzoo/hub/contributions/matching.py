@@ -101,7 +101,7 @@ def assignment(scores: NDArray[np.float64]) -> list[tuple[int, int]]:
 
 
 def names_table(names: Mapping[str, str]) -> str:
-    """A table ``[names]`` for contribution.toml.
+    """Return a table ``[names]`` for contribution.toml.
 
     >>> print(names_table({"head.bias": "fc.bias"}))
     [names]
@@ -111,7 +111,7 @@ def names_table(names: Mapping[str, str]) -> str:
 
 
 def toml_string(text: str) -> str:
-    """A basic string of TOML."""
+    """Return a basic string of TOML."""
     # TOML 1.0: a quote and a backslash are escaped, and any character may be, by its code point in eight hex digits
     marks = {'"': '\\"', "\\": "\\\\"}
     return '"' + "".join(marks.get(mark, mark if mark.isprintable() else f"\\U{ord(mark):08x}") for mark in text) + '"'
@@ -232,7 +232,7 @@ def _proposal_step(
 
 
 def _next_step(unknown: list[str], missing: list[str]) -> str:
-    """The next step where no proposal of names can be made."""
+    """Return the next step where no proposal of names can be made."""
     if unknown and missing and len(unknown) != len(missing):
         return "These are not the same tensors: bring it to a zoo of its own architecture."
     if unknown and missing:
@@ -271,7 +271,7 @@ def rename(old_names: Sequence[str], names: Mapping[str, str]) -> tuple[dict[str
 
 
 def _renamed_by_table(names: Mapping[str, str], old_names: Sequence[str]) -> list[str]:
-    """The names that a table renames."""
+    """Return the names that a table renames."""
     patterns = [_compile_pattern(old) for old in names if "*" in old]
     return [name for name in old_names if name in names or any(pattern.fullmatch(name) for pattern in patterns)]
 
@@ -331,7 +331,7 @@ def _has_word(names: Sequence[str], word: str) -> bool:
 
 
 def without_wrappers(name: str) -> str:
-    """A name without the words of ``WRAPPERS``.
+    """Return a name without the words of ``WRAPPERS``.
 
     >>> without_wrappers("module.features._orig_mod.conv1.weight")
     'features.conv1.weight'

@@ -123,7 +123,7 @@ def _occupied_error(folder: Path, repository: str, got: str) -> SpecError:
 
 
 def missing_zoo_error(repository: str) -> ZooError:
-    """The error where there is no such zoo, and the contribution names no new one."""
+    """Return the error where there is no such zoo, and the contribution names no new one."""
     step = (
         "Check the name; to begin a new zoo with these checkpoints, add a table [zoo] with a name to contribution.toml."
     )

@@ -255,7 +255,7 @@ class Changes:
 
 
 def _parts_of(listing: Listing) -> list[str]:
-    """Names of the raw parts in a listing."""
+    """Return names of the raw parts in a listing."""
     folders = (name.split("/")[1] for name in listing.files if name.startswith("parts/") and "/" in name[6:])
     return sorted({part for part in folders if layout.PART_NAME.fullmatch(part)})
 

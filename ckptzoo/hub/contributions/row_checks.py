@@ -132,7 +132,7 @@ def is_licence(text: object) -> bool:
 
 
 def unknown_licences(text: str) -> tuple[str, ...]:
-    """The names in an SPDX expression that hubs do not know; ``LicenseRef-...`` is for licences of your own.
+    """Return the names in an SPDX expression that hubs do not know; ``LicenseRef-...`` is for licences of your own.
 
     Hubs know fewer licences than SPDX does, so a name among these may be right.
     """

@@ -94,7 +94,7 @@ def run_checks(
 def measured_figures(
     zoo: Zoo, target: TargetZoo | None, evaluators: EvaluatorPool, progress: Progress | None = None
 ) -> dict[str, Figures]:
-    """Figures by id of the checkpoints that can be measured, scaled as their rows or the zoo's recipes say."""
+    """Return figures by id of the checkpoints that can be measured, scaled as their rows or the zoo's recipes say."""
     evaluations_by_row = evaluations(zoo)
     if target is not None:
         recipes = zoo.metadata["recipe"].to_pylist()

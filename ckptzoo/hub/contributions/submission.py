@@ -217,7 +217,7 @@ def _column_problems(location: str, key: str, value: Any) -> Iterator[Problem]:
 
 
 def _not_json(value: Any) -> Iterator[Any]:
-    """The values in a table that cannot be written as JSON."""
+    """Yield the values in a table that cannot be written as JSON."""
     if isinstance(value, dict):
         for item in value.values():
             yield from _not_json(item)

@@ -96,7 +96,7 @@ def _origin(zoo: Zoo, card: Card) -> Document:
 
 
 def _licenses(checkpoint: Checkpoint, zoo: Zoo, average: Document) -> list[str]:
-    """The licences that the rows state, each once."""
+    """Return the licences that the rows state, each once."""
     if not average:
         found = [checkpoint.row.get("license")]
     else:
@@ -164,12 +164,12 @@ def _without(value: Any, name: str) -> Any:
 
 
 def _text(value: Any) -> str:
-    """A value as text: ISO 8601 times, true and false, floats that read back exactly."""
+    """Return a value as text: ISO 8601 times, true and false, floats that read back exactly."""
     if isinstance(value, datetime):
         return value.isoformat()
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def _json(value: Any) -> str:
-    """A value that JSON lacks, as text: times alone are such."""
+    """Return a value that JSON lacks, as text: times alone are such."""
     return value.isoformat()

@@ -16,7 +16,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def names_of(arch: Architecture) -> dict[str, Tensor]:
-    """Every name of a state dict to the tensor that it has; tied tensors have several, one behind the other."""
+    """Return every name of a state dict to the tensor that it has; tied tensors have several, one behind the other."""
     return {name: tensor for tensor in arch.tensors for name in (tensor.name, *tensor.aliases)}
 
 
@@ -48,7 +48,7 @@ def shards_of(arch: Architecture, max_shard_size: int) -> dict[str, list[str]]:
 
 
 def index_of(arch: Architecture, shards: Mapping[str, Sequence[str]]) -> bytes:
-    """The content of ``model.safetensors.index.json``."""
+    """Return the content of ``model.safetensors.index.json``."""
     named = names_of(arch)
     total = sum(tensor.nbytes for tensor in named.values())
     weight_map = {name: file for file, names in shards.items() for name in names}

@@ -54,7 +54,7 @@ class ArrayFolders:
         return bool(self._held)
 
     def left(self, folder: str | None) -> Iterator[Whole]:
-        """The networks whose folders were left, when a file of another folder comes, or none."""
+        """Yield the networks whose folders were left, when a file of another folder comes, or none."""
         for name in [name for name in self._held if name != folder]:
             arrays = self._held.pop(name)
             self._done.add(name)
@@ -68,7 +68,7 @@ class ArrayFolders:
 
 
 def _npz(arrays: dict[str, bytes]) -> bytes:
-    """An archive as numpy.savez writes it."""
+    """Return an archive as numpy.savez writes it."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for name in sorted(arrays):

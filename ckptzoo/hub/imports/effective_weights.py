@@ -195,7 +195,7 @@ def _pruned(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[_Rule]:
 
 
 def _normalised(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[_Rule]:
-    """The names that the hooks of ``torch.nn.utils.weight_norm`` and ``spectral_norm`` gave."""
+    """Yield the names that the hooks of ``torch.nn.utils.weight_norm`` and ``spectral_norm`` gave."""
     for name, shape in shapes.items():
         stem = name[:-2]
         if name.endswith("_g") and f"{stem}_v" in shapes and _is_magnitude(shape, shapes[f"{stem}_v"]):
@@ -207,7 +207,7 @@ def _normalised(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[_Rule]:
 
 
 def _parametrised(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[_Rule]:
-    """The names that ``torch.nn.utils.parametrize`` gives."""
+    """Yield the names that ``torch.nn.utils.parametrize`` gives."""
     groups: dict[tuple[str, str], set[str]] = {}
     for name in shapes:
         before, found, inside = f".{name}".rpartition(_PARAMETRIZATIONS)
@@ -244,7 +244,7 @@ def _is_magnitude(magnitude: tuple[int, ...], direction: tuple[int, ...]) -> boo
 
 
 def _unfoldings(kernel: tuple[int, ...], left: tuple[int, ...], right: tuple[int, ...]) -> list[int]:
-    """The axes of a kernel that may be the rows of the matrix whose singular vectors are given."""
+    """Return the axes of a kernel that may be the rows of the matrix whose singular vectors are given."""
     size = int(np.prod(kernel, dtype=np.int64))
     axes = (0,) if len(kernel) == 2 and kernel[0] == kernel[1] else range(min(2, len(kernel)))
     return [axis for axis in axes if left == (kernel[axis],) and right == (size // max(1, kernel[axis]),)]

@@ -70,7 +70,7 @@ def exported_row(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _architecture(facts: Mapping[str, Any]) -> Architecture | None:
-    """The architecture that was written beside a checkpoint, or one of ``ckptzoo.archs`` that its name is of."""
+    """Return the architecture that was written beside a checkpoint, or one of ``ckptzoo.archs`` that its name is of."""
     with suppress(ZooError):
         found = facts["architecture"]
         if isinstance(found, Mapping):
@@ -86,7 +86,7 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def _origin(zoo: Any) -> Any:
-    """The zoo that a checkpoint was exported from: its name, or its address and revision too."""
+    """Return the zoo that a checkpoint was exported from: its name, or its address and revision too."""
     if not isinstance(zoo, Mapping):
         return zoo
     return {name: text for name, text in cast(Mapping[str, Any], zoo).items() if isinstance(text, str)}
@@ -97,7 +97,7 @@ def _name(text: str) -> str:
 
 
 def _value(kind: str, value: Any) -> Any:
-    """A value of a column's type, also from the text that a header has of it; None where it is none."""
+    """Return a value of a column's type, also from the text that a header has of it; None where it is none."""
     with suppress(ValueError):
         if kind == "timestamp":
             found = datetime.fromisoformat(value) if isinstance(value, str) else None

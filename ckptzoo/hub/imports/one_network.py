@@ -142,7 +142,7 @@ def related(sizes: Mapping[str, int], *, can_compare: bool) -> Related:
 
 
 def _groups(paths: Iterable[str]) -> dict[_Group, dict[str, _Named]]:
-    """The files whose names say that they may hold one network."""
+    """Return the files whose names say that they may hold one network."""
     groups: dict[_Group, dict[str, _Named]] = {}
     heads = {path: path[: path.find(".", path.rfind("/") + 1)] for path in paths}
     counts = Counter(heads.values())
@@ -176,7 +176,7 @@ def _named(matched: re.Match[str]) -> _Named:
 
 
 def _parts(paths: Iterable[str]) -> dict[str, str]:
-    """The parts of networks by their paths, where there are at least two of one."""
+    """Return the parts of networks by their paths, where there are at least two of one."""
     found: dict[tuple[str, str], list[str]] = {}
     for path in paths:
         if "rank" not in path and "consolidated" not in path and "_part-" not in path:
@@ -190,7 +190,7 @@ def _parts(paths: Iterable[str]) -> dict[str, str]:
 
 
 def _published_form(path: str, groups: Container[_Group]) -> _Group | None:
-    """The files of transformers that hold what an authors' file does; None where there are none."""
+    """Return the files of transformers that hold what an authors' file does; None where there are none."""
     if "consolidated" not in path:
         return None
     folder = path.rpartition("/")[0]

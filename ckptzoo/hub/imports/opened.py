@@ -124,7 +124,7 @@ class OpenedSource(Source):
         self.reasons, self._parts = dict[str, str](), dict[str, str]()
 
     def files(self) -> Iterator[OpenedFile]:
-        """A pass over all files that are not passed over."""
+        """Yield a pass over all files that are not passed over."""
         self._nested_bytes = self._nested_files = 0
         self.broken.clear()
         self.passed_over.update(dict.fromkeys(self._source.dangling, "a link that leads to no file"))
@@ -173,7 +173,7 @@ class OpenedSource(Source):
         return found
 
     def _with_others(self, file: SourceFile, paths: Sequence[str]) -> Iterator[OpenedFile]:
-        """A file with those that are passed over for it, opened too."""
+        """Yield a file with those that are passed over for it, opened too."""
         for item in self._files(file, file.path, 0):
             assert isinstance(self._source, FolderSource)  # others are not compared
             opened = map(self._source.file, paths)
@@ -221,7 +221,7 @@ class OpenedSource(Source):
     def _files(
         self, file: SourceFile, path: str, depth: int, *, is_chosen: bool = False, is_compared: bool = False
     ) -> Iterator[OpenedFile]:
-        """A file, or those in it where it is an archive; all of them where ``--include`` chooses the archive."""
+        """Yield a file, or those in it where it is an archive; all of them where ``--include`` chooses the archive."""
         lower = path.lower()
         is_chosen = is_chosen or not self._include or _fits(path, self._include)
         if _is_junk(path):
@@ -283,7 +283,7 @@ class OpenedSource(Source):
         depth: int,
         is_chosen: bool,
     ) -> Iterator[OpenedFile]:
-        """The files of an archive, or the one that is packed."""
+        """Yield the files of an archive, or the one that is packed."""
         counted, is_packed = _Counted(stream), form.name in PACKED
         inner = io.BufferedReader(counted)
         try:
@@ -322,7 +322,7 @@ class OpenedSource(Source):
             self.broken.append((path, error))
 
     def _zip(self, file: SourceFile, path: str, stream: io.BufferedReader) -> ZipSource:
-        """A zip archive, whose directory is at its end: in memory where the archive is in another."""
+        """Return a zip archive, whose directory is at its end: in memory where the archive is in another."""
         location = f"{self.address}: {path}"
         if stream.seekable():
             blob = Blob(location, path, file.size, lambda: stream)

@@ -19,7 +19,7 @@ ERRORS = (EOFError, OSError, lzma.LZMAError, zlib.error)
 
 
 def unpacked(packed: IO[bytes], form: str) -> IO[bytes]:
-    """The stream of what is packed in another; reading it raises one of ``ERRORS`` where that is damaged."""
+    """Return the stream of what is packed in another; reading it raises one of ``ERRORS`` where that is damaged."""
     if form == "gzip":
         return gzip.GzipFile(fileobj=packed)  # pyright: ignore[reportReturnType]
     if form == "bzip2":
@@ -28,7 +28,7 @@ def unpacked(packed: IO[bytes], form: str) -> IO[bytes]:
 
 
 def first_bytes(packed: IO[bytes], form: str, count: int) -> bytes:
-    """The first bytes of what is packed; fewer where it is damaged, which reading it tells."""
+    """Return the first bytes of what is packed; fewer where it is damaged, which reading it tells."""
     try:
         return unpacked(packed, form).read(count)
     except ERRORS:

@@ -31,7 +31,7 @@ class Reader:
         self.forms: dict[str, int] = {}
 
     def read(self, files: Sequence[Contents]) -> list[States | ZooError]:
-        """The state dicts of every file, or its error; those of shards put together."""
+        """Return the state dicts of every file, or its error; those of shards put together."""
         made: list[list[States | ZooError]] = [[] for _ in files]
         jobs: list[tuple[list[States | ZooError], str, Job, bytes]] = []
         for (found, contents), parts in zip(files, made, strict=True):
@@ -56,7 +56,7 @@ class Reader:
 
 
 def _whole(parts: Sequence[States | ZooError], path: str) -> States | ZooError:
-    """The state dicts of a file, or the one that shards hold together."""
+    """Return the state dicts of a file, or the one that shards hold together."""
     if len(parts) == 1:
         (answer,) = parts
         cut = None if isinstance(answer, ZooError) else next(filter(None, map(_devices, answer)), None)

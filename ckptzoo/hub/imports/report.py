@@ -123,7 +123,7 @@ def passed_over_files(
 
 
 def passed_over_lines(files: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    """A line for each reason for which files were passed over."""
+    """Yield a line for each reason for which files were passed over."""
     by_reason: dict[str, list[str]] = {}
     for item in files:
         by_reason.setdefault(item["reason"], []).append(item["file"])

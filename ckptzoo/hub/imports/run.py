@@ -522,7 +522,7 @@ class _Importer:
         return True
 
     def _label(self, row: Row, location: str) -> str:
-        """The zoo's name where ``split_by`` gives one to each value."""
+        """Return the zoo's name where ``split_by`` gives one to each value."""
         if self.split_by is None:
             return ""
         *parents, last = self.split_by.split(".")

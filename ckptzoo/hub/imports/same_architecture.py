@@ -124,12 +124,12 @@ def is_like(array: NDArray[Any], tensor: Tensor) -> bool:
 
 
 def kinds_of(items: Sequence[tuple[str, Shape, str]]) -> list[tuple[Shape, str]]:
-    """Shape and family of dtypes of each tensor besides counters, in order."""
+    """Return shape and family of dtypes of each tensor besides counters, in order."""
     return [(_loose(shape), _family(dtype)) for name, shape, dtype in items if not name.endswith(COUNTER)]
 
 
 def in_architecture(tensors: Tensors, made: Fit, arch: Architecture) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """The tensors of a zoo that a state dict has, and what was changed, for ``extra``."""
+    """Return the tensors of a zoo that a state dict has, and what was changed, for ``extra``."""
     arrays: dict[str, NDArray[Any]] = {}
     stored: dict[str, str] = {}
     missing: list[str] = []
@@ -157,7 +157,7 @@ def in_architecture(tensors: Tensors, made: Fit, arch: Architecture) -> tuple[di
 
 
 def architecture_of(several: Sequence[Saved], name: str, input_shape: Shape | None) -> Architecture:
-    """The architecture of state dicts that ``are_one`` says are of one: every tensor that one of them has.
+    """Return the architecture of state dicts that ``are_one`` says are of one: every tensor that one of them has.
 
     Each has the widest dtype of all; names are tied that are in every state dict that has both.
     """
@@ -227,7 +227,7 @@ def _every_tensor(several: Sequence[Saved]) -> dict[str, NDArray[Any]]:
 
 
 def of_one(first: Saved, others: Sequence[Saved]) -> list[Saved]:
-    """The first state dict and those that are of its architecture; names are those of the zoo."""
+    """Return the first state dict and those that are of its architecture; names are those of the zoo."""
     whole, core = _core(first, {}), _core(first, ties_of([first]))
     return [first, *(item for item in others if _core(item, {}) == whole or _core(item, ties_of([item])) == core)]
 
@@ -241,7 +241,7 @@ def _core(saved: Saved, left_out: Mapping[str, str]) -> dict[str, tuple[Shape, s
 
 
 def ties_of(several: Sequence[Saved]) -> dict[str, str]:
-    """Names to earlier names whose numbers they share in every state dict that has both.
+    """Return names to earlier names whose numbers they share in every state dict that has both.
 
     Storage that is shared says so. Where it cannot be seen, as in safetensors, it is matrices of equal numbers in two
     modules that share no others: networks that are copies of one another, such as an average and what it averages
@@ -301,7 +301,7 @@ def are_equal(one: NDArray[Any], other: NDArray[Any]) -> bool:
 
 
 def widest(dtypes: Sequence[str]) -> str | None:
-    """The dtype that holds the numbers of all; None where that is none of zoos, or they are of several families.
+    """Return the dtype that holds the numbers of all; None where that is none of zoos, or they are of several families.
 
     >>> widest(["float16", "float32"]), widest(["float16", "bfloat16"]), widest(["int64", "float32"])
     ('float32', 'float32', None)
@@ -323,10 +323,10 @@ def _family(dtype: str) -> str:
 
 
 def _loose(shape: Shape) -> Shape:
-    """A shape, where one number may have an axis."""
+    """Return a shape, where one number may have an axis."""
     return () if shape == (1,) else tuple(shape)
 
 
 def table_without_wrappers(table: Mapping[str, str]) -> dict[str, str]:
-    """A table of names whose old names are as state dicts have them here."""
+    """Return a table of names whose old names are as state dicts have them here."""
     return {without_wrappers(old): new for old, new in table.items()}

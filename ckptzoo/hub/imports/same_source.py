@@ -26,7 +26,7 @@ _COMPARED_BYTES = 64 * 2**20
 
 
 def label_of(source: OpenedSource, adapter: Adapter, options: Options, target: Target, reader: Reader) -> str:
-    """The name that a source has in a zoo, or one that no other source has there.
+    """Return the name that a source has in a zoo, or one that no other source has there.
 
     It is the last part of the source's address; with the one before it where another source has that; then with a
     number. Sources are one where most of their files that the zoo has hold the numbers that it has of them.
@@ -83,7 +83,7 @@ def _is_same(
 
 
 def _items(found: Found | FoundArrays, label: str, target: Target) -> Iterator[int]:
-    """The places of the checkpoints in a file, or of those in arrays, that a zoo has under a label."""
+    """Yield the places of the checkpoints in a file, or of those in arrays, that a zoo has under a label."""
     if isinstance(found, Found):
         if file_unit(found, label) in target.units:
             yield 0
@@ -109,10 +109,10 @@ def _holds(found: Found | FoundArrays, at: int, label: str, target: Target, read
 
 
 def file_unit(found: Found, label: str) -> str:
-    """The unit of a file: that of the same file in another archive of the same name is the same."""
+    """Return the unit of a file: that of the same file in another archive of the same name is the same."""
     return unit_of(label, found.id or found.member, None if found.id else found.step)
 
 
 def unit_with(unit: str, picked: Picked) -> str:
-    """The unit of one checkpoint of a file."""
+    """Return the unit of one checkpoint of a file."""
     return f"{unit}/{identifier(picked.suffix)}" if picked.suffix else unit

@@ -127,7 +127,7 @@ class Source(ABC):
 
     @abstractmethod
     def files(self) -> Iterator[SourceFile]:
-        """A pass over all files: folders and zip archives in order of their paths, tar archives in their own."""
+        """Return a pass over all files: folders and zip archives in order of their paths, tar archives in their own."""
 
 
 def open_path(path: Path) -> Source:
@@ -141,7 +141,7 @@ def open_path(path: Path) -> Source:
 
 
 def open_blob(blob: Blob) -> Source:
-    """An archive, by its content, or a single file."""
+    """Return an archive, by its content, or a single file."""
 
     def inner_head(form: str) -> bytes:
         with blob.open() as stream:
@@ -173,7 +173,7 @@ def archive_kind(head: bytes, name: str, inner_head: Callable[[str], bytes]) -> 
 
 
 def stem(name: str) -> str:
-    """A name without the suffix of an archive.
+    """Return a name without the suffix of an archive.
 
     >>> stem("zoo.tar.xz"), stem("zoo.v2")
     ('zoo', 'zoo.v2')
@@ -183,7 +183,7 @@ def stem(name: str) -> str:
 
 
 def natural(path: str) -> tuple[list[Any], str]:
-    """A key that sorts numbers in paths by their size.
+    """Return a key that sorts numbers in paths by their size.
 
     >>> sorted(["fold_10/a", "fold_2/a", "fold_2"], key=natural)
     ['fold_2', 'fold_2/a', 'fold_10/a']
@@ -207,7 +207,7 @@ class FolderSource(Source):
         self._path, self.sizes = path, {name: found[name] for name in sorted(found, key=natural)}
 
     def _walk(self, folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
-        """The files below a folder, with their sizes."""
+        """Yield the files below a folder, with their sizes."""
         with os.scandir(folder) as entries:
             for entry in entries:
                 path = f"{prefix}{entry.name}"

@@ -149,7 +149,7 @@ def import_order(
 
 
 def _numbers(file: Path, count: int, *, header: bool) -> list[int]:
-    """The numbers of an order of ``count`` checkpoints."""
+    """Return the numbers of an order of ``count`` checkpoints."""
     lines = [(line, text) for line, text in enumerate(map(str.strip, _text(file)), start=1) if text]
     first = {}
     numbers: list[int] = []
@@ -199,7 +199,7 @@ def _entries(file: Path, what: str, value: Any) -> list[_Entry]:
 
 
 def _part_file(file: Path) -> list[_Entry]:
-    """The names in the file of one part."""
+    """Return the names in the file of one part."""
     if _is_json(bytes_of(file)):
         return _entries(file, "the list", _json(file))
     lines = enumerate(map(str.strip, _text(file)), start=1)
@@ -286,7 +286,7 @@ def _resolved(path: Path, column: str | None, parts: _Lists) -> tuple[str, dict[
 
 
 def _by_path(rows: Selection) -> dict[str, list[str]]:
-    """The ids of the checkpoints of every file that was imported."""
+    """Return the ids of the checkpoints of every file that was imported."""
     try:
         columns = rows.columns(["id", "extra.file"])
     except UnknownNameError:  # none was imported
@@ -299,7 +299,7 @@ def _by_path(rows: Selection) -> dict[str, list[str]]:
 
 
 def _ids_at(path: str, known: Mapping[str, Sequence[str]]) -> list[str]:
-    """The ids of a file's checkpoints, by its path with folders of another machine before it."""
+    """Return the ids of a file's checkpoints, by its path with folders of another machine before it."""
     return next((list(known[tail]) for tail in _tails(path) if tail in known), [])
 
 

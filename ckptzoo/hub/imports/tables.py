@@ -83,7 +83,7 @@ def read_by_path(data: bytes, location: str) -> dict[str, dict[str, Any]]:
 
 
 def number(text: str) -> Any:
-    """A number of a table as such, truth values too; another text as it is.
+    """Return a number of a table as such, truth values too; another text as it is.
 
     >>> number("3"), number("0.5"), number("relu"), number("True")
     (3, 0.5, 'relu', True)
@@ -149,7 +149,7 @@ def read_layout(data: bytes, location: str) -> tuple[Slice, ...]:
 
 
 def shape_of(text: Any) -> tuple[int, ...] | None:
-    """A shape as it is printed, ``(3, 3, 1, 16)``; nothing of it is evaluated."""
+    """Return a shape as it is printed, ``(3, 3, 1, 16)``; nothing of it is evaluated."""
     if type(text) is int:
         return (text,) if text >= 0 else None
     matched = _SHAPE.fullmatch(text.strip()) if isinstance(text, str) else None

@@ -82,7 +82,7 @@ class TarReader:
             self._skip(member.left + -member.size % BLOCK)
 
     def take(self, count: int) -> bytes:
-        """The next bytes; raises ``IntegrityError`` where there are fewer, or they cannot be unpacked."""
+        """Return the next bytes; raises ``IntegrityError`` where there are fewer, or they cannot be unpacked."""
         data = self._read(count)
         if len(data) < count:
             self._refuse("a whole tar archive", f"its end at byte {self._position}", _FETCH_AGAIN)
@@ -100,7 +100,7 @@ class TarReader:
         return data
 
     def _next(self) -> TarMember | None:
-        """The next member; None behind the last."""
+        """Return the next member; None behind the last."""
         found: dict[bytes, bytes] = {}
         fields, total = dict(self._fields), 0
         while (info := self._header()) is not None and info.type in _EXTENSIONS:
@@ -144,7 +144,7 @@ class TarReader:
         return member
 
     def _header(self) -> tarfile.TarInfo | None:
-        """The next header; None at the mark of the end."""
+        """Return the next header; None at the mark of the end."""
         block = self.take(BLOCK)
         if block.count(0) == BLOCK:
             self._check_end()

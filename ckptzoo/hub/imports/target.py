@@ -245,7 +245,7 @@ class Target:
                 row[name] = f"{source}/{row[name]}"[:MAX_ID]
 
     def _effective(self, item: Arriving) -> Saved:
-        """A checkpoint with the tensors that its network computes with, under names that a zoo may have."""
+        """Return a checkpoint with the tensors that its network computes with, under names that a zoo may have."""
         saved, row = item.saved, item.row
         made = effective(saved.tensors, row["id"])
         if made.computed and any(fit(saved, zoo.arch, self._table) is not None for zoo in self._older):
@@ -467,7 +467,7 @@ def _stacked(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def _label_of(arch: Architecture) -> str:
-    """The folder of one of several zoos: by the shapes and dtypes of its tensors in order."""
+    """Return the folder of one of several zoos: by the shapes and dtypes of its tensors in order."""
     kinds = [[list(tensor.shape), tensor.dtype] for tensor in arch.tensors]
     return f"arch-{sha256(canonical({'tensors': kinds})).hexdigest()[:8]}"
 
@@ -479,7 +479,7 @@ def _commit(zoo: _Zoo) -> None:
 
 
 def usable_names(names: Collection[str]) -> dict[str, str] | None:
-    """Names that a zoo may have for others: those of other libraries have slashes and tildes in them.
+    """Return names that a zoo may have for others: those of other libraries have slashes and tildes in them.
 
     >>> usable_names(["mlp/~/linear_0.w"])
     {'mlp/~/linear_0.w': 'mlp.linear_0.w'}

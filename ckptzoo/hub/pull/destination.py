@@ -171,7 +171,7 @@ class PulledParts:
                     self.sources[name, str(pulled.get("part"))] = part
 
     def paths(self) -> set[str]:
-        """The parts' folders, as paths from the zoo's."""
+        """Return the parts' folders, as paths from the zoo's."""
         return {part.path for tree in self.trees.values() for part in tree.parts}
 
     def count(self, tree: str) -> int:
@@ -192,7 +192,7 @@ class PulledParts:
         known.update(ids)
 
     def missing_retractions(self, retracted: Tree) -> pa.Table:
-        """The rows that retract checkpoints which this folder holds, and that it does not have yet."""
+        """Return the rows that retract checkpoints which this folder holds, and that it does not have yet."""
         checkpoints = self._ids.get(PARTS, set())
         known = set(self.trees.get(_RETRACTED_TREE, empty_tree()).rows["id"].to_pylist())
         ids = retracted.rows["id"].to_pylist()
@@ -215,7 +215,7 @@ class BlockCache(Cache):
         self.fetched = 0
 
     def read(self, digest: str) -> bytes | None:
-        """The bytes of a digest, from either cache, or None."""
+        """Return the bytes of a digest, from either cache, or None."""
         own = super().read(digest)
         return self._shared.read(digest) if own is None and self._shared is not None else own
 

@@ -120,7 +120,7 @@ def grouped(remote: Remote, paths: Iterable[str]) -> Iterator[list[str]]:
 
 
 def shard_bytes(remote: Remote, paths: Iterable[str]) -> int:
-    """Bytes of the shards of these parts."""
+    """Return bytes of the shards of these parts."""
     folders = set(paths)
     return sum(
         entry.size
@@ -130,7 +130,7 @@ def shard_bytes(remote: Remote, paths: Iterable[str]) -> int:
 
 
 def _allocated_bytes(root: Path) -> int:
-    """Bytes on the disk that unfinished parts take already."""
+    """Return bytes on the disk that unfinished parts take already."""
     paths = (Path(folder) / name for folder, _, names in os.walk(root) for name in names)
     return sum(path.stat().st_blocks * _STAT_BLOCK for path in paths)
 
@@ -201,7 +201,7 @@ class Shard:
 
 
 def shards_of(part: Part, index: pa.Table) -> list[Shard]:
-    """The shards of a part whose index was found sound."""
+    """Return the shards of a part whose index was found sound."""
     file_rows: dict[str, Mapping[str, Any]] = {}
     blocks: dict[str, list[Span]] = {}
     tensors: dict[str, dict[str, Tensor]] = {}
@@ -253,7 +253,7 @@ class PartCopier:
         return parts
 
     def _decode(self, path: str, index_bytes: bytes, metadata: bytes) -> tuple[Part, pa.Table, pa.Table]:
-        """A part, its rows and its index, where both tables and the sizes of its shards agree."""
+        """Return a part, its rows and its index, where both tables and the sizes of its shards agree."""
         tree, _, name = path.rpartition("/")
         location = f"{self._files.name}/{path}"
         limits = row_limits(self._arch, self._symmetry)
@@ -312,7 +312,7 @@ class PartCopier:
 
 
 def missing_blocks(shard: Shard, path: Path, meter: ProgressMeter) -> list[Span]:
-    """The blocks that are not in their places; the file gets its whole size, and its space on the disk."""
+    """Return the blocks that are not in their places; the file gets its whole size, and its space on the disk."""
     if not path.is_file() or path.stat().st_size != shard.nbytes:
         with path.open("wb") as file:
             try:
@@ -342,7 +342,7 @@ def write_at(path: Path, position: int, data: bytes | memoryview) -> None:
 
 
 def sha256_of(path: Path, start: int, stop: int) -> bytes:
-    """The sha256 of bytes ``start`` to ``stop`` of a file, in bounded memory."""
+    """Return the sha256 of bytes ``start`` to ``stop`` of a file, in bounded memory."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         while start < stop and (data := os.pread(file.fileno(), min(_CHUNK_BYTES, stop - start), start)):

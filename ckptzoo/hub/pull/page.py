@@ -27,7 +27,7 @@ _FRONT_MATTER = re.compile(r"---\n.*?\n---\n", re.DOTALL)
 
 
 def read_existing(files: Files, names: Sequence[str]) -> dict[str, bytes]:
-    """Those of some small files that the zoo has, by their names."""
+    """Return those of some small files that the zoo has, by their names."""
     existing = [name for name in names if files.size(name) is not None]
     return dict(zip(existing, files.read_many(existing), strict=True))
 

@@ -115,7 +115,7 @@ class PullSelection:
 
 
 def describe(selection: Document) -> str:
-    """A selection in words, from its JSON.
+    """Return a selection in words, from its JSON.
 
     >>> describe({"variants": ["raw"], "layers": None, "where": "seed < 2"})
     'variants raw; where seed < 2'

@@ -98,7 +98,7 @@ def extract(
 
 
 def _open_standing(files: RemoteFiles) -> Zoo:
-    """The checkpoints that were not retracted; warns of those that were."""
+    """Return the checkpoints that were not retracted; warns of those that were."""
     contents = read_contents(files)
     rows = standing(contents)
     if warning := left_out(contents, rows):
@@ -209,7 +209,7 @@ class SubsetWriter:
             raise
 
     def _plan(self) -> list[list[PartSubset]]:
-        """The parts to write: for every raw part its own, then those of its variants."""
+        """Return the parts to write: for every raw part its own, then those of its variants."""
         contents, ids = self._contents, self._zoo.contents.ids
         selected = places_of(pa.chunked_array([pa.array(self._zoo.ids, pa.string())]), ids)
         starts = np.cumsum([0, *(part.rows for part in contents.raw.parts)])
@@ -231,7 +231,7 @@ class SubsetWriter:
         return groups
 
     def _selected_places(self, tree: Tree) -> Iterator[tuple[int, Part, NDArray[np.int64]]]:
-        """The parts of a derived tree that hold selected checkpoints, with their numbers and where those are."""
+        """Yield the parts of a derived tree that hold selected checkpoints, with their numbers and where those are."""
         places = places_of(tree.rows["id"], pa.chunked_array([pa.array(self._zoo.ids, pa.string())]))
         start = 0
         for number, part in enumerate(tree.parts):
@@ -241,7 +241,7 @@ class SubsetWriter:
                 yield number, part, part_places
 
     def _prediction_subsets(self, inputs: str) -> Iterator[PartSubset]:
-        """The parts of predictions that hold selected checkpoints."""
+        """Yield the parts of predictions that hold selected checkpoints."""
         tree = self._contents.derived(layout.predictions_name(inputs))
         for _, part, places in self._selected_places(tree):
             logits = Tensor(LOGITS, (part.facts["examples"], part.facts["classes"]), DTYPE)
@@ -280,7 +280,7 @@ def _only_derived(zoo: Zoo, gauges: Sequence[str]) -> Zoo:
 
 
 def _derived_rows(zoo: Zoo, subset: PartSubset) -> pa.Table:
-    """The rows of a variant or of predictions."""
+    """Return the rows of a variant or of predictions."""
     if subset.inputs is None:
         return zoo.variant_metadata(subset.variant)
     tree = zoo.contents.derived(subset.variant)
@@ -288,7 +288,7 @@ def _derived_rows(zoo: Zoo, subset: PartSubset) -> pa.Table:
 
 
 def _batches(zoo: Zoo, subset: PartSubset) -> Iterator[tuple[dict[str, Mapping[str, Any]], int]]:
-    """The arrays of a part, some checkpoints at a time, and how many."""
+    """Yield the arrays of a part, some checkpoints at a time, and how many."""
     count = len(subset.places)
     step = min(count, max(1, BATCH_BYTES // max(1, subset.nbytes // count)))
     element = zoo.group_element(subset.variant) if subset.element else {}

@@ -475,5 +475,5 @@ class _Push:
 
 
 def _documents(batches: Iterable[CommitBatch]) -> tuple[str, ...]:
-    """The files that are in no part."""
+    """Return the files that are in no part."""
     return tuple(name for batch in batches for name in batch.files if name.rpartition("/")[0] not in batch.parts)

@@ -143,7 +143,7 @@ def collection_batch(
 
 
 def _opened(files: Mapping[str, OverlayFiles], local: Mapping[str, LocalZoo]) -> tuple[dict[str, Zoo], tuple[str, ...]]:
-    """The zoos in order, and why some that others put into the repository cannot be in the table."""
+    """Return the zoos in order, and why some that others put into the repository cannot be in the table."""
     zoos: dict[str, Zoo] = {}
     notes: list[str] = []
     for name in sorted(files):
@@ -195,7 +195,7 @@ def _check_is_collection(repository: RepositoryFiles, listing: Listing) -> None:
 
 
 def _folders(listing: Listing) -> dict[str, dict[str, RepoFile]]:
-    """The files of each folder of a repository, by their paths in it."""
+    """Return the files of each folder of a repository, by their paths in it."""
     folders: dict[str, dict[str, RepoFile]] = {}
     for path, file in listing.files.items():
         folder, slash, name = path.partition("/")

@@ -50,7 +50,7 @@ class CommitBatch:
 
     @classmethod
     def of(cls, files: dict[str, bytes], delete: tuple[str, ...] = ()) -> "CommitBatch":
-        """Files that were generated for the commit."""
+        """Return files that were generated for the commit."""
         return cls(dict(files), {name: len(data) for name, data in files.items()}, delete=delete)
 
     @property
@@ -67,7 +67,7 @@ class CommitBatch:
         return f"Add {first}" + (f" and {others} more" if others else "")
 
     def within(self, folder: str) -> "CommitBatch":
-        """The same for a zoo that is in a folder of the repository."""
+        """Return the same for a zoo that is in a folder of the repository."""
         return CommitBatch(
             {f"{folder}/{name}": content for name, content in self.files.items()},
             {f"{folder}/{name}": size for name, size in self.sizes.items()},
@@ -150,7 +150,7 @@ def is_committed(batch: CommitBatch, listing: Listing) -> bool:
 
 
 def merged_trees(repository: RepositoryFiles, listing: Listing, parts: Iterable[LocalPart]) -> dict[str, Tree]:
-    """Rows and indices of a commit together with parts of this machine, which are read here."""
+    """Return rows and indices of a commit together with parts of this machine, which are read here."""
     files = merged_files(repository, listing, parts)
     return read_trees(files, snapshot_format.newest(files, list_trees(files)))
 
@@ -190,7 +190,7 @@ def snapshot_batch(repository: RepositoryFiles, listing: Listing, parts: list[Lo
 
 
 def _snapshots_in(names: Iterable[str]) -> list[str]:
-    """Those of some paths that are snapshots."""
+    """Return those of some paths that are snapshots."""
     prefix = f"{layout.SNAPSHOTS}/"
     return [
         name for name in names if name.startswith(prefix) and layout.SNAPSHOT_NAME.fullmatch(name.removeprefix(prefix))
@@ -228,12 +228,12 @@ def _card_batch(
 
 
 def not_stored(files: Mapping[str, LocalFile], stored: Mapping[str, RepoFile]) -> dict[str, LocalFile]:
-    """The files that a commit does not hold with these bytes."""
+    """Return the files that a commit does not hold with these bytes."""
     return {name: file for name, file in files.items() if not is_stored(file, stored.get(name))}
 
 
 def batch_of(files: Mapping[str, LocalFile], part: str | None = None) -> CommitBatch:
-    """Files of this machine, all of a part or of none."""
+    """Return files of this machine, all of a part or of none."""
     return CommitBatch(
         {name: file.path for name, file in files.items()},
         {name: file.size for name, file in files.items()},
@@ -243,7 +243,7 @@ def batch_of(files: Mapping[str, LocalFile], part: str | None = None) -> CommitB
 
 
 def pack(batches: Iterable[CommitBatch]) -> tuple[CommitBatch, ...]:
-    """The same in their order, as many in one commit as fit."""
+    """Return the same in their order, as many in one commit as fit."""
     packed: list[CommitBatch] = []
     for batch in batches:
         count = len(batch.files) + len(batch.delete)
@@ -280,7 +280,7 @@ def _check_same_zoo(local: LocalZoo, repository: RepositoryFiles, listing: Listi
 
 
 def _other_zoo(local: LocalZoo, repository: RepositoryFiles, listing: Listing) -> tuple[str, str] | None:
-    """The zoo that is pushed and that of the repository by their names; None where these cannot be read."""
+    """Return the zoo that is pushed and that of the repository by their names; None where these cannot be read."""
     try:
         names = [name for name in (layout.ZOO, layout.ARCHITECTURE) if name in listing.files]
         theirs = dict(zip(names, repository.read(names, listing), strict=True))
@@ -301,7 +301,7 @@ def _other_zoo(local: LocalZoo, repository: RepositoryFiles, listing: Listing) -
 
 
 def _digest(data: bytes, name: str) -> str:
-    """The digest of a document, for a message; the document may hold anything."""
+    """Return the digest of a document, for a message; the document may hold anything."""
     try:
         return unseal(data, location=name)[1]
     except Exception:  # somebody else wrote it: not JSON, not UTF-8, nested too deeply

@@ -85,7 +85,7 @@ def read_local(root: Path, trees: Mapping[str, Sequence[str]]) -> LocalZoo:
 
 
 def links_outside(zoo: LocalZoo) -> list[Problem]:
-    """Files that would be published but are elsewhere, behind a link: an untrusted zoo may point to anything."""
+    """Return files that would be published but are elsewhere, behind a link: an untrusted zoo may point to anything."""
     files = [
         *zoo.documents.values(),
         *zoo.card_files.values(),
@@ -99,7 +99,7 @@ def links_outside(zoo: LocalZoo) -> list[Problem]:
 
 
 def hashed(path: Path) -> LocalFile:
-    """A file of this machine, with its digest."""
+    """Return a file of this machine, with its digest."""
     data = path.read_bytes()
     return LocalFile(path, len(data), hashlib.sha256(data).hexdigest())
 
@@ -117,7 +117,7 @@ class RepositoryFiles:
         self._folders: dict[str, RepositoryFiles] = {}
 
     def within(self, folder: str) -> "RepositoryFiles":
-        """A folder of the repository."""
+        """Return a folder of the repository."""
         if folder not in self._folders:
             self._folders[folder] = RepositoryFiles(self.client, self.repo, folder)
         return self._folders[folder]
@@ -153,22 +153,22 @@ class OverlayFiles:
         return folders_of([*self._listing.files, *self._local])
 
     def size(self, name: str) -> int | None:
-        """Bytes of a file, or None where there is none."""
+        """Return bytes of a file, or None where there is none."""
         if name in self._local:
             return self._local[name].stat().st_size
         stored = self._listing.files.get(name)
         return None if stored is None else stored.size
 
     def listed(self, folder: str) -> tuple[str, ...]:
-        """Names of the files and folders in a folder, in order."""
+        """Return names of the files and folders in a folder, in order."""
         return self._folders.get(folder, ())
 
     def read(self, name: str, *, max_bytes: int = table.MAX_FILE) -> bytes:
-        """A whole file."""
+        """Return a whole file."""
         return self.read_many([name], max_bytes=max_bytes)[0]
 
     def read_many(self, names: Sequence[str], *, max_bytes: int = table.MAX_FILE) -> list[bytes]:
-        """Several whole files."""
+        """Return several whole files."""
         for name in names:
             size = self.size(name)
             if size is None or not 0 <= size <= max_bytes:

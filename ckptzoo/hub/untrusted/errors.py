@@ -28,7 +28,7 @@ def reject_without_network(location: str, got: object, next_step: str) -> NoRetu
 
 
 def with_next_step(problems: Iterable[Problem], next_step: str = SAVE_AGAIN) -> IntegrityError:
-    """The same problems with another next step."""
+    """Return the same problems with another next step."""
     return IntegrityError([replace(problem, next_step=next_step) for problem in problems])
 
 

@@ -54,7 +54,7 @@ def columns_of(facts: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
 
 @lru_cache(maxsize=4096)
 def _meanings(name: str) -> tuple[tuple[str, int], ...]:
-    """The columns that a fact of a name may be, each with a rank: the lower, the likelier."""
+    """Return the columns that a fact of a name may be, each with a rank: the lower, the likelier."""
     plain, made = _plain(name), list[tuple[str, int]]()
     settings, _, inside = name.partition(".")
     for column, words in _NAMES.items():
@@ -74,7 +74,7 @@ def _plain(name: str) -> str:
 
 
 def _value(column: str, value: Any) -> Any:
-    """A fact as a value of its column; None where it is none."""
+    """Return a fact as a value of its column; None where it is none."""
     if column == "dataset":
         return value if isinstance(value, str) else None
     if isinstance(value, str):  # all facts of a safetensors file are texts
@@ -98,7 +98,7 @@ def _number(text: str) -> Any:
 
 
 def claims(facts: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of a test set among what a file holds beside its tensors, as columns; accuracies as fractions.
+    """Return the figures of a test set among what a file holds beside its tensors, as columns; accuracies as fractions.
 
     >>> claims({"test_acc": 0.5, "metrics.test_loss": 1.5, "best_test_acc": 0.9}), claims({"test/acc": "63.2"})
     ({'claimed_test_accuracy': 0.5, 'claimed_test_loss': 1.5}, {'claimed_test_accuracy': 0.632})

@@ -85,12 +85,12 @@ class Form:
 
 
 def begins(*magic: bytes) -> Callable[[bytes, str], bool]:
-    """A test of the first bytes."""
+    """Return a test of the first bytes."""
     return lambda head, path: head.startswith(magic)
 
 
 def first_member(head: bytes) -> str | None:
-    """The name of a zip archive's first member; None where the bytes are of something else."""
+    """Return the name of a zip archive's first member; None where the bytes are of something else."""
     if not head.startswith(_ZIP):
         return None
     return head[30 : 30 + int.from_bytes(head[26:28], "little")].decode("utf-8", "replace")

@@ -72,7 +72,7 @@ class _Tree:
         return _without_repeats(root) if "layer_names" in file.attrs else root
 
     def group(self, group: Any, path: str, depth: int, order: Sequence[str] = ()) -> dict[str, Any]:
-        """The items of a group: first those that Keras lists, here or in a group around it, in its order."""
+        """Return the items of a group: first those that Keras lists, here or in a group around it, in its order."""
         identity = self.identity(group)
         if depth > _MAX_DEPTH or identity in self.seen:
             got = "a group inside itself" if identity in self.seen else "more"
@@ -98,7 +98,7 @@ class _Tree:
         return info.fileno, info.addr
 
     def listed(self, group: Any) -> list[str]:
-        """The paths below a group that Keras lists in an attribute, in the order of the network."""
+        """Return the paths below a group that Keras lists in an attribute, in the order of the network."""
         for key in ("layer_names", "weight_names"):
             names = group.attrs.get(key, ()) if key in group.attrs else ()
             if len(names) and len(names) <= self.limits.tensors:
@@ -106,7 +106,7 @@ class _Tree:
         return []
 
     def item(self, group: Any, name: str, path: str, depth: int, order: Sequence[str]) -> Any:
-        """A group as a mapping, a dataset as an array; None for what holds no numbers."""
+        """Return a group as a mapping, a dataset as an array; None for what holds no numbers."""
         link = group.get(name, getlink=True)
         if not isinstance(link, self.h5py.HardLink):
             kind = "a link to another file" if isinstance(link, self.h5py.ExternalLink) else "a soft link"
@@ -117,7 +117,7 @@ class _Tree:
         return self.array(item, path) if isinstance(item, self.h5py.Dataset) else None
 
     def array(self, dataset: Any, path: str) -> NDArray[Any] | None:
-        """The numbers of a dataset; None for texts and records."""
+        """Return the numbers of a dataset; None for texts and records."""
         what = f"dataset {path!r}"
         if dataset.is_virtual or dataset.external:
             reject(self.location, what, "numbers in the file itself", "numbers in other files", _STEP)

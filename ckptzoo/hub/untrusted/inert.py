@@ -208,7 +208,7 @@ class Unpickler(pickle.Unpickler):
         self._storages, self._load_nested = storages, load_nested
 
     def find_class(self, module: str, name: str, /) -> Any:
-        """The class that stands for a name."""
+        """Return the class that stands for a name."""
         # the names that Python 2 gave to modules
         module = {"__builtin__": "builtins", "copy_reg": "copyreg"}.get(module, module)
         full = f"{module}.{name}"[:MAX_NAME]
@@ -218,7 +218,7 @@ class Unpickler(pickle.Unpickler):
         return _KNOWN.get(full) or class_named(full)
 
     def persistent_load(self, pid: Any, /) -> Any:
-        """The storage that a persistent id names, or the class of a module whose code old files carry along."""
+        """Return the storage that a persistent id names, or the class of a module whose code old files carry along."""
         if isinstance(pid, tuple) and pid[:1] == ("module",) and pid[1:]:
             return pid[1]  # pid: ("module", class, its source file, its source)
         if self._storages is None or not _is_storage_id(pid):
@@ -305,7 +305,7 @@ def _is_storage_id(pid: Any) -> bool:
 
 
 def _piece(root: Storage, view: Any) -> Storage:
-    """A storage that is a piece of another one, as old versions of torch wrote."""
+    """Return a storage that is a piece of another one, as old versions of torch wrote."""
     key, offset, numel = view if isinstance(view, tuple) and len(view) == 3 else (None, -1, -1)
     if not are_naturals((offset, numel)) or offset + numel > root.numel:
         raise InertError(f"storage {root.key[:80]!r}", f"a piece of its {root.numel} elements", described(view))

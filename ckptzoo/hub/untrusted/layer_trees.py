@@ -41,7 +41,7 @@ Tree = dict[str, Any]
 
 
 def layer_tree(value: Any, depth: int = 0) -> Tree | None:
-    """The leaves of one network of layers within one another, by dotted names; None where it is anything else.
+    """Return the leaves of one network of layers within one another, by dotted names; None where it is anything else.
 
     A mapping with dotted names is a state dict by itself, and no layer. What is empty is a layer without parameters.
     """
@@ -128,7 +128,7 @@ def are_networks(trees: Sequence[Tree]) -> bool:
 
 @lru_cache(maxsize=1024)
 def statistics_in(names: tuple[str, ...]) -> frozenset[str]:
-    """The names of tensors that Flax, Haiku and Keras 3 keep beside parameters.
+    """Return the names of tensors that Flax, Haiku and Keras 3 keep beside parameters.
 
     Examples
     --------
@@ -148,7 +148,7 @@ def statistics_in(names: tuple[str, ...]) -> frozenset[str]:
 
 
 def side_by_side(value: Any) -> dict[str, Tree]:
-    """The networks of a list whose items are lists of tensors or of layers each, by their places.
+    """Return the networks of a list whose items are lists of tensors or of layers each, by their places.
 
     Items with the same tensors are networks where these are more than those of one layer; keys of a mapping of such
     have numbers, as seeds or epochs have. Empty where it is anything else.
@@ -172,7 +172,7 @@ def side_by_side(value: Any) -> dict[str, Tree]:
 
 
 def signature(value: Any) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors in a state dict or in layers, by their names; of anything else none."""
+    """Return the shapes of the tensors in a state dict or in layers, by their names; of anything else none."""
     value = as_dict(value)
     if not isinstance(value, dict | list | tuple):
         return {}

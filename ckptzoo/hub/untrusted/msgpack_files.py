@@ -57,7 +57,7 @@ def _bounds(size: int) -> dict[str, int]:
 
 
 def _array(described: Any) -> NDArray[Any]:
-    """The array of a shape, the name of a dtype, and bytes."""
+    """Return the array of a shape, the name of a dtype, and bytes."""
     shape, name, content = described if isinstance(described, list) and len(described) == 3 else ((), None, b"")
     is_shape = isinstance(shape, list) and len(shape) <= MAX_DIMENSIONS
     if not is_shape or not all(type(length) is int and 0 <= length < 2**62 for length in shape):
@@ -86,7 +86,7 @@ def _joined(root: Any) -> Any:
 
 
 def _in_order(value: Any) -> list[Any]:
-    """A list, which Flax writes as a mapping of numbers."""
+    """Return a list, which Flax writes as a mapping of numbers."""
     if isinstance(value, dict):
         return [value[key] for key in sorted(value, key=lambda key: int(key) if str(key).isdecimal() else 0)]
     return list(value) if isinstance(value, list) else []

@@ -54,7 +54,7 @@ def read_npz(data: bytes, *, location: str, limits: Limits, strict: bool = True)
 
 
 def with_facts(items: Mapping[str, Any]) -> dict[str, Any]:
-    """The same, where a number without axes that is no tensor of a network is a plain value, such as an epoch.
+    """Return the same, where a number without axes that is no tensor of a network is a plain value, such as an epoch.
 
     A float is a tensor where it has the dtype of the others, and no name of a figure.
 
@@ -80,7 +80,7 @@ def with_facts(items: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_texts(content: bytes | memoryview) -> list[str] | None:
-    """A short array of texts; None for any other array."""
+    """Return a short array of texts; None for any other array."""
     stream = BytesIO(content)
     try:
         shape, _, dtype = _read_header(stream)
@@ -138,7 +138,7 @@ def read_arrays(data: bytes, *, location: str, limits: Limits, strict: bool) -> 
 def _read_array(
     content: bytes | memoryview, name: str, location: str, limits: Limits, *, strict: bool
 ) -> tuple[Any, int]:
-    """An array, and how many bytes are behind it."""
+    """Return an array, and how many bytes are behind it."""
     what = f"array {excerpt(name)!r}"
     stream = BytesIO(content)
     try:
@@ -168,7 +168,7 @@ def _read_array(
 
 
 def _objects(content: bytes | memoryview, what: str, location: str) -> Any:
-    """The objects of an array, which are a pickle: read as data, by the reader that imports nothing."""
+    """Return the objects of an array, which are a pickle: read as data, by the reader that imports nothing."""
     try:
         made = Unpickler(BytesIO(content)).load()
     except MemoryError:

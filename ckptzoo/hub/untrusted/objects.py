@@ -81,7 +81,7 @@ def is_figure_name(key: Any) -> bool:
 
 
 def number_list(key: Any, value: Any) -> np.ndarray[Any, Any] | None:
-    """The array that a list of numbers beside tensors stands for; None for figures, and for any other value.
+    """Return the array that a list of numbers beside tensors stands for; None for figures, and for any other value.
 
     Examples
     --------
@@ -137,7 +137,7 @@ def plain(value: Any, *, as_settings: bool = False) -> Any:
 
 
 def _described(value: Any) -> Any:
-    """A setting as Weights & Biases keeps it, with its description, as the setting alone."""
+    """Return a setting as Weights & Biases keeps it, with its description, as the setting alone."""
     return value["value"] if isinstance(value, dict) and value.keys() == {"desc", "value"} else value
 
 
@@ -234,7 +234,7 @@ def is_training_state(key: Any, value: Any) -> bool:
 
 
 def describe(value: Any) -> str:
-    """An untrusted value in a few words."""
+    """Return an untrusted value in a few words."""
     if (form := unread_form(value)) is not None:
         return form
     value = as_dict(value)

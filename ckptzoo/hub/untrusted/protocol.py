@@ -65,7 +65,7 @@ class WorkerResult:
     buffers: tuple[int, ...] = ()
 
     def state_dict(self, file: str, arrays: Sequence[NDArray[Any]]) -> StateDict:
-        """Names and arrays put together; a name whose array an earlier one has is an alias of that one."""
+        """Return names and arrays put together; a name whose array an earlier one has is an alias of that one."""
         first_names: dict[int, str] = {}
         tensors: dict[str, NDArray[Any]] = {}
         aliases: dict[str, str] = {}
@@ -85,12 +85,12 @@ FileAnswer = list[WorkerResult] | IntegrityError
 
 
 def encode_request(jobs: Sequence[Job], limits: Limits) -> bytes:
-    """The head of a request: the files' bytes follow it, in order."""
+    """Return the head of a request: the files' bytes follow it, in order."""
     return _frame({"files": [vars(job) for job in jobs], "limits": vars(limits)})
 
 
 def encode_answer(files: Sequence[FileAnswer], arrays: Sequence[NDArray[Any]]) -> bytes:
-    """The head of an answer: ``padded`` bytes of the arrays follow it, in order."""
+    """Return the head of an answer: ``padded`` bytes of the arrays follow it, in order."""
     described = [
         {
             "refused": [[item.what, item.expected, item.got, item.next_step] for item in file.problems][:20],
@@ -108,7 +108,7 @@ def encode_answer(files: Sequence[FileAnswer], arrays: Sequence[NDArray[Any]]) -
 
 
 def padded(arrays: Iterable[NDArray[Any]]) -> Iterable[bytes | memoryview]:
-    """The bytes of C-contiguous arrays as they follow an answer."""
+    """Yield the bytes of C-contiguous arrays as they follow an answer."""
     for array in arrays:
         yield array.reshape(-1).view(np.uint8).data if array.size else b""
         yield bytes(-array.nbytes % ALIGNMENT)

@@ -77,7 +77,7 @@ class _Answer:
         return answer
 
     def _add_state(self, state: StateCandidate, indices: dict[tuple[Any, ...], int], location: str) -> WorkerResult:
-        """Names with the indices of their arrays; tensors that share all their numbers have the same one."""
+        """Return names with the indices of their arrays; tensors that share all their numbers have the same one."""
         at: list[int] = []
         for name, tensor in state.tensors.items():
             key = tensor.identity if isinstance(tensor, Numbers) else (id(tensor),)
@@ -89,7 +89,7 @@ class _Answer:
         return WorkerResult(state.key, tuple(state.tensors), tuple(at), state.facts, state.left_out, buffers)
 
     def _without_masks(self, results: list[WorkerResult], location: str) -> list[WorkerResult]:
-        """The state dicts that are no masks; the others name these as left out."""
+        """Return the state dicts that are no masks; the others name these as left out."""
         name = location.rpartition("/")[2]
         masks = [item for item in results if is_mask([self.arrays[at] for at in item.tensor_indices], name)]
         if not masks:

@@ -77,7 +77,7 @@ class Run:
 
 
 def run_of(path: str) -> Run:
-    """The run of a file by its path.
+    """Return the run of a file by its path.
 
     Examples
     --------
@@ -122,7 +122,7 @@ def run_of(path: str) -> Run:
 
 
 def without_plain_name(name: str) -> str:
-    """A name without its last part where that says nothing about a run.
+    """Return a name without its last part where that says nothing about a run.
 
     >>> without_plain_name("seed0/model"), without_plain_name("gan")
     ('seed0', 'gan')
@@ -138,7 +138,7 @@ def _number(text: str) -> float:
 
 
 def without_suffixes(path: str) -> str:
-    """A path without the suffix of a checkpoint, and without that of the ImageNet example, ``.pth.tar``."""
+    """Return a path without the suffix of a checkpoint, and without that of the ImageNet example, ``.pth.tar``."""
     start = path.rpartition("/")[0]
     name = path[len(start) + 1 :] if start else path
     stem = name[:-8] if name.lower().endswith(".pth.tar") else name.rpartition(".")[0]
@@ -146,7 +146,7 @@ def without_suffixes(path: str) -> str:
 
 
 def id_of(path: str) -> str:
-    """The id of a file's checkpoint: all of its path without the suffix.
+    """Return the id of a file's checkpoint: all of its path without the suffix.
 
     >>> id_of("run 1/net 3.pth.tar")
     'run-1-net-3'
@@ -155,7 +155,7 @@ def id_of(path: str) -> str:
 
 
 def step_of(facts: Mapping[str, Any]) -> int | None:
-    """The optimiser steps that a file says it was saved at.
+    """Return the optimiser steps that a file says it was saved at.
 
     Examples
     --------
@@ -171,7 +171,7 @@ def step_of(facts: Mapping[str, Any]) -> int | None:
 
 
 def facts_of(path: str) -> dict[str, int]:
-    """The numbers beside words in a path that say which run of several a file is of.
+    """Return the numbers beside words in a path that say which run of several a file is of.
 
     Examples
     --------
@@ -191,7 +191,7 @@ def searched(pattern: re.Pattern[str], path: str) -> str | None:
 
 
 def identifier(text: str) -> str:
-    """A text as part of an id.
+    """Return a text as part of an id.
 
     >>> identifier("run 3/net"), identifier("мережа №2")
     ('run-3-net', 'мережа-2')

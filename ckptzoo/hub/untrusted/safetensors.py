@@ -91,7 +91,7 @@ def read_safetensors(
 
 
 def _entries(text: bytes, described: Mapping[str, Any], *, size: int, location: str) -> tuple[Entry, ...]:
-    """The header's entries, with any printable names.
+    """Return the header's entries, with any printable names.
 
     ``format.header`` takes only the names that a zoo allows: others are replaced for it, and put back afterwards.
     """
@@ -125,7 +125,7 @@ def _entries(text: bytes, described: Mapping[str, Any], *, size: int, location: 
 
 
 def _read_array(file: IO[bytes], entry: Entry, location: str) -> NDArray[Any]:
-    """A copy of one tensor's bytes."""
+    """Return a copy of one tensor's bytes."""
     raw = np.empty(entry.nbytes, np.uint8)
     view, done = raw.data, 0
     file.seek(entry.offset)

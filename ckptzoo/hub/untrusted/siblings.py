@@ -42,7 +42,7 @@ _MANY = 4
 
 
 def about_weights(items: Sequence[tuple[Any, Any]]) -> dict[int, str]:
-    """The places of entries that hold numbers about the weights beside them, and what they are.
+    """Return the places of entries that hold numbers about the weights beside them, and what they are.
 
     Examples
     --------

@@ -139,7 +139,7 @@ def _may_be_layers(key: Any, value: Any) -> bool:
 def _facts_near(
     facts: Mapping[tuple[str, ...], Fact], path: tuple[str, ...], paths: Sequence[tuple[str, ...]]
 ) -> dict[str, Fact]:
-    """The facts to which no other state dict is nearer, by their names below what they share with its path."""
+    """Return the facts to which no other state dict is nearer, by their names below what they share with its path."""
     found: dict[str, Fact] = {}
     for name, value in facts.items():
         shared = _shared(name, path)
@@ -304,7 +304,7 @@ class _Search:
         return self.contains_known[id(value)]
 
     def key_text(self, key: Any) -> str:
-        """A key as a text."""
+        """Return a key as a text."""
         text = str(key) if isinstance(key, int) else key
         if (odd := name_error(text)) is not None:
             reject(self.location, "name", "a printable text", odd, "Save it again under plain names.")
@@ -344,7 +344,7 @@ class _Search:
         self.states.append((path, tensors, buffers))
 
     def tensors_of(self, name: str, item: Any) -> dict[str, Any]:
-        """The tensors that an entry of a state dict stands for: itself, a list of numbers, a list of tensors."""
+        """Return the tensors that an entry of a state dict stands for: itself, a list of numbers, a list of tensors."""
         if (form := unread_form(item)) is not None:
             self.refuse_form(name, form)
         if is_tensor(item):

@@ -96,7 +96,7 @@ class Sparse(Numbers):
 
 
 def _summed(indices: NDArray[Any], values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """The dense array of values at indices ``(dimensions, n)``."""
+    """Return the dense array of values at indices ``(dimensions, n)``."""
     if (
         indices.ndim != 2
         or len(indices) > len(shape)
@@ -192,7 +192,7 @@ for _kind in ("coo", "csr", "csc"):
 
 
 def unread_form(value: Any) -> str | None:
-    """The form of a tensor whose numbers are not read; None for what is none.
+    """Return the form of a tensor whose numbers are not read; None for what is none.
 
     Examples
     --------

@@ -82,7 +82,7 @@ class Inert:
 
 @lru_cache(maxsize=4096)
 def class_named(name: str) -> type[Inert]:
-    """A class for a name that is not known; the same one for all files, which cannot change it."""
+    """Return a class for a name that is not known; the same one for all files, which cannot change it."""
     return type("Inert", (Inert,), {"__slots__": (), "name": name, "__doc__": None})
 
 
@@ -190,7 +190,7 @@ class Tensor(Numbers):
         return id(self.storage), self.storage.nbytes
 
     def read(self) -> NDArray[Any]:
-        """A view of the storage."""
+        """Return a view of the storage."""
         if self._dtype not in ITEMSIZE:
             raise InertError("dtype", "one of " + ", ".join(ITEMSIZE), self._dtype)
         dtype = numpy_dtype(self._dtype)
@@ -262,7 +262,7 @@ class Array(_Stated, Numbers):
         return id(data), len(data) if isinstance(data, str | bytes | bytearray) else 0
 
     def read(self) -> NDArray[Any]:
-        """The array in this machine's byte order."""
+        """Return the array in this machine's byte order."""
         shape, dtype, fortran, data = self._state
         if self.dtype not in ITEMSIZE:
             raise InertError("dtype", "one of " + ", ".join(ITEMSIZE), self.dtype)
@@ -316,7 +316,7 @@ class DType:
 
 
 def bytes_of(value: Any) -> bytes:
-    """Bytes of a pickle; those of Python 2 come as texts with surrogates."""
+    """Return bytes of a pickle; those of Python 2 come as texts with surrogates."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape")
     if not isinstance(value, bytes | bytearray):
@@ -335,7 +335,7 @@ def are_naturals(value: Any) -> bool:
 
 
 def described(value: Any) -> str:
-    """An untrusted value in a few characters; containers, which may be endless, by their type."""
+    """Return an untrusted value in a few characters; containers, which may be endless, by their type."""
     if isinstance(value, str) or (type(value) is int and abs(value) < 2**64):
         return str(value)[:80]
     if isinstance(value, tuple) and len(value) < 9 and all(type(one) is int and abs(one) < 2**64 for one in value):

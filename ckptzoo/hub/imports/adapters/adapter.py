@@ -211,7 +211,7 @@ class Adapter(Protocol):
 
 
 def every_state(states: Sequence[StateDict]) -> Sequence[Picked]:
-    """Every state dict of a file; the suffix is its key."""
+    """Return every state dict of a file; the suffix is its key."""
     return [
         Picked(state.source.partition("#")[2], state.tensors, ties=state.aliases, buffers=state.buffers)
         for state in states
@@ -219,7 +219,7 @@ def every_state(states: Sequence[StateDict]) -> Sequence[Picked]:
 
 
 def checkpoint_id(member: str, step: int | None, suffix: str = "") -> str:
-    """The id of a member's checkpoint.
+    """Return the id of a member's checkpoint.
 
     >>> checkpoint_id("run3", 40), checkpoint_id("run3", None, "ema")
     ('run3@40', 'run3/ema')

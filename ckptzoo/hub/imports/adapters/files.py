@@ -73,7 +73,7 @@ class Files:
         return True
 
     def checkpoints(self, source: OpenedSource, options: Options) -> Iterator[Found | PassedOver | Broken]:
-        """Every file whose form is read; shards, and arrays of one folder, as one file."""
+        """Yield every file whose form is read; shards, and arrays of one folder, as one file."""
         reading = _Reading.of(source.name, options, SideFiles(source))
         yield from reading.beside.passed_over
         shards, arrays = Shards(source.address), ArrayFolders()
@@ -142,13 +142,13 @@ class _Reading:
         return cls(source, options, _Rows(options.metadata), slices, member, step, beside)
 
     def joined(self, whole: Whole) -> Found:
-        """The arrays of a folder as one network."""
+        """Return the arrays of a folder as one network."""
         return self.found(whole.path, whole.size, whole.read, "arrays of numpy.save, a tensor each", whole.parts)
 
     def found(
         self, path: str, size: int, read: Callable[[], Sequence[bytes]], form: str, parts: Sequence[str] = ()
     ) -> Found:
-        """A file, with its run and its facts."""
+        """Return a file, with its run and its facts."""
         facts = {**self.beside.of(path), **self.rows.of(path)}
         is_named = self.member is not None or "member" in facts
         run = self.run(path, facts)
@@ -175,7 +175,7 @@ class _Reading:
         return Found(path, member, run.step, row, size, read, pick, name, form, parts)
 
     def run(self, path: str, facts: dict[str, Any]) -> Run:
-        """The run of a file: as a row of ``--metadata`` says, else as a pattern finds, else as its path says."""
+        """Return the run of a file: as a row of ``--metadata`` says, else as a pattern finds, else as its path says."""
         by_path = run_of(path)
         member, step = facts.pop("member", None), facts.pop("step", step_of(facts))
         if member is None and self.member is not None:
@@ -320,7 +320,7 @@ _MOMENTS = re.compile(r"(?<![a-z])(best|init|initial)(?![a-z])")
 
 
 def _at_its_moment(picked: Picked, *, is_first: bool) -> Picked:
-    """A checkpoint without the facts that are about the time at which its file was written."""
+    """Return a checkpoint without the facts that are about the time at which its file was written."""
     row = {name: value for name, value in picked.row.items() if not name.startswith(("claimed_", "epoch", "step"))}
     best = picked.row.get("extra", {}).get("best_epoch")
     if is_first or type(best) in (int, float):
@@ -371,7 +371,7 @@ class _Rows:
         self.rows, self.unused = metadata, set(metadata or ())
 
     def of(self, path: str) -> Mapping[str, Any]:
-        """The row of a file."""
+        """Return the row of a file."""
         if self.rows is None:
             return {}
         key = next(

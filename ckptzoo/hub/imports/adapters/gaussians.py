@@ -193,7 +193,7 @@ def _of_parameters(
 
 
 def _deviation_of(tensors: Arrays, name: str, word: str, facts: Mapping[str, Any], path: str) -> NDArray[Any]:
-    """The standard deviation that a parameter stands for."""
+    """Return the standard deviation that a parameter stands for."""
     array = tensors[name]
     if name.endswith(_UNCONSTRAINED):
         got = "the value before its constraint, which the file does not name"
@@ -269,7 +269,7 @@ _LAPLACE = "of the Laplace approximation the deviations of each weight are kept,
 
 
 def moments_of(tensors: Arrays, facts: Mapping[str, Any], path: str) -> Moments | None:
-    """The moments of a posterior that are vectors; None where tensors are others.
+    """Return the moments of a posterior that are vectors; None where tensors are others.
 
     Notes
     -----

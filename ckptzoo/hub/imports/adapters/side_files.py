@@ -109,7 +109,7 @@ class SideFiles:
 
 
 def _few(content: Mapping[str, Any], depth: int = 0, left: list[int] | None = None) -> Iterator[tuple[str, Any]]:
-    """The settings among the entries: plain values, short lists of them, and mappings of a few such."""
+    """Yield the settings among the entries: plain values, short lists of them, and mappings of a few such."""
     left = [_MAX_FACTS] if left is None else left
     for name, value in content.items():
         if isinstance(value, Mapping):

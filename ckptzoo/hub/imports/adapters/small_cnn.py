@@ -39,7 +39,7 @@ class SmallCnn:
         return {_WEIGHTS, _LAYOUT} <= names
 
     def checkpoints(self, source: Source, options: Options) -> Iterator[FoundArrays]:
-        """The rows of the matrix, some megabytes at a time."""
+        """Yield the rows of the matrix, some megabytes at a time."""
         texts, _ = side_files(source, lambda path: path.rpartition("/")[2] in (_LAYOUT, *_METRICS))
         by_name = {path.rpartition("/")[2]: (path, data) for path, data in texts.items()}
         metrics = next((by_name[name] for name in _METRICS if name in by_name), None)

@@ -62,7 +62,7 @@ class FoundZoo:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search found.
+    """The result of a search.
 
     Parameters
     ----------

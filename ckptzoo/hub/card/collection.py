@@ -135,7 +135,7 @@ def _line(folder: str, zoo: Zoo, licences: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _licence(card: Card, licences: Mapping[str, tuple[str, ...]]) -> str:
-    """Which licence a checkpoint has; that of the collection holds for zoos that state none."""
+    """Return a checkpoint's licence; that of the collection holds for zoos that state none."""
     text = "Each checkpoint has the licence that its row names, else that of its zoo; the table shows them."
     without = [folder for folder, names in licences.items() if not names]
     if without and (own := card.license.strip()):

@@ -1,4 +1,6 @@
-"""What a zoo holds, as sections of its page: overview, variants, predictions, tensors, accuracies with histograms."""
+"""The sections of a page about a zoo's content: overview, variants, predictions, tensors, accuracies with
+histograms.
+"""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +26,7 @@ from ckptzoo.text import counted, size
 MAX_TENSORS = 24
 """Architectures with more tensors show a line for each block, and every tensor behind a fold."""
 MAX_FOLDED = 400
-"""Tensors behind the fold."""
+"""The largest number of tensors behind the fold."""
 MAX_VARIANTS = 32
 MAX_METHODS = 32
 MAX_FIGURE = 1e9
@@ -104,7 +106,7 @@ def _not_held(zoo: Zoo) -> str:
 
 
 def _exceptions(zoo: Zoo) -> str:
-    """How many checkpoints diverged, are not finite, or are retracted."""
+    """Count the checkpoints that diverged, are not finite, or are retracted."""
     rows = zoo.metadata
     numbers = (
         (int(flags(rows, "diverged").sum()), "diverged"),
@@ -312,7 +314,7 @@ QUALITIES = (
     Quality("test_accuracy", "claimed_test_accuracy", "test accuracy", 100, " %"),
     Quality("test_loss", "claimed_test_loss", "test loss"),
 )
-"""What the page shows a histogram of: the first that is known of any checkpoint."""
+"""Qualities with a histogram on the page, which shows the first that is known of any checkpoint."""
 
 
 def quality_of(rows: pa.Table) -> Quality | None:
@@ -466,7 +468,7 @@ def format_range(low: float, high: float) -> str:
 
 
 def counts(column: pa.ChunkedArray) -> dict[str, int]:
-    """How often each text is in a column, the most frequent first; nulls are left out."""
+    """Count each text in a column, the most frequent first; nulls are left out."""
     numbers = {str(item["values"].as_py()): item["counts"].as_py() for item in column.drop_null().value_counts()}
     return dict(sorted(numbers.items(), key=lambda item: (-item[1], item[0])))
 

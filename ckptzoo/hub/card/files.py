@@ -53,7 +53,7 @@ def card_of(zoo: Zoo) -> Card:
 
 
 def card_in(files: Files) -> Card:
-    """As ``card_of``, from the files of a zoo that is not opened.
+    """Return the card as ``card_of`` does, from the files of a zoo that is not opened.
 
     Parameters
     ----------

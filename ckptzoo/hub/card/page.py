@@ -153,7 +153,7 @@ def folder_name(name: str) -> str:
 
 
 def markdown(text: str) -> str:
-    """What a person wrote in Markdown, with plain line ends."""
+    """Return a person's Markdown with plain line ends."""
     return text.replace("\r\n", "\n").replace("\r", "\n").strip()
 
 
@@ -269,7 +269,7 @@ def licence(card: Card, rows: pa.Table) -> str:
 
 
 def contributors(card: Card, rows: pa.Table) -> str:
-    """Who made the zoo and who contributed checkpoints, with their licences and sources; may be empty."""
+    """Name those who made the zoo and who contributed checkpoints, with licences and sources; may be empty."""
     text = [f"Made by {', '.join(map(plain, card.authors))}."] if card.authors else []
     names, numbers = rows["contributor"].to_pylist(), counts(rows["contributor"])
     lines: list[tuple[str, ...]] = []

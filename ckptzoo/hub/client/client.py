@@ -266,7 +266,7 @@ class Client(Connection):
         return self.ask(call, self.address(repo), f"revision {revision}")
 
     def find(self, repo: str, revision: str = MAIN) -> Listing | None:
-        """As ``listing``; None where there is none."""
+        """Return the ``listing``; None where there is none."""
         with contextlib.suppress(NotThereError):
             return self.listing(repo, revision)
         return None

@@ -1,4 +1,4 @@
-"""How often a request to a hub is tried again (``HubRetryPolicy``), and which HubError each of its failures becomes.
+"""Retries of requests to a hub (``HubRetryPolicy``), and the HubError for each kind of failure.
 
 Everything that asks a hub through its client library does it by ``call_with_retry``.
 """

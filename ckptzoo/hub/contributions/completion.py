@@ -1,6 +1,6 @@
-"""What a merged contribution leaves to do: figures that its review measured, its variants and predictions, the page.
+"""Completes a merged contribution: figures that its review measured, its variants and predictions, the page.
 
-What the zoo has already is left as it is, so that the same may be done again.
+What the zoo has stays as it is, so that the same call can be repeated.
 """
 
 import math

@@ -136,7 +136,7 @@ def _checkpoint(batch: IngestedBatch, row_index: int) -> dict[str, NDArray[Any]]
 
 
 def _evaluation(row: Row, submission: Submission, target: TargetZoo | None) -> Evaluation | None:
-    """How a row is evaluated: as the contribution says, else the row, else the zoo's rows of the same recipe."""
+    """Return how a row is evaluated: as the contribution says, else the row, else the zoo's rows of the same recipe."""
     if submission.evaluation is not None:
         return submission.evaluation
     evaluation = evaluation_of(row["extra"], row.get("dataset"))
@@ -264,9 +264,9 @@ def contribute(
 
 
 def _namespace(client: Client, submission: Submission, *, dry_run: bool) -> str:
-    """What ids and members begin with, before a slash: the account's name, which reviews ask for.
+    """Return the start of ids and members, before a slash: the account's name, which reviews ask for.
 
-    A dry run without a token has the name of the card instead.
+    A dry run without a token uses the name of the card instead.
     """
     try:
         return client.whoami().name.lower()
@@ -351,7 +351,7 @@ def misfit(ingestor: Ingestor, arch: Architecture, module: str | Factory | None)
 def _with_status(
     contribution: Contribution, client: Client, repo: str, target: TargetZoo, listing: Listing
 ) -> Contribution:
-    """With status ``merged`` or ``open`` where the same checkpoints are there, ``refused`` if a check failed."""
+    """Set status ``merged`` or ``open`` where the same checkpoints exist, ``refused`` if a check failed."""
     assert contribution.folder is not None
     units = set(ckptzoo.open(contribution.folder).metadata["unit"].to_pylist())
     if units <= target.units:

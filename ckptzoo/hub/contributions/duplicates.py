@@ -17,7 +17,7 @@ from ckptzoo.symmetry.identity.index import Index
 from ckptzoo.text import counted
 
 _COUNTER = "num_batches_tracked"
-"""How the names of BatchNorm's counters end in torch; they do not enter the outputs in evaluation mode."""
+"""The end of the names of BatchNorm's counters in torch; they do not enter the outputs in evaluation mode."""
 _KIND = f"{CANONICAL}-{GAUGES[CANONICAL].version}:{PRECISION:g}:"
 """Start of the fingerprints of this version; others cannot be compared with them."""
 

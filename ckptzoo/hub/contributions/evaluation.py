@@ -1,8 +1,8 @@
-"""How networks are evaluated, and their figures on a test set.
+"""The evaluation of networks, and their figures on a test set.
 
-``Evaluation`` names a test set and the scaling of its pixels; an ``Evaluator`` measures checkpoints of one architecture
-with it or with labelled inputs of one's own, one after another, with torch; an ``EvaluatorPool`` keeps those that a
-contribution needs.
+``Evaluation`` names a test set and the scaling of its pixels; an ``Evaluator`` measures checkpoints of one
+architecture with it or with labelled inputs of one's own, one after another, with torch; an ``EvaluatorPool``
+keeps those that a contribution needs.
 """
 
 import importlib.util
@@ -205,7 +205,7 @@ def network_factory(arch: Architecture, module: str | Factory | None) -> Factory
 
 
 def own_network(arch: Architecture, module: str | Factory | None) -> "nn.Module | None":
-    """Return the network that the user names; None where none is named. See ``network_factory``."""
+    """Return the network that the user names, by ``network_factory``; None where none is named."""
     factory = None if module is None else network_factory(arch, module)
     return None if factory is None else factory()
 

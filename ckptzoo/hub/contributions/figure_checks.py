@@ -15,7 +15,7 @@ STATED_TOLERANCE = 1e-3
 """Largest difference between a measured figure that a row states and one measured here, as machines round; of a loss
 also as a share of it."""
 CLAIMED_TOLERANCE = 5e-3
-"""The same for what is claimed, as people round."""
+"""The same for claimed figures, as people round."""
 _NO_CROSS_ENTROPY = (
     "a file's test loss, which need not be the mean cross entropy in nats; claimed_test_loss in contribution.toml is"
 )
@@ -79,7 +79,7 @@ def check_loss(zoo: Zoo, measured: Mapping[str, Figures]) -> Check | None:
 
 
 def _differing(name: str, said: Mapping[str, float | None], measured: float, *, share: float) -> Iterable[str]:
-    """Return figures that differ from what was measured by more than their tolerance, which grows by ``share`` of
+    """Yield figures that differ from what was measured by more than their tolerance, which grows by ``share`` of
     itself for each unit of the measured value.
     """
     for column, value in said.items():

@@ -23,7 +23,7 @@ _VALUES = {"string": str, "int64": int, "float64": float}
 
 @dataclass(frozen=True)
 class FilePattern:
-    """How files are named.
+    """The pattern of files' names.
 
     >>> FilePattern.parse("{member}-checkpoint-{epoch}.pt").columns("run7-checkpoint-30.pt")
     {'member': 'run7', 'epoch': 30.0}

@@ -76,7 +76,8 @@ def nearest_names(given: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> di
 
 
 def similarity(left: str, right: str) -> float:
-    """How similar two names are, 0 to 2: ``difflib``'s mean ratio over words and letters, and 1 for the same last word.
+    """Rate the similarity of two names, 0 to 2: ``difflib``'s mean ratio over words and letters, and 1 for the same
+    last word.
 
     >>> similarity("conv1.weight", "conv1.weight")
     2.0

@@ -22,7 +22,7 @@ MAX_ROWS = 50
 """Checkpoints that a table lists."""
 _HEADER = ("checkpoint", "claimed", "stated", "measured", "finite", "copy of")
 _LOSSES = ("claimed loss", "measured loss")
-"""Columns behind ``measured`` where a loss is claimed."""
+"""Columns after ``measured`` where a loss is claimed."""
 _TEXTS = ("checkpoint", "finite", "copy of")
 _CHECK_HEADER = ("check", "outcome", "detail")
 

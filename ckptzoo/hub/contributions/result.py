@@ -24,7 +24,7 @@ from ckptzoo.text import counted, excerpt, shortened, size
 
 @dataclass(frozen=True)
 class Contribution(PrintedResult):
-    """What ``contribute`` made of files, and where it went.
+    """The result of ``contribute``: the part, and where it went.
 
     Parameters
     ----------

@@ -63,14 +63,14 @@ _PART_FILE = re.compile(
     rf"{layout.PARTS}/({layout.PART_NAME.pattern})/"
     rf"({re.escape(layout.METADATA)}|{re.escape(layout.INDEX)}|{layout.RAW}-\d{{2,6}}\.safetensors)"
 )
-"""What a contribution may add. Nothing else is ever written to this machine."""
+"""The files that a contribution may add; nothing else is ever written to this machine."""
 _PIECE_BYTES = 16 * 2**20
 """Bytes of a file that are fetched at a time."""
 
 
 @dataclass(frozen=True)
 class Review(PrintedResult):
-    """What was found in a pull request.
+    """The result of a review of a pull request.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ class Review(PrintedResult):
 
     @property
     def verdict(self) -> str:
-        """How many checks failed and which were not done, in a sentence; another where claims were not measured."""
+        """Say how many checks failed and which were not done, in a sentence; another where claims were not measured."""
         failed = failures(self.checks)
         outcome = f"{counted(len(failed), 'check')} of {len(self.checks)} failed" if failed else "nothing failed"
         return f"{outcome}{undone_checks(self.checks)}. {unmeasured(self.checks, self.entries)}".rstrip()

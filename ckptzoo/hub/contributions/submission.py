@@ -17,7 +17,7 @@ from ckptzoo.image_sets.evaluation import Evaluation, finite_numbers
 from ckptzoo.schema.metadata import COLUMNS
 
 MEASURED = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "test_nll", "test_brier", "test_ece")
-"""Columns that nobody may claim: the program that writes the zoo measures them."""
+"""Columns that no contributor may claim: the program that writes the zoo measures them."""
 _FOLLOWING = ("id", "unit", "finite", "recipe_digest", "dataset_digest")
 """Columns that are not given as defaults of all checkpoints, or that follow from others."""
 _OF_ONE = ("member", "draw")
@@ -102,7 +102,7 @@ class Submission:
 
     @property
     def namespace(self) -> str:
-        """What ids of the contributor's checkpoints begin with, before a slash: the name in small letters."""
+        """The start of ids of the contributor's checkpoints, before a slash: the name in small letters."""
         letters = re.sub(r"[^a-z0-9]+", "-", self.defaults["contributor"].lower()).strip("-")
         return letters[:_MAX_NAMESPACE].rstrip("-") or "contributor"
 
@@ -190,7 +190,7 @@ def _unknown_keys(content: Mapping[str, Any], known: tuple[str, ...], location: 
 
 
 def _column_problems(location: str, key: str, value: Any) -> Iterator[Problem]:
-    """What is wrong with a column's value: its type or its range."""
+    """Return what is wrong with a column's value: its type or its range."""
     if key == "extra":
         if not isinstance(value, dict) or any(item is not None for item in _not_json(value)):
             yield Problem(location, key, "a table of texts, numbers and lists", repr(value)[:80], _STEP)

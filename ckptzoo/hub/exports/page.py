@@ -1,4 +1,4 @@
-"""What is said of an exported checkpoint: the metadata of a file, ``config.json`` and ``README.md`` of a folder."""
+"""The documents of an exported checkpoint: the metadata of a file, ``config.json`` and ``README.md`` of a folder."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -90,7 +90,7 @@ def _card(zoo: Zoo) -> Card:
 
 
 def _origin(zoo: Zoo, card: Card) -> Document:
-    """Where a zoo is, for readers on other machines: no path of this one."""
+    """Return a zoo's address for readers on other machines: no path of this one."""
     address = card.repository if zoo.contents.files.here is not None else zoo.address
     return {"name": zoo.name, "address": address, "revision": zoo.revision}
 

@@ -187,7 +187,7 @@ class _Job:
 
 
 def _check_folder(target: Path, real: Path, zoo: Zoo, *, force: bool) -> None:
-    """Refuse files, folders that are not empty, and those that nobody means to lose, by ``ZooError``."""
+    """Refuse files, folders that are not empty, and folders whose loss nobody intends, by ``ZooError``."""
     if not real.exists():
         return
     if not real.is_dir():

@@ -16,7 +16,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def names_of(arch: Architecture) -> dict[str, Tensor]:
-    """Return every name of a state dict to the tensor that it has; tied tensors have several, one behind the other."""
+    """Map every name of a state dict to the tensor that it has; tied tensors have several, one after the other."""
     return {name: tensor for tensor in arch.tensors for name in (tensor.name, *tensor.aliases)}
 
 

@@ -106,7 +106,7 @@ _Compute = Callable[..., NDArray[Any] | None]
 
 @dataclass(frozen=True)
 class _Rule:
-    """A tensor that is computed: the rule, and the tensors that the rule takes."""
+    """A tensor that is computed, and the tensors ``parts`` that it is computed from."""
 
     name: str
     parts: tuple[str, ...]
@@ -162,7 +162,9 @@ def _plan(described: tuple[tuple[str, tuple[int, ...]], ...]) -> _Plan | None:
 
 
 def _weights_first(names: Sequence[str], computed: set[str]) -> list[str]:
-    """Names in order, computed ones before what is beside them: torch puts the parts of a weight behind its bias."""
+    """Order names so that computed ones precede what is beside them: torch puts the parts of a weight after its
+    bias.
+    """
     by_module: dict[str, list[str]] = {}
     for name in names:
         by_module.setdefault(name.rpartition(".")[0], []).append(name)
@@ -179,7 +181,7 @@ def _weights_first(names: Sequence[str], computed: set[str]) -> list[str]:
 
 
 def _final(name: str, rules: Sequence[_Rule]) -> str:
-    """Return the tensor that remains of one that further rules took."""
+    """Follow a tensor through the rules that take it, to the name of the last one computed."""
     for rule in rules:
         if name in rule.parts:
             name = rule.name

@@ -1,4 +1,4 @@
-"""What ``ckptzoo export`` says of a checkpoint, in its ``config.json`` or in the header of its file, as a row again."""
+"""Restores the row of a checkpoint that ``ckptzoo export`` wrote, from ``config.json`` or the header of its file."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What other programs note about their checkpoints, as columns of a zoo's rows."""
+"""Converts the notes of other programs about their checkpoints into columns of a zoo's rows."""
 
 import math
 import re

@@ -23,7 +23,7 @@ _NAME = re.compile(
     rf"(?P<packed>{'|'.join(map(re.escape, SUFFIXES))})?",
     re.IGNORECASE,
 )
-"""A file's name: transformers writes the number of a shard before the precision, diffusers behind it."""
+"""A file's name: transformers writes the number of a shard before the precision, diffusers after it."""
 _PUBLISHED = {
     "model": ("model", (".safetensors",)), "pytorch_model": ("model", (".bin",)), "tf_model": ("model", (".h5",)),
     "flax_model": ("model", (".msgpack",)), "rust_model": ("model", (".ot",)),
@@ -33,7 +33,9 @@ _PUBLISHED = {
     "open_clip_model": ("open_clip", (".safetensors",)),
     "open_clip_pytorch_model": ("open_clip", (".safetensors", ".bin")),
 }  # fmt: skip
-"""What transformers, PEFT, diffusers and open_clip call the network of a folder in each of their formats."""
+"""Names by which transformers, PEFT, diffusers and open_clip publish the network of a folder in each of their
+formats.
+"""
 _ORIGINAL = re.compile(r"(?:original/)?consolidated(?:\.\d+)?\.(?:pth|pt|safetensors)")
 """Weights as the authors' own program keeps them, beside those of transformers, or in a folder there."""
 _CHOICES = re.compile(rf"(?:^|/)(?:{'|'.join(_PUBLISHED)}|consolidated)[.-]|rank_|model_part-|-rank-")

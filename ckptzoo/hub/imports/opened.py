@@ -34,7 +34,7 @@ _JUNK = re.compile(
     r"(^|/)(__MACOSX|\.ipynb_checkpoints|\.git|\.svn|\.hg|__pycache__|@eaDir|\.Trash[^/]*|\.cache/huggingface)/"
     r"|(^|/)(\._|\.#|\.nfs|\.~lock|#[^/]*#$)|(^|/)(\.DS_Store|Thumbs\.db|desktop\.ini)$|~$|(^|/)\.[^/]*\.sw[a-p]$"
 )
-"""What systems, notebooks, editors and version control leave beside files."""
+"""Files that systems, notebooks, editors and version control leave beside others."""
 _MARKS = re.compile(r"__|/\.|[~#@]|humbs|desktop")
 """One of these is in every such path that does not begin with a dot."""
 JUNK = "left by a system, a notebook or an editor"
@@ -357,7 +357,6 @@ class _Counted(io.RawIOBase):
         self._stream, self.count = stream, 0
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def readinto(self, buffer: Any) -> int:

@@ -36,7 +36,7 @@ def first_bytes(packed: IO[bytes], form: str, count: int) -> bytes:
 
 
 class _ZlibFile(io.RawIOBase):
-    """What is packed in a stream of zlib, as joblib writes it."""
+    """The content of a stream of zlib, as joblib writes it."""
 
     def __init__(self, packed: IO[bytes]) -> None:
         self._packed, self._unpacker = packed, zlib.decompressobj()
@@ -59,7 +59,7 @@ class _ZlibFile(io.RawIOBase):
 
 
 class XzFile(io.RawIOBase):
-    """The content of a file of xz or lzma streams, one behind another; unlike ``lzma.open``, in bounded memory."""
+    """The content of a file of xz or lzma streams in sequence; unlike ``lzma.open``, in bounded memory."""
 
     def __init__(self, packed: IO[bytes]) -> None:
         self._packed, self._data = packed, b""
@@ -84,7 +84,7 @@ class XzFile(io.RawIOBase):
         return len(unpacked)
 
     def _begin_stream(self) -> bool:
-        """Begin with the next stream where one has ended; False behind the last. Zeros may be between them."""
+        """Begin the next stream where one has ended; False after the last. Zeros may be between them."""
         if not self._unpacker.eof:
             return True
         self._data = self._unpacker.unused_data.lstrip(b"\0")

@@ -20,7 +20,7 @@ Contents = tuple[Found, Sequence[bytes]]
 _CUT = (
     "mp_world_size", "args.model_parallel_size", "args.tensor_model_parallel_size", "args.pipeline_model_parallel_size",
 )  # fmt: skip
-"""How DeepSpeed and Megatron say in every part for how many devices a network was cut."""
+"""Keys by which DeepSpeed and Megatron say in every part for how many devices a network was cut."""
 
 
 class Reader:
@@ -89,9 +89,10 @@ def _devices(state: StateDict) -> int | None:
 
 
 def differences(kept: States, other: States) -> tuple[int, int]:
-    """How many tensors of a file differ from those of another one of its network, and how many can be compared.
+    """Count the tensors of a file that differ from those of another one of its network, and those that can be
+    compared.
 
-    Those can that have the same name and shape; numbers are compared in the precision of the other file.
+    Tensors of the same name and shape can be; numbers are compared in the precision of the other file.
     """
     pairs = [
         (one.tensors[name], array)

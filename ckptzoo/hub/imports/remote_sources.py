@@ -1,6 +1,6 @@
-"""Sources on other machines: files behind a web server with ranges, and repositories of a hub.
+"""Sources on other machines: files on a web server with ranges, and repositories of a hub.
 
-Nothing is stored here: archives are read as they arrive, and a transfer that breaks off goes on at its next byte.
+Nothing is stored here: archives are read as they arrive, and an interrupted transfer continues at its next byte.
 """
 
 import io

@@ -16,7 +16,7 @@ _MAX_LISTED = 20
 
 @dataclass(frozen=True)
 class ImportResult(PrintedResult):
-    """What an import did.
+    """The result of an import.
 
     Parameters
     ----------

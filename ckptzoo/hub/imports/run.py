@@ -189,14 +189,14 @@ def _check_scaling(scaling: tuple[Sequence[float], Sequence[float]]) -> None:
 
 
 def report_path(folder: Path) -> Path:
-    """Where the report of an import is written, beside the zoo."""
+    """Return the path of an import's report, beside the zoo."""
     return folder.with_name(f"{folder.name}-import-report.json")
 
 
 def _tracer(
     module: str | Factory | Sequence[str | Factory] | None,
 ) -> Callable[[Architecture], Symmetry | None] | None:
-    """Return the function that makes symmetry tables, which all modules share."""
+    """Return a function that makes the symmetry table that all modules share; None without a module."""
     modules = [] if module is None else [module] if isinstance(module, str) or callable(module) else list(module)
 
     def symmetry_of(arch: Architecture) -> Symmetry | None:
@@ -235,7 +235,7 @@ def _with_tensors_of(arch: Architecture, factory: Factory) -> "nn.Module":
 @dataclass
 class _Batch:
     found: list[list[Contents]] = field(default_factory=list)
-    """Files, each with those behind it that may hold its network in other formats."""
+    """Files, each followed by those that may hold its network in other formats."""
     nbytes: int = 0
     ends_member: bool = False
 
@@ -596,7 +596,7 @@ class _Importer:
 
 
 def _order(form: Form | None) -> int:
-    """Where a file stands among those of which none is read: networks of other programs, others, texts."""
+    """Return a file's rank among those of which none is read: networks of other programs, others, texts."""
     return 1 if form is None or form.is_read else 2 if form.is_text else 0 if form.next_step else 1
 
 

@@ -93,7 +93,7 @@ def fit(saved: Saved, arch: Architecture, table: Mapping[str, str]) -> Fit | Non
 
 
 def _second_names(saved: Saved) -> list[Mapping[str, str]]:
-    """Yield what may be left out of a state dict: nothing, or the second names of tied tensors."""
+    """Return what may be left out of a state dict: nothing, or the second names of tied tensors."""
     ties = ties_of([saved])
     return [{}, ties] if ties else [{}]
 

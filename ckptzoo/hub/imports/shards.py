@@ -91,7 +91,7 @@ class Shards:
         return Whole(f"{key[0]}{key[1]}", size, read, [shard.path for shard in whole])
 
     def missing(self) -> Iterator[tuple[IntegrityError, list[str]]]:
-        """Return for each network with missing shards the first of these, and the paths of its other shards."""
+        """Yield for each network with missing shards the first of these, and the paths of its other shards."""
         for (stem, suffix, count), shards in self._held.items():
             missing = next(number for number in range(1, count + 1) if number not in shards)
             step = "Fetch the missing ones, or leave this network out."

@@ -1,4 +1,4 @@
-"""Where checkpoints are imported from: folders, files, tar and zip archives, read member by member, never unpacked."""
+"""Sources of an import: folders, files, tar and zip archives, read member by member, never unpacked."""
 
 import errno
 import io

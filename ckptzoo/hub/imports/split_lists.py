@@ -43,7 +43,7 @@ def import_split(
     *,
     allow_shared_members: bool = False,
 ) -> ListSplit:
-    """Write a split of a zoo from lists that somebody published.
+    """Write a split of a zoo from published lists.
 
     Parameters
     ----------

@@ -101,7 +101,7 @@ def number(text: str) -> Any:
 
 @dataclass(frozen=True)
 class Slice:
-    """Where in a vector a tensor is: ``start`` to ``stop``, with this shape."""
+    """The range of a tensor in a vector, ``start`` to ``stop``, with this shape."""
 
     name: str
     start: int

@@ -1,7 +1,9 @@
-"""Tar archives that nobody vouches for, read in order from a stream, with a bound on everything that a header declares.
+"""Untrusted tar archives, read in order from a stream, with a bound on everything that a header declares.
 
-``tarfile`` reads long names, pax headers and sparse maps whole, of whatever size, calls itself for the header behind
-each, searches pax headers in quadratic time (before Python 3.11.10 and 3.12.6), and takes a damaged header for the end
+``tarfile`` reads long names, pax headers and sparse maps whole, of whatever size, calls itself for the header
+after
+each, searches pax headers in quadratic time (before Python 3.11.10 and 3.12.6), and takes a damaged header for
+the end
 of the archive. Only its parser of single blocks, ``TarInfo.frombuf``, is used here.
 """
 
@@ -24,7 +26,7 @@ MAX_MEMBERS = 2**20
 _FREE_MEMBERS, _BYTES_PER_MEMBER = 2**16, 512
 """Members that are allowed in any case, and bytes of the packed archive for each further one."""
 _MAX_PADDING = 2**26
-"""Zeros behind the end: writers fill their last record, which is 10 KiB unless somebody says otherwise."""
+"""Zeros after the end: writers fill their last record, which is 10 KiB by default."""
 _LONGEST_SIZE = 18
 """Digits of a size in a pax header."""
 _READ_BYTES = 2**16
@@ -100,7 +102,7 @@ class TarReader:
         return data
 
     def _next(self) -> TarMember | None:
-        """Return the next member; None behind the last."""
+        """Return the next member; None after the last."""
         found: dict[bytes, bytes] = {}
         fields, total = dict(self._fields), 0
         while (info := self._header()) is not None and info.type in _EXTENSIONS:

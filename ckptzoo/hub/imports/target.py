@@ -1,4 +1,4 @@
-"""Where imported checkpoints go: one zoo for each architecture, and the parts that are written of each."""
+"""The zoos that an import writes: one for each architecture, in parts."""
 
 import re
 import time
@@ -52,17 +52,18 @@ PART_BYTES, PART_SECONDS = 2 * 2**30, 15 * 60
 MAX_OPEN = 32
 """The largest number of zoos that are open for writing at the same time."""
 BY_ORDER = "order"
-"""In place of a table of names: tensors are matched by their order, where all shapes agree."""
+"""The value in place of a table of names that matches tensors by their order, where all shapes agree."""
 _TABLE = "a file, and name it with --names"
-"""Where a table of names is written, for messages."""
+"""The place of a table of names, for messages."""
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a person says about the zoos.
+    """The options of the zoos that an import writes.
 
     ``names`` maps old to new names of tensors, or is ``"order"``; ``forward`` is a name of ``ckptzoo.archs``;
-    ``input_shape`` is that of one example; ``symmetry_of`` makes the symmetry table of an architecture whose network is
+    ``input_shape`` is that of one example; ``symmetry_of`` makes the symmetry table of an architecture whose
+    network is
     not in ``ckptzoo.archs``; ``license`` and ``dataset`` are for the card.
     """
 

@@ -22,7 +22,7 @@ from ckptzoo.text import Progress
 
 @dataclass(frozen=True)
 class Pulled:
-    """What ``pull`` did.
+    """The result of ``pull``.
 
     Parameters
     ----------

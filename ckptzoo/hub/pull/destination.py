@@ -27,7 +27,7 @@ from ckptzoo.schema.layout import DERIVED, PARTS, RETRACTED
 PULL_FOLDER = ".ckptzoo-pull"
 """A pull's own folder inside the zoo's. Stores, listings and ``verify`` leave out names that begin with a dot."""
 SELECTION_FILE = "asked.json"
-"""In the pull's own folder: the selection, so that another one is not pulled into the same zoo."""
+"""The selection, in the pull's own folder, so that another one is not pulled into the same zoo."""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """A full disk, a used-up quota, and the limit on the size of one file (``RLIMIT_FSIZE``)."""
 _NO_LIMIT = 2**62
@@ -239,5 +239,5 @@ class BlockCache(Cache):
             self.fetched += nbytes
 
     def clear(self) -> None:
-        """Remove what is stored here; a block that is being written meanwhile is lost, which harms nobody."""
+        """Remove what is stored here; a block that is being written meanwhile is lost, which does no harm."""
         shutil.rmtree(self.root, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What a pull selects (variants, tensors, checkpoints), and the count of the bytes that it has brought."""
+"""The selection of a pull (variants, tensors, checkpoints), and the count of the bytes that it has fetched."""
 
 import threading
 from collections.abc import Sequence
@@ -106,7 +106,9 @@ class PullSelection:
         return tuple(tensor for tensor in arch.tensors if tensor.name in selected)
 
     def to_json(self) -> Document:
-        """As it is stored beside what was pulled; a condition that is not text is stored as its ``repr``."""
+        """Return the JSON that is stored beside what was pulled; a condition that is not text is stored as its
+        ``repr``.
+        """
         where = self.where if self.where is None or isinstance(self.where, str) else repr(self.where)
         variants, layers = (None if names is None else list(names) for names in (self.variants, self.layers))
         # as it was before sets could be selected, so that an earlier pull is carried on

@@ -44,7 +44,9 @@ _ELEMENT_THREADS = 8
 """A group element has no stream, so its tensors are read side by side."""
 
 CheckRows = Callable[[str, list[dict[str, Any]]], None]
-"""Called with the tree and the rows of a part before it appears; raises if they must not go in."""
+"""A function that is called with the tree and the rows of a part before it appears; it raises if they must not go
+in.
+"""
 
 
 def extract(
@@ -260,7 +262,7 @@ class SubsetWriter:
             yield PartSubset(f"{layout.DERIVED}/{gauge}", part, part_places, weights, element)
 
     def _with_stored_tensors(self, subset: PartSubset, raw: Part) -> PartSubset:
-        """What a variant's part stores here: weights wherever they cannot be computed from raw ones beside them."""
+        """Set what a variant's part stores here: weights wherever they cannot be computed from raw ones beside them."""
         computable = self._has_all_tensors and self._includes_raw and raw.facts.get("bare") is not True
         if computable and not subset.weights:
             return subset

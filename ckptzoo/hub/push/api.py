@@ -33,7 +33,7 @@ _PUBLIC = "the repository was there, is public, and stays so; --private is for o
 
 @dataclass(frozen=True)
 class Pushed(PrintedResult):
-    """What a push did.
+    """The result of a push.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ class Pushed(PrintedResult):
 
 @dataclass(frozen=True)
 class Planned(PrintedResult):
-    """What a push would do now.
+    """The plan of a push.
 
     Parameters
     ----------
@@ -292,7 +292,7 @@ def plan(
     token: str | None = None,
     retry_policy: HubRetryPolicy | None = None,
 ) -> Planned:
-    """What ``push``, or of a collection ``push_collection``, would do now; nothing is changed.
+    """Tell what ``push``, or for a collection ``push_collection``, would do now; nothing is changed.
 
     Parameters
     ----------

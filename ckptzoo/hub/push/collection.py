@@ -1,4 +1,6 @@
-"""What a repository lacks of a collection: each zoo as a push of it alone, then table, document and page."""
+"""The difference between a collection and its repository: each zoo as in a push of it alone, then table, document
+and page.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace

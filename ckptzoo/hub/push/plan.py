@@ -1,4 +1,4 @@
-"""What a repository lacks of a zoo, in which commits it is uploaded, and which repositories and parts are refused."""
+"""The difference between a zoo and its repository, its commits, and the repositories and parts that are refused."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +24,7 @@ from ckptzoo.text import shortened
 MAX_FILES = 100
 """Files of one commit; a part that has more is a commit of its own, because half of it would not be a valid zoo."""
 ALLOWED_BEFORE = frozenset({".gitattributes", ".gitignore", layout.README})
-"""What a repository may hold before it is a zoo: what hubs and people put into a new one."""
+"""Files that a repository may hold before it is a zoo, because hubs and people put them into a new one."""
 _SHARED_FACTS = ("gauge", "version", "symmetry", *SHARED)
 """Facts in which all parts of a derived tree agree, those that it has."""
 _MAX_SHOWN_IDS = 3
@@ -198,7 +198,7 @@ def _snapshots_in(names: Iterable[str]) -> list[str]:
 
 
 def _parts_covered(snapshot: str) -> int:
-    """How many parts a snapshot covers, from its path: the first six digits of its name."""
+    """Return the number of parts that a snapshot covers, from its path: the first six digits of its name."""
     return int(snapshot.rpartition("/")[2][:6])
 
 
@@ -319,7 +319,7 @@ def _check_same_bytes(location: str, missing: dict[str, LocalFile], stored: dict
 
 
 def _is_there_renumbered(trees: dict[str, Tree], part: LocalPart) -> bool:
-    """Whether a commit has this part under another number, as happens to what two people add at once."""
+    """Tell whether a commit has this part under another number, as happens when two people add parts at once."""
     tree = trees.get(part.part.tree)
     others = () if tree is None else (other.digest for other in tree.parts if other.name != part.part.name)
     return part.part.digest in others

@@ -85,7 +85,9 @@ def read_local(root: Path, trees: Mapping[str, Sequence[str]]) -> LocalZoo:
 
 
 def links_outside(zoo: LocalZoo) -> list[Problem]:
-    """Return files that would be published but are elsewhere, behind a link: an untrusted zoo may point to anything."""
+    """Return files that would be published but are outside the folder, by a link: an untrusted zoo may point to
+    anything.
+    """
     files = [
         *zoo.documents.values(),
         *zoo.card_files.values(),

@@ -15,7 +15,7 @@ _LOCAL, _ENTRY, _END, _END64 = 30, 46, 22, 76
 """Bytes in a zip archive: a member's header, its entry in the directory (both without its name), the record at the end,
 and what is before that in zip64 (a record of 56 bytes and a locator of 20)."""
 _NAME_LENGTH = 26
-"""Where in a member's header the lengths of its name and of what follows the name are."""
+"""The offset in a member's header of the lengths of its name and of the field after the name."""
 _ASIDE = frozenset(("", ".", ".."))
 """Parts that no path inside an archive has."""
 _UTF8, _ENCRYPTED = 0x800, 0x2041

@@ -1,4 +1,4 @@
-"""Which columns of a zoo's rows the facts of a checkpoint are, whatever the program calls them that wrote them."""
+"""Maps the facts of a checkpoint, whatever the program that wrote them calls them, to columns of a zoo's rows."""
 
 import math
 import re

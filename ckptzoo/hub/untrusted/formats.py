@@ -1,7 +1,7 @@
-"""Forms of files that are told apart by their content, or by the names that a program gives to its files.
+"""Forms of files that are recognised by their content, or by the names that a program gives to its files.
 
-``forms.FORMS`` is the registry: those that are read stand in the modules that read them, all others here, with what to
-do where one of them holds the networks that are wanted.
+``forms.FORMS`` is the registry: those that are read stand in the modules that read them, all others here, with
+the next step for those that may hold networks.
 """
 
 import importlib.util
@@ -226,7 +226,7 @@ NOT_READ_BY_PATH = (
     Form("blob", "a file of a hub's cache, which its snapshots name", "`models--ORG--NAME/blobs/`",
          paths=r"(?:^|/)(?:models|datasets|spaces)--[^/]+/(?:blobs|refs|\.no_exist)/.+"),
 )  # fmt: skip
-"""Forms that are not read, and are told by the names of their files."""
+"""Forms that are not read, and are recognised by the names of their files."""
 
 NOT_READ = (
     Form("git-lfs", "a pointer to a file that git-lfs has not fetched", "its first line",
@@ -276,6 +276,6 @@ NOT_READ = (
     Form("tf-list", "a list of TensorFlow checkpoints", "`model_checkpoint_path:`", begins(b"model_checkpoint_path:")),
     Form("text", "a text", "printable characters", _is_text),
 )  # fmt: skip
-"""Forms that are not read, and are told by their content."""
+"""Forms that are not read, and are recognised by their content."""
 
 UNKNOWN = Form("unknown", "unknown bytes", "anything else")

@@ -92,7 +92,7 @@ class _Reconstructor(Known):
 
 
 class _First(Known):
-    """What is its first argument: a parameter its tensor, ``torch.Size`` its lengths."""
+    """A call that stands for its first argument: a parameter is its tensor, ``torch.Size`` its lengths."""
 
     def __new__(cls, value: Any = None, *_: Any) -> Any:
         return value
@@ -237,7 +237,7 @@ class Unpickler(pickle.Unpickler):
 _MACHINE: Any = pickle._Unpickler  # pyright: ignore[reportPrivateUsage]
 """CPython's machine in Python; pickle's public name for it is the one in C."""
 _KIND = re.compile(r"([a-zA-Z])(\d{1,9})")
-"""What numpy writes for a dtype: its kind, and bytes of an item, of texts their characters."""
+"""numpy's code of a dtype: its kind, and the bytes of an item, for texts the characters."""
 _MAX_NESTED = 3
 
 

@@ -29,7 +29,7 @@ _COPY_WORDS = {
 }  # fmt: skip
 """Words of keys that hold another copy of the layers beside them: an average, a target, a deviation of each weight."""
 _COLLECTIONS = {"batch_stats", "state", "buffers", "stats", "constants", "cache"}
-"""What Flax and Haiku keep of a network beside its parameters."""
+"""Names under which Flax and Haiku keep other parts of a network than its parameters."""
 _WORDS = re.compile(r"[^a-z0-9]+")
 
 _KERAS_NORMALIZATION = re.compile(r"((?:.+\.)?batch_normalization(?:_\d+)?\.vars)\.[0-3]")

@@ -1,4 +1,4 @@
-"""Reads .npy arrays, one or several behind one another, and .npz archives of them as data."""
+"""Reads .npy arrays, one or several in sequence, and .npz archives of them as data."""
 
 import json
 from collections.abc import Mapping
@@ -138,7 +138,7 @@ def read_arrays(data: bytes, *, location: str, limits: Limits, strict: bool) -> 
 def _read_array(
     content: bytes | memoryview, name: str, location: str, limits: Limits, *, strict: bool
 ) -> tuple[Any, int]:
-    """Return an array, and how many bytes are behind it."""
+    """Return an array, and the number of bytes after it."""
     what = f"array {excerpt(name)!r}"
     stream = BytesIO(content)
     try:

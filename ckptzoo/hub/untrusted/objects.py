@@ -1,4 +1,4 @@
-"""What the objects in a loaded file are: tensors, modules, settings, the state of training."""
+"""Classifies the objects in a loaded file: tensors, modules, settings, the state of training."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ _SETTINGS_NAMES = re.compile(
 _MASK_NAMES = re.compile(r"(^|_)masks?$")
 _RANDOM_NAMES = re.compile(r"(^|_)p?rngs?(_|$)")
 _KEY_OF_JAX = (2,)
-"""The shape of a key of jax's random numbers, by which it is told from others."""
+"""The shape of a key of jax's random numbers, which distinguishes it."""
 _FIGURE_NAMES = re.compile(
     r"(^|_)(loss|losses|acc|accuracy|accuracies|errors?|epochs?|steps?|iters?|iterations?|times?|lrs?|history|curve|"
     r"metrics?|scores?|rewards?|returns?|sizes?|shapes?|classes|seeds?|activations?)(_|$)"

@@ -1,7 +1,9 @@
-"""What goes to the reading process and comes back, in frames over two pipes; answers are checked as untrusted data.
+"""Requests to the reading process and its answers, in frames over two pipes; answers are checked as untrusted data.
 
-A frame is the length of a JSON text in 8 bytes (little-endian), the text, and the bytes that it announces. A request
-announces files; an answer announces arrays, each padded to a multiple of 8 bytes, and says for every file which state
+A frame is the length of a JSON text in 8 bytes (little-endian), the text, and the bytes that it announces. A
+request
+announces files; an answer announces arrays, each padded to a multiple of 8 bytes, and says for every file which
+state
 dicts are made of them, or why it is refused.
 """
 
@@ -77,7 +79,7 @@ class WorkerResult:
         return StateDict(source, tensors, aliases, self.facts, self.left_out, buffers)
 
     def shifted(self, by: int) -> "WorkerResult":
-        """Return the same result behind this many other arrays."""
+        """Return the same result with indices shifted by this many arrays."""
         return replace(self, tensor_indices=tuple(index + by for index in self.tensor_indices))
 
 

@@ -1,4 +1,4 @@
-"""Which run a checkpoint file belongs to, and at which step it was saved: by its path, and by what it says itself."""
+"""The run of a checkpoint file, and the step at which it was saved, from its path and from its own facts."""
 
 import re
 import unicodedata

@@ -86,7 +86,7 @@ def said_of_file(stem: str) -> str:
 
 
 def _said_of(name: str) -> str:
-    """What a name says of numbers about weights; empty where it says nothing of the kind."""
+    """Return what a name says of numbers about weights; empty where it says nothing of the kind."""
     return next((what for what, pattern in _NAMES.items() if pattern.fullmatch(name)), "")
 
 

@@ -169,7 +169,7 @@ class Layout(Known):
 
 
 class RebuildSparse(Known):
-    """``torch._utils._rebuild_sparse_tensor``: a layout, and the parts with the shape behind them."""
+    """``torch._utils._rebuild_sparse_tensor``: a layout, and the parts followed by the shape."""
 
     def __new__(cls, layout: Any, data: Any, *_: Any) -> Any:
         if not isinstance(data, tuple) or len(data) < 3:

@@ -136,7 +136,7 @@ def _member(archive: CheckedArchive, name: str) -> Any:
 
 
 def _read_legacy(data: bytes, location: str, limits: Limits, strict: bool, level: int) -> Any:
-    """Return the format before torch 1.6: pickles, and behind them the numbers of each storage."""
+    """Read the format before torch 1.6: pickles, followed by the numbers of each storage."""
     reader = _Reader(data, location, limits, strict=strict, level=level)
     *_, machine = [reader.load() for _ in range(_PREFACE_PICKLES)]
     if isinstance(machine, dict) and machine.get("little_endian") is False:

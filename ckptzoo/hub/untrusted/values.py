@@ -99,7 +99,7 @@ class Mapping(dict[Any, Any]):
 
 
 class Known:
-    """What the classes of known names share: BUILD on one of them, or on what has no state, is an error."""
+    """The base of the classes of known names: BUILD on one of them, or on what has no state, is an error."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""What an adapter is, and what it finds."""
+"""The adapter of a format, and the checkpoints that it finds."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,14 +21,14 @@ SUFFIXES = (
     ".safetensors", ".pt", ".pth", ".th", ".pth.tar", ".pt.tar", ".bin", ".ckpt", ".npz", ".npy", ".pkl", ".pickle",
     ".joblib", ".model", ".weights", ".h5", ".hdf5", ".keras", ".msgpack",
 )  # fmt: skip
-"""Suffixes of files that people expect to be checkpoints: such a file that holds none is refused."""
+"""Suffixes that checkpoint files usually have: such a file that holds none is refused."""
 SETTINGS_OF_RAY = "params.pkl"
 """A pickle of settings that Ray Tune writes into every folder."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a person says about a source.
+    """The options of a source.
 
     Parameters
     ----------

@@ -69,7 +69,7 @@ class Files:
     by_order = False
 
     def recognises(self, paths: Sequence[str]) -> bool:
-        """What no other format is: files are told by their content."""
+        """Return False: files are recognised by their content, and this format is the default."""
         return True
 
     def checkpoints(self, source: OpenedSource, options: Options) -> Iterator[Found | PassedOver | Broken]:
@@ -121,7 +121,7 @@ def _not_read(file: OpenedFile, source: str) -> PassedOver | Broken:
 
 @dataclass(frozen=True)
 class _Reading:
-    """What a person says about the files of a source."""
+    """The options for the files of a source."""
 
     source: str
     options: Options
@@ -445,7 +445,7 @@ def _picked(
 
 
 def _of_vectors(state: StateDict, slices: Sequence[Slice], path: str, options: Options) -> Iterator[Picked]:
-    """Return what vectors hold: the moments of a posterior, samples, or networks."""
+    """Yield what vectors hold: the moments of a posterior, samples, or networks."""
     (picked,) = every_state([state])
     if (moments := moments_of(picked.tensors, state.facts, path)) is not None:
         made = cut_gaussian(moments, slices, path)

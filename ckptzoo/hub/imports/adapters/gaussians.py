@@ -36,7 +36,7 @@ _FORMS = {
 """The names that programs give the parameter of a deviation, and how messages describe it."""
 _MEAN_WORDS = ("loc", "mu", "mean")
 _SEVERAL = {"locs": "loc", "scales": "scale"}
-"""What Pyro's AutoNormal keeps the parameters of all sites under."""
+"""The name under which Pyro's AutoNormal keeps the parameters of all sites."""
 _PARAMETER = re.compile(rf"(.+?)([._])({'|'.join((*_MEAN_WORDS, *_FORMS))})")
 _BEFORE = re.compile(r"((?:.+\.)?)(mu|rho)_(\w+)")
 """The names of bayesian-torch."""
@@ -245,7 +245,7 @@ def _constrained(array: NDArray[Any], constraint: Any, location: str) -> NDArray
 
 
 def _interleaved(means: Arrays, scales: Arrays) -> dict[str, NDArray[Any]]:
-    """Split names as in ``gaussian-<name>``: for each module its means, then its standard deviations."""
+    """Order tensors as ``gaussian-<name>`` does: for each module its means, then its standard deviations."""
     layers = list(dict.fromkeys(name.rpartition(".")[0] for name in means))
     made: dict[str, NDArray[Any]] = {}
     for layer in layers:

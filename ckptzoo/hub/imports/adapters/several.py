@@ -26,7 +26,7 @@ _SAMPLES = "samples"
 _SAMPLE_NAMES = re.compile(r"(posterior_)?(samples?|draws?|thetas?|chains?|particles|params_hmc)$")
 """Names of one array whose rows are samples."""
 _MEMBERS = re.compile(r"((?:(?:members|models|networks|nets|ensemble|estimators|net_list|model_list)\.)?[0-9]+)\.")
-"""What programs call a list of networks in a module."""
+"""Names that programs give a list of networks in a module."""
 _FIRST_WORD = re.compile(r"([^.]+)\.")
 _FLAT_NAMES = re.compile(r"flat(_\w+)?|(\w+_)?(theta|vec|vector)|params|parameters|weights")
 """Names of one array that holds all numbers of a network, or in rows those of several."""
@@ -34,7 +34,7 @@ _LAYOUT = "Say with --layout which of its numbers are which tensor"
 
 
 def networks_of(state: StateDict, prefixes: Sequence[str], path: str) -> Iterator[StateDict]:
-    """Return the networks under prefixes of names, each without its prefix; tensors under none are left out and noted.
+    """Yield the networks under prefixes of names, each without its prefix; tensors under none are left out and noted.
 
     ``prefixes`` are dotted words, with ``*`` for any word: ``members.*``. Raises ``ZooError`` where no name begins with
     one of them.
@@ -138,7 +138,7 @@ def _is_of_a_pair(word: str) -> bool:
 
 
 def layout_in(state: StateDict) -> tuple[Slice, ...] | None:
-    """Where each tensor is in the rows of a file's one array, as lists of names and shapes beside it say."""
+    """Return each tensor's place in the rows of a file's one array, from lists of names and shapes beside it."""
     names, shapes = state.facts.get("names"), state.facts.get("shapes")
     if len(state.tensors) != 1 or not isinstance(names, tuple) or not isinstance(shapes, tuple):
         return None
@@ -213,7 +213,7 @@ def _share_an_axis(shapes: tuple[tuple[int, ...], ...]) -> bool:
 
 
 def unstacked(picked: Picked, path: str, *, by_chain: bool = False) -> Iterator[Picked]:
-    """Return the samples along the first axis of every tensor, or along the first two, of chains and their samples.
+    """Yield the samples along the first axis of every tensor, or along the first two, of chains and their samples.
 
     With ``by_chain`` they are known to be chains; else the shapes decide.
     """

@@ -1,4 +1,4 @@
-"""What files of JSON beside checkpoints say about them: settings, the state of a trainer, facts of one file."""
+"""Facts in files of JSON beside checkpoints: settings, the state of a trainer, facts of one file."""
 
 import re
 from collections.abc import Iterator, Mapping

@@ -172,7 +172,7 @@ def _variant(zoo: Zoo, name: str) -> Sequence[str]:
 
 
 def _rule(name: str, versions: Sequence[str], facts: Document, symmetry: Symmetry | None) -> str:
-    """The gauge's rule, where this ckptzoo has the gauge in this version; of an aligned variant the reference."""
+    """Return the gauge's rule, where ckptzoo has this version of it; for an aligned variant the reference."""
     if name.startswith(layout.ALIGNED):
         how = "by activations " if facts.get("method") == "activations" else ""
         moved = "permuted and rescaled" if facts.get("fitted") else "permuted"
@@ -435,7 +435,7 @@ def histogram(values: ArrayLike, scale: Scale | None = None, *, unit: str = "") 
 
 
 def _middle(ordered: NDArray[np.float64]) -> tuple[float, float]:
-    """The range that the bins cover: everything, or the middle 98 % where that is less than a quarter of everything."""
+    """Return the range of the bins: everything, or the middle 98 % where that is less than a quarter of it."""
     cut = len(ordered) // 100
     ends, middle = ordered[[0, -1]].tolist(), ordered[[cut, len(ordered) - 1 - cut]].tolist()
     has_outliers = 0 < 4 * (middle[1] - middle[0]) < ends[1] - ends[0]

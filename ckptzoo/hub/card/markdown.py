@@ -61,7 +61,7 @@ def folded(title: str, text: str) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[int] = ()) -> str:
-    """A table of cells that are Markdown already; ``right`` are the numbers of the columns that are aligned right."""
+    """Return a table of cells in Markdown; ``right`` are the numbers of the columns that are aligned right."""
     right = set(right)
     rule = ["---:" if column in right else "---" for column in range(len(header))]
     return "\n".join(f"| {' | '.join(row)} |" for row in (header, rule, *rows))

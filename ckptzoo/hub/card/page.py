@@ -212,7 +212,7 @@ def _value_range(column: pa.ChunkedArray) -> str:
 
 
 def _settings(rows: pa.Table) -> tuple[list[str], list[str]]:
-    """The entries of ``extra`` that all of these rows share, and those that differ, in the order of their names."""
+    """Return entries of ``extra`` that all of these rows share, and those that differ, in the order of their names."""
     entries = [_entries(text) for text in rows["extra"].unique().to_pylist()]
     names = sorted({name for item in entries for name in item} - {*_SHOWN_ELSEWHERE})
     values_of = {name: list(dict.fromkeys(item.get(name) for item in entries)) for name in names}
@@ -232,7 +232,7 @@ def _first(items: list[str]) -> list[str]:
 
 
 def _differing(values: Sequence[str | None]) -> str:
-    """Several values of an entry, each as JSON or None where a row lacks it; empty for one value, objects and lists."""
+    """List several values of an entry, as JSON or None where a row lacks it; none for one value, objects and lists."""
     found = [json.loads(value) for value in values if value is not None]
     if len(values) < 2 or any(isinstance(value, dict | list) for value in found):
         return ""

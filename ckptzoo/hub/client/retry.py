@@ -173,7 +173,7 @@ def _is_from_storage(response: Any, what: str) -> bool:
 
 
 def _classify_status(error: Any, location: str, what: str, needs: str) -> Failure:
-    """The meaning of a status; the library's own message is not repeated, because it contains the (signed) address."""
+    """Classify a status; the library's own message is not repeated, because it contains the (signed) address."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
     status = error.response.status_code

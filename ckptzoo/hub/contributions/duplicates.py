@@ -170,7 +170,7 @@ class _Permuted:
 
 
 def units(weights: Weights) -> list[str]:
-    """The units of K contributed checkpoints, by the digests of their weights: no other weights have the same."""
+    """Return the units of K contributed checkpoints: the digests of their weights, which no other weights have."""
     return [f"weights-{digest[:40]}" for digest in digests(weights)]
 
 

@@ -249,7 +249,7 @@ def output_differences(
 
 
 def trace_symmetry(arch: Architecture, factory: Factory) -> tuple[Symmetry | None, str]:
-    """The table of symmetries of your own network, verified on its outputs; None where it cannot be traced, and why.
+    """Trace the symmetries of the user's network, verified on its outputs; None and why where it cannot be traced.
 
     Needs the shape of an input in the architecture, and a network that has the architecture's tensors.
     """

@@ -159,7 +159,7 @@ class Ingestor:
 
     @staticmethod
     def _move_into_namespace(row: Row, namespace: str) -> Row:
-        """Give a row an id and a member that no builder of the zoo's owner allots; returns those that it had."""
+        """Give a row an id and a member that no builder of the zoo's owner allots; return those that it had."""
         before = {key: row[key] for key in ("id", "member") if row.get(key) is not None}
         for key, name in before.items():
             # those of a zoo whose checkpoints the same contributor brought to another zoo have theirs already

@@ -112,7 +112,7 @@ def names_table(names: Mapping[str, str]) -> str:
 
 
 def toml_string(text: str) -> str:
-    """Return a basic string of TOML."""
+    """Write a text as a basic string of TOML."""
     # TOML 1.0: a quote and a backslash are escaped, and any character may be, by its code point in eight hex digits
     marks = {'"': '\\"', "\\": "\\\\"}
     return '"' + "".join(marks.get(mark, mark if mark.isprintable() else f"\\U{ord(mark):08x}") for mark in text) + '"'

@@ -111,7 +111,7 @@ def _by_stored_outputs(
 
 
 def _stored_set(mine: Zoo, theirs: Zoo, data: str | Path | None, own: Labelled | None) -> tuple[str, ZooInputs]:
-    """A set of which the zoo stores few bytes of outputs, and its inputs as the contributed checkpoints take them."""
+    """Return a set with few bytes of stored outputs, and its inputs as the contributed checkpoints take them."""
     reasons: list[str] = []
     for name in theirs.predicted:
         facts = theirs.contents.derived(predictions_name(name)).parts[0].facts

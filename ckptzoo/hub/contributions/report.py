@@ -61,7 +61,7 @@ def check_result(name: str, wrong: Sequence[str], right: str) -> Check:
 
 
 def failures(checks: Sequence[Check]) -> tuple[Check, ...]:
-    """Return those that failed."""
+    """Return the checks that failed."""
     return tuple(check for check in checks if check.outcome == "failed")
 
 
@@ -148,7 +148,7 @@ def summarize(
 
 
 def summaries_table(summaries: Sequence[CheckpointSummary]) -> Table:
-    """Return the first of them as a table for a terminal."""
+    """Return the first summaries as a table for a terminal."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     header, losses = _header(summaries)
     for name in header:
@@ -161,7 +161,7 @@ def summaries_table(summaries: Sequence[CheckpointSummary]) -> Table:
 
 
 def summaries_markdown(summaries: Sequence[CheckpointSummary]) -> str:
-    """Return the first of them as a table in Markdown."""
+    """Return the first summaries as a table in Markdown."""
     header, losses = _header(summaries)
     rows = [
         (markdown.code(entry.id), *entry.cells(losses=losses), markdown.code(entry.copy) if entry.copy else "-")
@@ -204,7 +204,7 @@ def _finite_or_none(value: float | None) -> float | None:
 
 
 def print_report(out: Console, summaries: Sequence[CheckpointSummary], checks: Sequence[Check]) -> None:
-    """Print both, with an empty line below each; no table of no checkpoints."""
+    """Print checks and summaries, with an empty line below each; no table without checkpoints."""
     # rich would read [text] in untrusted words as a style
     if summaries:
         out.print(summaries_table(summaries), markup=False, highlight=False)

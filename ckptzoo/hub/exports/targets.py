@@ -167,7 +167,7 @@ class _Job:
         self._write(path, list(names_of(self._arch)), metadata(self._checkpoint, self._zoo.name, self._facts))
 
     def write_folder(self, folder: Path, max_shard_size: int) -> list[str]:
-        """Return all files of a folder; returns their names."""
+        """Write all files of a folder; return their names."""
         shards = shards_of(self._arch, max_shard_size)
         described = metadata(self._checkpoint, self._zoo.name, self._facts) if len(shards) == 1 else {"format": "pt"}
         for file, names in shards.items():

@@ -81,7 +81,7 @@ def _architecture(facts: Mapping[str, Any]) -> Architecture | None:
 
 
 def _object(value: Any) -> dict[str, Any]:
-    """An object that a row's ``extra`` may have, also from the text that a header has of it; else an empty one."""
+    """Return an object for a row's ``extra``, also from the text that a header has of it; else an empty one."""
     return parse_extra(value if isinstance(value, str) else json.dumps(value)) or {}
 
 

@@ -64,7 +64,7 @@ class OpenedFile(SourceFile):
     others: tuple["OpenedFile", ...] = ()
 
     def read(self, limit: int) -> bytes:
-        """All bytes, unpacked; raises ``ZooError`` where there are more than ``limit``, or others than were packed."""
+        """Return all bytes, unpacked; raise ``ZooError`` for more than ``limit``, or others than were packed."""
         if not self.packed_by:
             return super().read(limit)
         bounds = Limits()
@@ -124,7 +124,7 @@ class OpenedSource(Source):
         self.reasons, self._parts = dict[str, str](), dict[str, str]()
 
     def files(self) -> Iterator[OpenedFile]:
-        """Yield a pass over all files that are not passed over."""
+        """Iterate over all files that are not passed over."""
         self._nested_bytes = self._nested_files = 0
         self.broken.clear()
         self.passed_over.update(dict.fromkeys(self._source.dangling, "a link that leads to no file"))
@@ -157,7 +157,7 @@ class OpenedSource(Source):
         return {file.path: file.size for file in self._beginning(None, None)}
 
     def _beginning(self, count: int | None, nbytes: int | None) -> Iterator[SourceFile]:
-        """The first files of the source, as far as it can be read: the pass that reads them meets errors again."""
+        """Return the first files of the source, as far as it can be read; the pass that reads them reports errors."""
         size = 0
         with suppress(ZooError):
             for at, file in enumerate(self._source.files(), start=1):
@@ -203,7 +203,7 @@ class OpenedSource(Source):
         return self._first_files
 
     def first_paths(self) -> list[str]:
-        """The first paths, those of files in archives included that are called archives, without a look into others."""
+        """Return the first paths, with those of files in archives that have the name of one; others are not opened."""
         paths, size = list[str](), 0
         files: list[SourceFile] = []
         for file in self._source.files():

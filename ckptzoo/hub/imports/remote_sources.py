@@ -99,7 +99,7 @@ class RepositorySource(Source):
         self._store, self._inside, self._names = store, inside, sorted(names, key=natural)
 
     def files(self) -> Iterator[SourceFile]:
-        """Yield a pass over all files; what is not read is not fetched."""
+        """Iterate over all files; unread ones are not fetched."""
         self.position = 0
         for name in self._names:
             entry = self._store.entries[name]

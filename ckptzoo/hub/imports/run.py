@@ -215,7 +215,7 @@ def _tracer(
 
 
 def _with_tensors_of(arch: Architecture, factory: Factory) -> "nn.Module":
-    """A network whose weights are no longer normalised by hooks or parametrizations, where the zoo's are not either."""
+    """Make a network, without hooks and parametrizations that normalise weights where the zoo has no such tensors."""
     module = factory()
     if not any(name not in arch for name in module.state_dict()):
         return module

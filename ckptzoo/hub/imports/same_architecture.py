@@ -210,7 +210,7 @@ def is_causal(array: NDArray[Any]) -> bool:
 
 
 def _every_tensor(several: Sequence[Saved]) -> dict[str, NDArray[Any]]:
-    """An example of each tensor, in the order of the largest state dict; others stand where they do in theirs."""
+    """Return an example of each tensor, in the order of the largest state dict; others keep their place in theirs."""
     ordered = sorted(several, key=lambda saved: -len(saved.tensors))
     found = dict(ordered[0].tensors)
     for saved in ordered[1:]:
@@ -285,7 +285,7 @@ def _equal_matrices(tensors: Tensors) -> dict[str, str]:
 
 
 def _where(first: str, other: str) -> tuple[str, str]:
-    """Two names without the last words that they share."""
+    """Return two names without the last words that they share."""
     one, two = first.split("."), other.split(".")
     while one and two and one[-1] == two[-1]:
         one.pop()

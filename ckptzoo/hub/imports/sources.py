@@ -127,7 +127,7 @@ class Source(ABC):
 
     @abstractmethod
     def files(self) -> Iterator[SourceFile]:
-        """Return a pass over all files: folders and zip archives in order of their paths, tar archives in their own."""
+        """Iterate over all files: folders and zip archives in order of their paths, tar archives in their own."""
 
 
 def open_path(path: Path) -> Source:

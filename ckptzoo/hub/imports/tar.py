@@ -84,7 +84,7 @@ class TarReader:
             self._skip(member.left + -member.size % BLOCK)
 
     def take(self, count: int) -> bytes:
-        """Return the next bytes; raises ``IntegrityError`` where there are fewer, or they cannot be unpacked."""
+        """Return the next bytes; raise ``IntegrityError`` where there are fewer, or they cannot be unpacked."""
         data = self._read(count)
         if len(data) < count:
             self._refuse("a whole tar archive", f"its end at byte {self._position}", _FETCH_AGAIN)
@@ -166,7 +166,7 @@ class TarReader:
                 self._refuse(f"at most {_MAX_PADDING} zeros behind its end", "more", _UNUSABLE)
 
     def _records(self, data: bytes) -> dict[bytes, bytes]:
-        """The path and the size in a pax header of records ``<length> <keyword>=<value>``; the last of each counts."""
+        """Read path and size in a pax header of records ``<length> <keyword>=<value>``; the last of each counts."""
         kept: dict[bytes, bytes] = {}
         at = 0
         while at < len(data) and data[at]:

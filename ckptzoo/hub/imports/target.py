@@ -494,7 +494,7 @@ def usable_names(names: Collection[str]) -> dict[str, str] | None:
 
 
 def _in_precision(arch: Architecture, several: Sequence[Saved]) -> Architecture:
-    """An architecture whose floats have the widest dtype of some state dicts: networks are published in others."""
+    """Give the floats of an architecture the widest dtype of some state dicts: networks are published in others."""
     dtypes = [array.dtype.name for saved in several for array in saved.tensors.values() if "float" in array.dtype.name]
     dtype = widest(dtypes) if dtypes else None
     if dtype is None:

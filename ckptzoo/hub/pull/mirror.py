@@ -58,7 +58,7 @@ _STEP = "Repeat the pull; if that does not help, tell whoever publishes the zoo.
 def mirror(
     files: RemoteFiles, selection: PullSelection, root: Path, progress: Progress | None
 ) -> tuple[list[str], int, int]:
-    """Copy what the folder lacks; returns the parts that came, how many were there, and the bytes fetched."""
+    """Copy what the folder lacks; return the parts that came, how many were there, and the bytes fetched."""
     identity, _, _ = read_documents(files)
     trees = list_trees(files)
     known = [name.partition("/")[2] for name in trees if name not in (layout.PARTS, *_ROWS_ALONE)]

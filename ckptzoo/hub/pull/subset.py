@@ -52,7 +52,7 @@ in.
 def extract(
     files: RemoteFiles, selection: PullSelection, root: Path, progress: Progress | None
 ) -> tuple[list[str], int, int]:
-    """Write what the folder lacks; returns the parts that came, how many were there, and the bytes fetched."""
+    """Write what the folder lacks; return the parts that came, how many were there, and the bytes fetched."""
     zoo = _open_standing(files)
     writer = SubsetWriter(zoo if selection.where is None else zoo.where(selection.where), selection)
     identity, documents = Identity(zoo.name, writer.arch.digest), {layout.ARCHITECTURE: seal(writer.arch.to_json())}
@@ -100,7 +100,7 @@ def extract(
 
 
 def _open_standing(files: RemoteFiles) -> Zoo:
-    """Return the checkpoints that were not retracted; warns of those that were."""
+    """Return the checkpoints that were not retracted; warn of those that were."""
     contents = read_contents(files)
     rows = standing(contents)
     if warning := left_out(contents, rows):
@@ -250,7 +250,7 @@ class SubsetWriter:
             yield PartSubset(part.tree, part, places, outputs=(logits,))
 
     def _variant_subsets(self, gauge: str) -> Iterator[PartSubset]:
-        """The parts of a variant that hold selected checkpoints, with the tensors that the zoo stores for them."""
+        """Yield parts of a variant that hold selected checkpoints, with the tensors that the zoo stores for them."""
         tree = self._contents.derived(gauge)
         outline = tree.outline.select(["part", "file", "tensor", "dtype", "shape"]).to_pylist()
         for number, part, part_places in self._selected_places(tree):
@@ -262,7 +262,7 @@ class SubsetWriter:
             yield PartSubset(f"{layout.DERIVED}/{gauge}", part, part_places, weights, element)
 
     def _with_stored_tensors(self, subset: PartSubset, raw: Part) -> PartSubset:
-        """Set what a variant's part stores here: weights wherever they cannot be computed from raw ones beside them."""
+        """Set the tensors that a variant's part stores: weights unless raw ones beside them determine them."""
         computable = self._has_all_tensors and self._includes_raw and raw.facts.get("bare") is not True
         if computable and not subset.weights:
             return subset
@@ -271,7 +271,7 @@ class SubsetWriter:
 
 
 def _only_derived(zoo: Zoo, gauges: Sequence[str]) -> Zoo:
-    """The checkpoints that have weights in one of these gauges; warns of the others, which have none to write."""
+    """Select the checkpoints with weights in one of these gauges; warn of the others, which have none to write."""
     derived_ids = {name for gauge in gauges for name in zoo.having(gauge).ids}
     is_derived = np.array([name in derived_ids for name in zoo.ids], dtype=np.bool_)
     if not is_derived.all():

@@ -67,7 +67,7 @@ class CommitBatch:
         return f"Add {first}" + (f" and {others} more" if others else "")
 
     def within(self, folder: str) -> "CommitBatch":
-        """Return the same for a zoo that is in a folder of the repository."""
+        """Return the batch with the paths of a zoo that is in a folder of the repository."""
         return CommitBatch(
             {f"{folder}/{name}": content for name, content in self.files.items()},
             {f"{folder}/{name}": size for name, size in self.sizes.items()},
@@ -177,7 +177,7 @@ def merged_files(
 
 
 def snapshot_batch(repository: RepositoryFiles, listing: Listing, parts: list[LocalPart]) -> CommitBatch:
-    """A snapshot of what the repository will hold, in place of those that it has; empty where one covers it already."""
+    """Make a snapshot of what the repository will hold, in place of those that it has; empty where one covers it."""
     stored = listing.files
     old = _snapshots_in(stored)
     count = len(_parts_in(stored) | {part.path for part in parts})
@@ -243,7 +243,7 @@ def batch_of(files: Mapping[str, LocalFile], part: str | None = None) -> CommitB
 
 
 def pack(batches: Iterable[CommitBatch]) -> tuple[CommitBatch, ...]:
-    """Return the same in their order, as many in one commit as fit."""
+    """Merge batches in their order, as many in one commit as fit."""
     packed: list[CommitBatch] = []
     for batch in batches:
         count = len(batch.files) + len(batch.delete)

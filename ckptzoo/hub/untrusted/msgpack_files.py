@@ -71,7 +71,7 @@ def _array(described: Any) -> NDArray[Any]:
 
 
 def _joined(root: Any) -> Any:
-    """The same, with arrays in the place of those that were cut into pieces; nesting is bounded by the unpacker."""
+    """Join arrays that were cut into pieces; the unpacker bounds the nesting."""
     if not isinstance(root, dict):
         return root
     if root.get(_CHUNKED) is not True:

@@ -211,7 +211,7 @@ class Adapter(Protocol):
 
 
 def every_state(states: Sequence[StateDict]) -> Sequence[Picked]:
-    """Return every state dict of a file; the suffix is its key."""
+    """Return every state dict of a file, with its key as suffix."""
     return [
         Picked(state.source.partition("#")[2], state.tensors, ties=state.aliases, buffers=state.buffers)
         for state in states

@@ -69,7 +69,7 @@ class Files:
     by_order = False
 
     def recognises(self, paths: Sequence[str]) -> bool:
-        """Return False: files are recognised by their content, and this format is the default."""
+        """Return True: files are recognised by their content, so that any source may be of this format."""
         return True
 
     def checkpoints(self, source: OpenedSource, options: Options) -> Iterator[Found | PassedOver | Broken]:
@@ -109,7 +109,7 @@ class Files:
 
 
 def _not_read(file: OpenedFile, source: str) -> PassedOver | Broken:
-    """A file that is not read: refused where its name says that it should be, and is of no form that is known."""
+    """Report a file that is not read; refuse it where its name says that it should be, and its form is unknown."""
     form = file.form
     is_damaged = form.name in ("unknown", "empty", "text", "web-page") and file.name.lower().endswith(SUFFIXES)
     if form.name != "git-lfs" and not form.name.endswith("-parts") and not is_damaged:
@@ -212,7 +212,7 @@ def _searched(pattern: re.Pattern[str], flag: str, path: str) -> str:
 
 
 def _with_runs(picked: Sequence[Picked], run: Run, member: str, source: str | None) -> list[Picked]:
-    """The checkpoints of a file, each with the member and the step that its own facts add to those of the path."""
+    """Return checkpoints of a file, each with the member and step that its own facts add to those of the path."""
     if len(picked) == 1 and not picked[0].suffix and not run.is_part and not picked[0].row.get("extra"):
         (item,) = picked  # most files: one network, of which nothing more is known
         if "method" not in item.row and "epoch" not in item.row:

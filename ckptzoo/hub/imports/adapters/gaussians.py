@@ -52,7 +52,7 @@ _ROUNDING = 1e-4
 
 
 def pairs_of(states: Sequence[StateDict], path: str) -> list[Picked] | None:
-    """State dicts ``0.loc``, ``0.scale``, ... as Gaussians; None where they are others."""
+    """Return state dicts ``0.loc``, ``0.scale``, ... as Gaussians; None for others."""
     if len(states) < 2:
         return None
     by_key = {state.source.partition("#")[2]: state for state in states}
@@ -81,7 +81,7 @@ def pairs_of(states: Sequence[StateDict], path: str) -> list[Picked] | None:
 
 
 def _swag_of_states(by_key: Mapping[str, StateDict], path: str) -> Picked | None:
-    """State dicts of means and of second moments, with those of deviations beside them; None where they are others."""
+    """Read state dicts of means and second moments, with those of deviations beside them; None for others."""
     deviations = [state.tensors for key, state in by_key.items() if key.startswith(("deviations.", "cov_mat_sqrt."))]
     square = next((key for key in ("sq_mean", "square_mean") if key in by_key), None)
     if square is None or "mean" not in by_key or len(by_key) > 2 + len(deviations):
@@ -361,7 +361,7 @@ _OF_TENSOR = ("_mean", "_sq_mean", "_cov_mat_sqrt")
 
 
 def _swag_of_tensors(tensors: Arrays, path: str) -> Picked | None:
-    """A SWAG module, which keeps the moments of each tensor beside one another; None where tensors are others."""
+    """Read a SWAG module, which keeps the moments of each tensor beside one another; None for other tensors."""
     mean, square, _ = _OF_TENSOR
     stems = [name.removesuffix(square) for name in tensors if name.endswith(square)]
     stems = [stem for stem in stems if f"{stem}{mean}" in tensors]

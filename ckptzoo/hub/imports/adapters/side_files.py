@@ -60,7 +60,7 @@ class SideFiles:
             folder = folder.rpartition("/")[0]
 
     def exported(self, path: str) -> Row | None:
-        """The row that ``export`` wrote beside a file; None where it wrote none, or the file is another one there."""
+        """Return the row that ``export`` wrote beside a file; None where it wrote none, or for another file."""
         about = self._exported.get(path.rpartition("/")[0])
         return exported_row(about) if about is not None and is_published(path) else None
 

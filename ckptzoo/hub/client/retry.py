@@ -186,6 +186,7 @@ def _classify_status(error: Any, location: str, what: str, needs: str) -> Failur
     # also the answer to an upload whose bytes arrived damaged
     if status in EXPIRED_STATUSES and _is_from_storage(error.response, what):
         return Failure(failed("an address that has not expired", _AGAIN), is_transient=True)
+    # huggingface.co says so where a token is invalid
     if status == 401 and "credentials" in text:
         return Failure(failed("a token that the hub knows", _LOGIN))
     # huggingface.co answers 401 for repositories that do not exist too, which the library raises as this class

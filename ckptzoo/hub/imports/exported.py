@@ -112,6 +112,6 @@ def _value(kind: str, value: Any) -> Any:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             return None
         if kind == "int64":
-            return value if isinstance(value, int) and abs(value) < 2**63 else None
+            return value if isinstance(value, int) and abs(value) < 2**63 else None  # columns are int64
         return float(value)
     return None

@@ -54,6 +54,7 @@ def _of_web(url: str) -> Blob:
             total = answer.headers.get("content-range", "").rpartition("/")[2]
             if answer.status not in (200, 206):
                 raise http.refusal(answer, url)
+            # 206: the server serves the range; 200: it ignores the header Range, and sends the whole file
             if answer.status != 206 or not total.isdecimal():
                 step = "Download it, and import the file."
                 raise RemoteError(Problem(url, "answer", "a range of the file, and its size", "the whole file", step))

@@ -29,7 +29,7 @@ _SHARED_FACTS = ("gauge", "version", "symmetry", *SHARED)
 """Facts in which all parts of a derived tree agree, those that it has."""
 _MAX_SHOWN_IDS = 3
 _MAX_SHOWN_FACT = 80
-"""Characters."""
+"""Characters of a fact that messages show."""
 _MAX_TITLE = 200
 """Characters of the title of a commit."""
 

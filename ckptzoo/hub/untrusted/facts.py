@@ -81,6 +81,7 @@ def _value(column: str, value: Any) -> Any:
         value = _number(value)
     if column == "seed":
         return value if type(value) is int else None
+    # integers above 2**53 are not exact in float64
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or abs(value) > 2**53:
         return None
     return float(value) if value >= 0 else None

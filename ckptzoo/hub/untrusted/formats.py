@@ -121,6 +121,7 @@ def _is_sentencepiece(head: bytes, path: str) -> bool:
 
 def is_tar(head: bytes, path: str = "") -> bool:
     """Tells a tar archive by its first block, whose checksum is right; archives before POSIX have no other mark."""
+    # the magic of a POSIX header is at byte 257
     if head[257:262] == b"ustar":
         return True
     if len(head) < tarfile.BLOCKSIZE or not head[:1].strip(b"\0") or not path.lower().endswith(".tar"):
@@ -134,6 +135,7 @@ def is_tar(head: bytes, path: str = "") -> bool:
 
 def is_zlib(head: bytes, path: str) -> bool:
     """Tells a stream of zlib: deflate with a window of 32 KiB, and a check of the two bytes."""
+    # RFC 1950: the two bytes are a multiple of 31, and bit 5 of the second asks for a preset dictionary
     is_marked = head[:1] == b"\x78" and len(head) > 2 and int.from_bytes(head[:2]) % 31 == 0 and not head[1] & 0x20
     return is_marked and not _is_text(head, path)
 

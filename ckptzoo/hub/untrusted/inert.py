@@ -301,6 +301,7 @@ def _check_no_extension_codes() -> None:
 
 
 def _is_storage_id(pid: Any) -> bool:
+    # torch.save writes ("storage", class, key, device, numel), and before zip archives the view of another storage
     return isinstance(pid, tuple) and len(pid) in (5, 6) and pid[0] == "storage"
 
 

@@ -96,10 +96,12 @@ def _is_flax(head: bytes, path: str) -> bool:
     """Tells a mapping whose first key is a text."""
     if not head:
         return False
+    # the format of MessagePack: map 16, map 32 or fixmap
     start = {0xDE: 3, 0xDF: 5}.get(head[0], 1 if 0x81 <= head[0] <= 0x8F else 0)
     kind = head[start : start + 1]
     if not start or not kind:
         return False
+    # str 8, str 16 or fixstr, whose length is in the low 5 bits
     skip = {0xD9: 2, 0xDA: 3}.get(kind[0], 1 if 0xA1 <= kind[0] <= 0xBF else 0)
     length = kind[0] & 0x1F if skip == 1 else int.from_bytes(head[start + 1 : start + skip])
     text = head[start + skip : start + skip + min(length, 64)]

@@ -24,6 +24,7 @@ from ckptzoo.text import excerpt
 _MAX_HEADER = 10_000
 """Characters of an array's header; numpy's own default."""
 _MAX_DIMENSIONS = 32
+"""Axes of an array: the limit of numpy before version 2."""
 _MAX_TEXTS, _MAX_TEXT_BYTES = 1024, 4096
 """Texts of an array, and bytes of one, at four a character."""
 _MAGIC = b"\x93NUMPY"

@@ -14,6 +14,7 @@ from ckptzoo.schema.architecture import ITEMSIZE
 _NUMPY_CODES = {numpy_dtype(name).str[1:]: name for name in ITEMSIZE if name != "bfloat16"}
 """Codes of numpy's dtypes in pickles: ``f4`` is float32."""
 MAX_DIMENSIONS = 32
+"""Axes of an array: the limit of numpy before version 2."""
 MAX_NAME = 500
 """Characters of a global's name that are kept."""
 

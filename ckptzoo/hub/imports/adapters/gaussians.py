@@ -49,6 +49,7 @@ _SOFTPLUS = re.compile(r"_SoftplusPositive\(.*\)")
 _LEAST_VARIANCE = 1e-30
 """The lower bound of variances in SWAG's code; rounding can make them negative."""
 _ROUNDING = 1e-4
+"""Share of the squared mean by which rounding may make a variance negative; more is refused."""
 
 
 def pairs_of(states: Sequence[StateDict], path: str) -> list[Picked] | None:

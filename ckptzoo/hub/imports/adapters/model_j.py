@@ -66,6 +66,7 @@ def _facts(state: StateDict) -> dict[str, Any]:
 
 def _literal(text: str) -> Any:
     """Return a text as the literal that it is; another text as it is."""
+    # literal_eval recurses, and deep nesting can exhaust the stack of the interpreter
     if len(text) > _MAX_LITERAL or text.count("(") + text.count("[") + text.count("{") > 1000:
         return text
     try:

@@ -17,6 +17,7 @@ from ckptzoo.hub.untrusted import Limits
 _CHECKPOINT = re.compile(r"(?:.*/)?(?P<run>[^/]+)_(?P<epoch>\d{1,6})_(?P<accuracy>\d{1,5})\.pt")
 _TABLE = re.compile(r"(?:.*/)?metadata/[^/]+\.csv")
 _ACCURACY_UNIT = 10**4
+"""Accuracies in names of files are in units of 1/10,000."""
 
 
 class SmallTransformer:

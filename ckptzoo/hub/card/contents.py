@@ -1,6 +1,4 @@
-"""The sections of a page about a zoo's content: overview, variants, predictions, tensors, accuracies with
-histograms.
-"""
+"""Sections of a page about a zoo's content: overview, variants, predictions, tensors, accuracies, histograms."""
 
 import math
 from collections.abc import Sequence

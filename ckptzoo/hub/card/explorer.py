@@ -18,9 +18,7 @@ def explorer_section(files: Files) -> str:
 
 
 def check_explorer(files: Files) -> tuple[str, ...]:
-    """Return the path of the explorer, where the zoo has one; raise ``SpecError`` where the file is too large to be
-    published.
-    """
+    """Return the path of the explorer, where the zoo has one; raise ``SpecError`` where it is too large to publish."""
     size = files.size(layout.EXPLORER)
     if size is None:
         return ()

@@ -158,9 +158,7 @@ def markdown(text: str) -> str:
 
 
 def training(rows: pa.Table) -> str:
-    """Return a line for each recipe and data set, and the settings that all checkpoints of a recipe share; may be
-    empty.
-    """
+    """Return a line for each recipe and data set, and settings that all checkpoints of a recipe share, if any."""
     numbered = rows.select([*_RECIPE_COLUMNS]).append_column("row", pa.array(range(len(rows)), pa.int64()))
     keys = numbered.group_by([*_RECIPE_COLUMNS]).aggregate([("row", "list")]).to_pylist()
     recipes = [(key, rows.take(pa.array(sorted(key["row_list"])))) for key in keys]

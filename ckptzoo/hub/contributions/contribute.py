@@ -327,9 +327,7 @@ def _joined(problems: Sequence[Problem]) -> list[Problem]:
 
 
 def misfit(ingestor: Ingestor, arch: Architecture, module: str | Factory | None) -> SpecError:
-    """Describe what is wrong with files that do not fit, with the table of names, if any, that keeps the outputs the
-    same.
-    """
+    """Describe what is wrong with files that do not fit, and the table of names that keeps the outputs, if any."""
     problems = _joined(ingestor.problems)
     if ingestor.misnamed is None:
         return SpecError(problems)

@@ -67,9 +67,7 @@ class NewZoo:
 
 @dataclass(frozen=True)
 class CheckpointDescription:
-    """A ``[[checkpoint]]``: columns of one state dict of a file, whose name is followed by ``#key`` where it holds
-    several.
-    """
+    """A ``[[checkpoint]]``: columns of one state dict of a file, named ``file#key`` where it holds several."""
 
     file: str
     values: Row = field(default_factory=dict)
@@ -108,9 +106,7 @@ class Submission:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> "Submission":
-        """Read a file; raise ``SpecError`` with every problem: unknown keys with the nearest known one, wrong types,
-        values out of range.
-        """
+        """Read a file; raise ``SpecError`` with every problem: unknown keys (and the nearest), types, ranges."""
         try:
             content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:

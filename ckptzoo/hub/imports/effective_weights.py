@@ -162,9 +162,7 @@ def _plan(described: tuple[tuple[str, tuple[int, ...]], ...]) -> _Plan | None:
 
 
 def _weights_first(names: Sequence[str], computed: set[str]) -> list[str]:
-    """Order names so that computed ones precede what is beside them: torch puts the parts of a weight after its
-    bias.
-    """
+    """Order names so that computed ones come first: torch puts the parts of a weight after its bias."""
     by_module: dict[str, list[str]] = {}
     for name in names:
         by_module.setdefault(name.rpartition(".")[0], []).append(name)

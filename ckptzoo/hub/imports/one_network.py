@@ -33,9 +33,7 @@ _PUBLISHED = {
     "open_clip_model": ("open_clip", (".safetensors",)),
     "open_clip_pytorch_model": ("open_clip", (".safetensors", ".bin")),
 }  # fmt: skip
-"""Names by which transformers, PEFT, diffusers and open_clip publish the network of a folder in each of their
-formats.
-"""
+"""Names of the network of a folder in each format of transformers, PEFT, diffusers and open_clip."""
 _ORIGINAL = re.compile(r"(?:original/)?consolidated(?:\.\d+)?\.(?:pth|pt|safetensors)")
 """Weights as the authors' own program keeps them, beside those of transformers, or in a folder there."""
 _CHOICES = re.compile(rf"(?:^|/)(?:{'|'.join(_PUBLISHED)}|consolidated)[.-]|rank_|model_part-|-rank-")

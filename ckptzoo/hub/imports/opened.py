@@ -145,9 +145,7 @@ class OpenedSource(Source):
         return self._related
 
     def _sizes(self) -> Mapping[str, int]:
-        """Return the files by name; for an archive that is read in order only where its first names say that it
-        matters.
-        """
+        """Return the files by name; for an archive read in order only where its first names say that it matters."""
         if isinstance(self._source, FolderSource):
             return self._source.sizes
         if not self._source.in_order:

@@ -193,7 +193,7 @@ def natural(path: str) -> tuple[list[Any], str]:
 
 
 class FolderSource(Source):
-    """A folder and those inside it, with ``sizes`` in bytes by path; links to files are followed, links to folders are
+    """A folder and those inside it, ``sizes`` in bytes by path; links to files are followed, those to folders are
     not.
     """
 
@@ -351,9 +351,7 @@ def tar_files(stream: IO[bytes], consumed: Callable[[], int], location: str) -> 
 
 
 class _ZipBytes:
-    """The bytes of a zip archive, for zipfile; ``opened`` is set once the directory was read, which zipfile reads at
-    once.
-    """
+    """The bytes of a zip archive, for zipfile; ``opened`` is set once zipfile has read the directory, at once."""
 
     def __init__(self, packed: IO[bytes], location: str) -> None:
         self._packed, self._location, self.opened = packed, location, False

@@ -192,17 +192,13 @@ class TarReader:
 
 
 class Paths:
-    """The paths of an archive's members, of which none may come twice, with a bound on their number; ``location`` is
-    for messages.
-    """
+    """The paths of an archive's members: none twice, and a bound on their number; ``location`` is for messages."""
 
     def __init__(self, location: str) -> None:
         self._location, self._seen = location, set[bytes]()
 
     def add(self, path: str, packed: int) -> None:
-        """Add a path, when ``packed`` bytes of the archive have been read; raise ``IntegrityError`` for a second one or
-        too many.
-        """
+        """Add a path, after ``packed`` bytes of the archive; raise ``IntegrityError`` for a second one or too many."""
         most = min(MAX_MEMBERS, _FREE_MEMBERS + packed // _BYTES_PER_MEMBER)
         if len(self._seen) >= most:
             expected, got = f"at most {most} members in its first {packed} bytes", "more"

@@ -73,8 +73,8 @@ class PullSelection:
         return tuple(name for name in known if self.variants is None or name in self.variants)
 
     def sets(self, known: Sequence[str], *, location: str) -> tuple[str, ...]:
-        """Return the selected sets of inputs on which the zoo stores outputs; raise ``UnknownNameError`` where it has
-        no such set.
+        """Return the selected sets of inputs with stored outputs; raise ``UnknownNameError`` where the zoo lacks
+        one.
         """
         if self.predictions is None:
             return tuple(known) if self.is_everything else ()
@@ -106,9 +106,7 @@ class PullSelection:
         return tuple(tensor for tensor in arch.tensors if tensor.name in selected)
 
     def to_json(self) -> Document:
-        """Return the JSON that is stored beside what was pulled; a condition that is not text is stored as its
-        ``repr``.
-        """
+        """Return the JSON that is stored beside the zoo; a condition that is not text is stored as its ``repr``."""
         where = self.where if self.where is None or isinstance(self.where, str) else repr(self.where)
         variants, layers = (None if names is None else list(names) for names in (self.variants, self.layers))
         # as it was before sets could be selected, so that an earlier pull is carried on

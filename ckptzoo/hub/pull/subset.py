@@ -44,9 +44,7 @@ _ELEMENT_THREADS = 8
 """A group element has no stream, so its tensors are read side by side."""
 
 CheckRows = Callable[[str, list[dict[str, Any]]], None]
-"""A function that is called with the tree and the rows of a part before it appears; it raises if they must not go
-in.
-"""
+"""A function of the tree and the rows of a part, called before it appears; it raises if they must not go in."""
 
 
 def extract(
@@ -168,9 +166,7 @@ class SubsetWriter:
     def write(
         self, subset: PartSubset, root: Path, raw: str | None, *, check_rows: CheckRows, meter: ProgressMeter
     ) -> Part:
-        """Write one part into the new zoo's folder; ``raw`` is, for a variant's part, the digest of the new raw part of
-        its checkpoints.
-        """
+        """Write one part into the new zoo's folder; for a variant ``raw`` is the digest of its new raw part."""
         zoo = self._zoo.take(subset.places)
         facts: Document = {**subset.source.facts, "pulled": {"zoo": zoo.name, "part": subset.source.digest}}
         kind = str(subset.source.facts["kind"])

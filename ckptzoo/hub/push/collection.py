@@ -1,6 +1,4 @@
-"""The difference between a collection and its repository: each zoo as in a push of it alone, then table, document
-and page.
-"""
+"""The difference between a collection and its repository: each zoo as in its own push, table, document, page."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace

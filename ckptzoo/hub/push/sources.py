@@ -85,9 +85,7 @@ def read_local(root: Path, trees: Mapping[str, Sequence[str]]) -> LocalZoo:
 
 
 def links_outside(zoo: LocalZoo) -> list[Problem]:
-    """Return files that would be published but are outside the folder, by a link: an untrusted zoo may point to
-    anything.
-    """
+    """Return files to be published that a link leads out of the folder to: an untrusted zoo may point anywhere."""
     files = [
         *zoo.documents.values(),
         *zoo.card_files.values(),
@@ -136,9 +134,7 @@ class RepositoryFiles:
 
 
 class OverlayFiles:
-    """Files of a zoo by their paths: those in ``local`` from this machine, all others from a commit of the
-    repository.
-    """
+    """Files of a zoo by their paths: ``local`` ones from this machine, others from a commit of the repository."""
 
     here = None  # as in format.files.Files: there is no one folder to map into memory
 

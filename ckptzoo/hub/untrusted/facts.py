@@ -119,9 +119,7 @@ def names_cross_entropy(name: str) -> bool:
 
 
 def own_columns(path: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a file's columns from its path or name and the facts in it, which go first: member, step, epoch, seed,
-    claims.
-    """
+    """Return columns from a file's facts, else its path or name: member, step, epoch, seed, claims."""
     run = run_of(path)
     columns: dict[str, Any] = dict(claims(facts))
     if run.is_part and run.member:

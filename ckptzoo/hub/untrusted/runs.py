@@ -183,9 +183,7 @@ def facts_of(path: str) -> dict[str, int]:
 
 
 def searched(pattern: re.Pattern[str], path: str) -> str | None:
-    """Return what a pattern finds in a path: its first group, or all of it where it has none; None where it finds
-    nothing.
-    """
+    """Return what a pattern finds in a path: its first group, else all of the match; None without a match."""
     matched = pattern.search(path)
     return None if matched is None else matched[1 if pattern.groups else 0]
 

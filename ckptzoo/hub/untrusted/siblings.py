@@ -1,6 +1,4 @@
-"""Tells what stands beside weights under their names: moments, derivatives, averages; and when each of a list was
-saved.
-"""
+"""Finds moments, derivatives and averages beside weights of the same names, and the times of networks in lists."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -431,9 +431,7 @@ class _Search:
                 self.leave_out(path, describe(items))
 
     def numbers(self, value: Any) -> Any:
-        """Return the numbers of a tensor with one element or a few of them, such as means of inputs; else the
-        tensor.
-        """
+        """Return the numbers of a tensor with one or a few elements, such as means of inputs; else the tensor."""
         if not 0 < prod(value.shape) <= _MAX_LIST:
             return value
         try:

@@ -171,9 +171,7 @@ class Broken:
 
 @dataclass(frozen=True)
 class FoundArrays:
-    """Checkpoints whose numbers are already read: K ``members``, ``steps`` and ``rows``, and tensors (K, *shape) by
-    name, in order.
-    """
+    """Checkpoints whose numbers are already read: for each of K its row, and tensors (K, *shape) by name, in order."""
 
     path: str
     members: Sequence[str]

@@ -104,9 +104,7 @@ def _has_copies(names: tuple[str, ...]) -> bool:
 
 
 def side_by_side(tensors: Mapping[str, NDArray[Any]]) -> str:
-    """Return the note on a state dict that holds equal networks, which counts as one network unless an option says
-    otherwise.
-    """
+    """Return the note on a state dict of equal networks, which counts as one network by default."""
     return _side_by_side(tuple((without_wrappers(name), array.shape) for name, array in tensors.items()))
 
 

@@ -97,7 +97,7 @@ def ids_without_raw_weights(zoo: Zoo) -> frozenset[str]:
 
 
 def _not_held(zoo: Zoo) -> str:
-    """That raw weights are not held, and of how many checkpoints."""
+    """Say that raw weights are not held, and for how many checkpoints."""
     without_raw = len(ids_without_raw_weights(zoo))
     of = "" if without_raw == len(zoo) else f" of {counted(without_raw, 'checkpoint')}"
     return f"raw weights{of} are not held"
@@ -261,7 +261,7 @@ def _parameters(tensors: Sequence[Tensor]) -> int:
 
 
 def accuracy(zoo: Zoo) -> str:
-    """Spread and histogram of each member's last step; empty where nothing is known."""
+    """Draw spread and histogram of each member's last step; empty where nothing is known."""
     rows = zoo.last_steps().metadata
     quality = quality_of(rows)
     if quality is None:
@@ -304,7 +304,7 @@ class Quality:
     unit: str = ""
 
     def value(self, number: float) -> str:
-        """One value as text."""
+        """Format one value."""
         return f"{self.times * number:.2f}{self.unit}" if self.unit else format_number(float(number))
 
 
@@ -324,7 +324,7 @@ def quality_of(rows: pa.Table) -> Quality | None:
 
 
 def mean_of(zoo: Zoo) -> tuple[str, str] | None:
-    """Name and mean of what was measured at each member's last step, for the top of the page."""
+    """Return name and mean of what was measured at each member's last step, for the top of the page."""
     rows = zoo.last_steps().metadata
     quality = quality_of(rows)
     if quality is None:
@@ -335,7 +335,7 @@ def mean_of(zoo: Zoo) -> tuple[str, str] | None:
 
 
 def _figures(rows: pa.Table, name: str) -> NDArray[np.float64]:
-    """(N,) a column, NaN where nothing is known or the value is beyond ``MAX_FIGURE``."""
+    """Return a column (N,), NaN where nothing is known or the value is beyond ``MAX_FIGURE``."""
     values = rows[name].fill_null(float("nan")).to_numpy().astype(np.float64)
     return np.where(np.abs(values) <= MAX_FIGURE, values, np.nan)
 
@@ -366,12 +366,12 @@ class Scale:
 
     @property
     def digits(self) -> int:
-        """Decimals that show every edge in full."""
+        """The number of decimals that show every edge in full."""
         return max(0, -self.power)
 
     @classmethod
     def of(cls, values: ArrayLike) -> "Scale":
-        """Bins for values: the more values, the finer; a few outliers are not covered."""
+        """Choose bins for values: the more values, the finer; a few outliers are not covered."""
         ordered = np.sort(np.asarray(values, np.float64))
         # About 2.5 n^(1/3) bins; Rice's rule, 2 n^(1/3), has the same growth.
         bins = next((bins for bins in range(MIN_BINS, MAX_BINS) if bins**3 > 16 * len(ordered)), MAX_BINS)
@@ -447,7 +447,7 @@ def _bar(number: int, largest: int) -> str:
 
 
 def _scaled(number: int, power: int) -> float:
-    """``number * 10**power``, correctly rounded: one operation on two integers."""
+    """Return ``number * 10**power``, correctly rounded: one operation on two integers."""
     return float(number * 10**power) if power >= 0 else number / 10**-power
 
 
@@ -472,17 +472,17 @@ def counts(column: pa.ChunkedArray) -> dict[str, int]:
 
 
 def flags(table: pa.Table, column: str, *, missing: bool = False) -> NDArray[np.bool_]:
-    """(N,) a column of true and false."""
+    """Return a column (N,) of true and false."""
     return table[column].fill_null(missing).to_numpy().astype(np.bool_)
 
 
 def usable(table: pa.Table) -> NDArray[np.bool_]:
-    """(N,) the checkpoints that are finite and did not diverge, as far as is known."""
+    """Return (N,) which checkpoints are finite and did not diverge, as far as is known."""
     return ~flags(table, "diverged") & flags(table, "finite", missing=True)
 
 
 def mean_sd(values: NDArray[np.float64]) -> tuple[float, float]:
-    """Mean and standard deviation (divisor n - 1) from exact sums, so the order of the values does not matter."""
+    """Return mean and standard deviation (divisor n - 1) from exact sums, independent of the order of the values."""
     mean = math.fsum(values.tolist()) / len(values)
     squares = math.fsum((value - mean) ** 2 for value in values.tolist())
     return mean, math.sqrt(squares / max(1, len(values) - 1))

@@ -38,7 +38,7 @@ def _escaped(character: str) -> str:
 
 
 def _fence(text: str, shortest: int = 1) -> str:
-    """Backticks, one more than follow one another anywhere in a text."""
+    """Return one backtick more than follow one another anywhere in a text."""
     longest = max(map(len, re.findall(r"`+", text)), default=0)
     return "`" * max(shortest, longest + 1)
 
@@ -56,7 +56,7 @@ def fenced(text: str, language: str = "") -> str:
 
 
 def folded(title: str, text: str) -> str:
-    """Text that is hidden until its title is clicked."""
+    """Hide text until its title is clicked."""
     return f"<details>\n<summary>{title}</summary>\n\n{text}\n\n</details>"
 
 

@@ -91,7 +91,7 @@ def readme(zoo: Zoo, card: Card, folder: str = "") -> str:
 
 
 def _sections(zoo: Zoo, card: Card, rows: pa.Table) -> list[tuple[str, str]]:
-    """Title and text of each section; one without a text is left out."""
+    """Return title and text of each section, without those that have no text."""
     trained = "\n\n".join(filter(None, (markdown(card.training), training(rows))))
     return [
         ("Pictures", pictures_section(card)),
@@ -283,7 +283,7 @@ def contributors(card: Card, rows: pa.Table) -> str:
 
 
 def citation(card: Card) -> str:
-    """BibTeX, or nothing."""
+    """Return BibTeX, or nothing."""
     return fenced(card.citation.strip(), "bibtex") if card.citation.strip() else ""
 
 

@@ -143,7 +143,7 @@ class PullRequests:
             return opened
 
     def listed(self, repo: str, *, status: str = "open") -> list[Discussion]:
-        """Pull requests without their comments, the last first; ``status`` is open, closed or all."""
+        """Return pull requests without their comments, the last first; ``status`` is open, closed or all."""
 
         def call() -> list[Discussion]:
             options: Any = {"discussion_type": "pull_request", "discussion_status": status, "repo_type": DATASET}
@@ -360,7 +360,7 @@ class Client(Connection):
         unanswered = False
 
         def note_unanswered() -> None:
-            """The attempt before may have been carried out; its commit is then not at ``parent`` any more."""
+            """Note that the previous attempt may have been carried out; its commit is then no longer at ``parent``."""
             nonlocal unanswered
             unanswered = True
 

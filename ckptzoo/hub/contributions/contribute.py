@@ -62,7 +62,7 @@ class BuiltPart:
     left_out: dict[str, int] = field(default_factory=dict)
 
     def summaries(self, counts: dict[str, int]) -> tuple[str, ...]:
-        """Remarks, each with the number of files that it is about."""
+        """Return remarks, each with the number of files that it is about."""
         return tuple(f"{text} ({count:,} of the files)" for text, count in counts.items())
 
 

@@ -118,7 +118,7 @@ def _of_zoo(target: TargetZoo, mine: list[_Described], index: Index | None) -> t
 
 
 def _describe(zoo: TargetZoo, names: Sequence[str], index: Index | None) -> list[_Described]:
-    """Digests, fingerprints and sketches; none of the latter where there is no table or no canonical form."""
+    """Return digests, fingerprints and sketches; none of the latter without a table or a canonical form."""
     found: list[_Described] = []
     for ids, weights in zoo.batches(list(names)):
         exact = digests(weights)
@@ -164,7 +164,7 @@ class _Permuted:
         return None
 
     def _canonical(self, weights: Weights) -> Weights:
-        """Canonical weights without counters of batches, which do not make another network."""
+        """Return canonical weights without counters of batches, which do not make another network."""
         made = canonicalize(weights, self._index.symmetry, gauge=CANONICAL).weights
         return {name: array for name, array in made.items() if not name.endswith(_COUNTER)}
 

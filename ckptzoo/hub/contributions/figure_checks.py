@@ -49,10 +49,12 @@ def check_accuracy(zoo: Zoo, measured: Mapping[str, Figures], evaluators: Evalua
 
 
 def check_loss(zoo: Zoo, measured: Mapping[str, Figures]) -> Check | None:
-    """Stated and claimed losses agree with the mean cross entropy in nats that was measured; None where there are none.
+    """Check that stated and claimed losses agree with the measured mean cross entropy in nats; None where there are
+    none.
 
-    A stated one (``test_nll``) may differ by 0.001 and 0.1 % of it, a claimed one by 0.005 and 0.5 %. A test loss that
-    a file held may be of another kind, such as with smoothed labels: one that differs is named, and fails nothing.
+    A stated one (``test_nll``) may differ by 0.001 and 0.1 % of it, a claimed one by 0.005 and 0.5 %. A test loss
+    that a file held may be of another kind, such as with smoothed labels: one that differs is named, and fails
+    nothing.
     """
     wrong: list[str] = []
     unknown: list[str] = []

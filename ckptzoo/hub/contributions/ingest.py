@@ -93,7 +93,7 @@ class Ingestor:
                 yield file.path, replace(state, source=f"{names[file.path]}{mark}{key}")
 
     def fit_state(self, path: Path, state: StateDict, arch: Architecture) -> IngestedBatch:
-        """One state dict of a file, or K of them stacked, under the names of an architecture."""
+        """Fit one state dict of a file, or K of them stacked, to the names of an architecture."""
         fitted = fit(state.tensors, arch, self.names, cast=self.submission.cast, location=state.source)
         count = len(next(iter(fitted.weights.values())))
         sources = tuple(f"{state.source}#{number}" for number in range(count)) if fitted.stacked else (state.source,)

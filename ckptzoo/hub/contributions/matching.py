@@ -251,7 +251,7 @@ def _first_names(names: Sequence[str]) -> str:
 
 
 def rename(old_names: Sequence[str], names: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Old name to new one by a table, and the entries of the table that match no name; exact names go first."""
+    """Map old names to new ones by a table; also return its entries that match no name. Exact names go first."""
     patterns = {old: _compile_pattern(old) for old in names if "*" in old}
     new_names: dict[str, str] = {}
     used: set[str] = set()
@@ -342,7 +342,7 @@ def without_wrappers(name: str) -> str:
 
 
 def _shared_prefixes(names: Sequence[str]) -> Iterator[str]:
-    """``a.``, ``a.b.``, ... for the first words that all names share."""
+    """Yield ``a.``, ``a.b.``, ... for the first words that all names share."""
     split_names = [name.split(".")[:-1] for name in names]
     prefix = ""
     for words in zip(*split_names, strict=False):
@@ -472,7 +472,7 @@ class _Converter:
 
 
 def _leading_shape(by_new: Mapping[str, str], state: State, arch: Architecture) -> tuple[tuple[int, ...], bool]:
-    """``(K,)`` where every tensor has one more axis in front, of one length; else ``()``."""
+    """Return ``(K,)`` where every tensor has one more axis in front, of one length; else ``()``."""
     leading: set[tuple[int, ...]] = set()
     for tensor in arch.tensors:
         for name in (tensor.name, *tensor.aliases):

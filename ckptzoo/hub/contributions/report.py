@@ -108,7 +108,7 @@ class CheckpointSummary:
     measured_loss: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as JSON-ready values."""
+        """Return all values, ready for JSON."""
         return {
             "id": self.id,
             "claimed_test_accuracy": _finite_or_none(self.claimed),
@@ -121,7 +121,7 @@ class CheckpointSummary:
         }
 
     def cells(self, *, losses: bool) -> tuple[str, ...]:
-        """Its figures for a table, after the id; with losses where any is claimed."""
+        """Return its figures for a table, after the id; with losses where any is claimed."""
         finite = {True: "yes", False: "no", None: "-"}[self.finite]
         accuracies = _percent(self.claimed), _percent(self.stated), _percent(self.measured)
         return (*accuracies, *(map(_loss, (self.claimed_loss, self.measured_loss)) if losses else ()), finite)
@@ -185,7 +185,7 @@ def unmeasured(checks: Sequence[Check], summaries: Sequence[CheckpointSummary]) 
 
 
 def undone_checks(checks: Sequence[Check]) -> str:
-    """``; 2 checks not done: accuracy, near copies``; empty where all were done."""
+    """Return ``; 2 checks not done: accuracy, near copies``; empty where all were done."""
     names = [check.name for check in checks if check.outcome == "not done"]
     return f"; {counted(len(names), 'check')} not done: {', '.join(names)}" if names else ""
 

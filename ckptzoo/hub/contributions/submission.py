@@ -186,7 +186,7 @@ def _unknown_keys(content: Mapping[str, Any], known: tuple[str, ...], location: 
 
 
 def _column_problems(location: str, key: str, value: Any) -> Iterator[Problem]:
-    """Return what is wrong with a column's value: its type or its range."""
+    """Yield what is wrong with a column's value: its type or its range."""
     if key == "extra":
         if not isinstance(value, dict) or any(item is not None for item in _not_json(value)):
             yield Problem(location, key, "a table of texts, numbers and lists", repr(value)[:80], _STEP)

@@ -62,7 +62,7 @@ def config(checkpoint: Checkpoint, arch: Architecture, zoo: Zoo, facts: Document
 
 
 def readme(checkpoint: Checkpoint, arch: Architecture, zoo: Zoo, facts: Document) -> bytes:
-    """``README.md``: where the checkpoint comes from, under which licence, and how it is loaded."""
+    """Return ``README.md``: where the checkpoint comes from, under which licence, and how it is loaded."""
     card = _card(zoo)
     average = facts.get("average", {})
     licenses = _licenses(checkpoint, zoo, average)

@@ -157,7 +157,7 @@ class _Job:
         self._facts, self._advance = facts, advance
 
     def write_file(self, path: Path, suffix: str) -> None:
-        """A file alone."""
+        """Write a single file."""
         if suffix == ".pt":
             torch = import_torch().torch
             # into an open file: to a path, torch would write the file's name into the file

@@ -76,7 +76,7 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merged(*extras: Mapping[str, Any]) -> dict[str, Any]:
-    """Objects within objects put together; what comes later wins."""
+    """Merge objects within objects; later values win."""
     made: dict[str, Any] = {}
     for extra in extras:
         for name, value in extra.items():
@@ -86,7 +86,7 @@ def merged(*extras: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def together(row: Row, other: Row) -> Row:
-    """Two rows of one checkpoint; columns of the second win."""
+    """Merge two rows of one checkpoint; columns of the second win."""
     return {**row, **other, "extra": merged(row.get("extra", {}), other.get("extra", {}))}
 
 

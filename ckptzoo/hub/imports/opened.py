@@ -155,7 +155,7 @@ class OpenedSource(Source):
         return {file.path: file.size for file in self._beginning(None, None)}
 
     def _beginning(self, count: int | None, nbytes: int | None) -> Iterator[SourceFile]:
-        """Return the first files of the source, as far as it can be read; the pass that reads them reports errors."""
+        """Yield the first files of the source, as far as it can be read; the pass that reads them reports errors."""
         size = 0
         with suppress(ZooError):
             for at, file in enumerate(self._source.files(), start=1):

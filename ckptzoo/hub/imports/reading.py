@@ -81,7 +81,7 @@ def _whole(parts: Sequence[States | ZooError], path: str) -> States | ZooError:
 
 
 def _devices(state: StateDict) -> int | None:
-    """For how many devices a network was cut of which this is a part, as it says; None where it is whole."""
+    """Return for how many devices the network of this part was cut, as the part says; None where it is whole."""
     if not state.facts:
         return None
     counts = [state.facts.get(name) for name in _CUT]

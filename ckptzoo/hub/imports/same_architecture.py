@@ -72,7 +72,7 @@ class Fit:
 
 
 def signature_of(tensors: Tensors) -> Signature:
-    """Name, shape and dtype of each tensor, in order."""
+    """Return name, shape and dtype of each tensor, in order."""
     return tuple((name, array.shape, _dtype_name(array.dtype)) for name, array in tensors.items())
 
 

@@ -151,7 +151,7 @@ class Target:
 
     @property
     def zoos(self) -> dict[str, int]:
-        """Return the zoos' folders inside the target, and the number of checkpoints added to each."""
+        """The zoos' folders inside the target, and the number of checkpoints added to each."""
         return {str(zoo.path.relative_to(self.folder)): zoo.added for zoo in self._zoos}
 
     @property

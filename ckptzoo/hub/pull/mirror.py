@@ -104,7 +104,7 @@ def mirror(
 
 
 def grouped(remote: Remote, paths: Iterable[str]) -> Iterator[list[str]]:
-    """Parts, by their paths, in the groups in which they are fetched."""
+    """Yield parts, by their paths, in the groups in which they are fetched."""
     group: list[str] = []
     total = 0
     for path in paths:
@@ -188,7 +188,7 @@ class Shard:
 
     @property
     def gaps(self) -> Iterator[tuple[int, int]]:
-        """Bytes that belong to no block, in pieces of at most 8 MiB."""
+        """Yield bytes that belong to no block, in pieces of at most 8 MiB."""
         position = 0
         for start, stop in (*((block.start, block.stop) for block in self.blocks), (self.nbytes, self.nbytes)):
             yield from ((low, min(low + _CHUNK_BYTES, start)) for low in range(position, start, _CHUNK_BYTES))

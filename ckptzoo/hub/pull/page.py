@@ -33,7 +33,7 @@ def read_existing(files: Files, names: Sequence[str]) -> dict[str, bytes]:
 
 
 def read_card_files(files: Files) -> dict[str, bytes]:
-    """README.md, card.toml, the pictures that the card names, and the explorer; warns of what cannot be used."""
+    """Read README.md, card.toml, the pictures that the card names, and the explorer; warn of what cannot be used."""
     card_files = read_existing(files, CARDS)
     explorer, problems = read_explorer(files)
     problems = [

@@ -91,7 +91,7 @@ class Pushed(PrintedResult):
         say(console or Console(), *lines, *([self.url] if self.url else []), *notes)
 
     def _amount(self) -> str:
-        """Bytes that were sent, and how many of them are in the commits."""
+        """Return the bytes that were sent, and how many of them are in the commits."""
         if self.sent <= self.nbytes:
             return f"{size(self.sent)} sent of {size(self.nbytes)}"
         return f"{size(self.nbytes)} uploaded ({size(self.sent)} sent in all, because others published meanwhile)"

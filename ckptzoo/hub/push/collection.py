@@ -162,7 +162,7 @@ def _opened(files: Mapping[str, OverlayFiles], local: Mapping[str, LocalZoo]) ->
 
 
 def _page(files: OverlayFiles, zoos: Mapping[str, Zoo], repository: RepositoryFiles, card: Card | None) -> Page:
-    """README.md, unless a person wrote it: without a card, one that is there and was not made here stays."""
+    """Return README.md, unless a person wrote it: without a card, an existing one that was not made here stays."""
     if card is None and files.size(CARD_TOML) is None and files.size(layout.README) is not None:
         (readme,) = files.read_many([layout.README])
         if COLLECTION_MARK.encode() not in readme:
@@ -205,7 +205,7 @@ def _folders(listing: Listing) -> dict[str, dict[str, RepoFile]]:
 
 
 def _joined(notes: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Each note once, with the zoos that it is about."""
+    """Return each note once, with the zoos that it is about."""
     zoos: dict[str, list[str]] = {}
     for note, name in notes:
         zoos.setdefault(note, []).append(name)

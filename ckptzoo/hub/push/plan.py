@@ -77,7 +77,7 @@ class CommitBatch:
         )
 
     def merge(self, other: "CommitBatch") -> "CommitBatch":
-        """Both in one."""
+        """Merge both into one."""
         return CommitBatch(
             self.files | other.files,
             self.sizes | other.sizes,
@@ -216,7 +216,7 @@ def _parts_in(names: Iterable[str]) -> set[str]:
 def _card_batch(
     local: LocalZoo, repository: RepositoryFiles, listing: Listing, files: OverlayFiles
 ) -> tuple[CommitBatch, tuple[str, ...]]:
-    """Card, pictures, and the page of what the repository will hold; the folder's own page where there is no card."""
+    """Return card, pictures and page of what the repository will hold; the folder's own page without a card."""
     stored, card_files = listing.files, dict(local.card_files)
     page = page_or_note(files, repository.repo, repository.folder, local_card=CARD_TOML in card_files)
     if page.has_card and (page.data is not None or layout.README in stored):

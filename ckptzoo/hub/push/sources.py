@@ -123,7 +123,7 @@ class RepositoryFiles:
         return self._folders[folder]
 
     def read(self, names: Sequence[str], listing: Listing) -> list[bytes]:
-        """Whole files of a commit."""
+        """Read whole files of a commit."""
         keys = {name: f"{name} {listing.files[name]}" for name in names}
         missing = [name for name, key in keys.items() if key not in self._contents]
         paths = {(f"{self.folder}/{name}" if self.folder else name): listing.files[name] for name in missing}

@@ -117,7 +117,7 @@ def _open(path: Path, location: str) -> int:
 
 
 def _content_of(descriptor: int, length: int, location: str) -> Content:
-    """Copies exactly ``length`` bytes of an open file."""
+    """Copy exactly ``length`` bytes of an open file."""
 
     def copy(stream: IO[bytes]) -> None:
         done = 0

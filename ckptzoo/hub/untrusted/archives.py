@@ -129,7 +129,7 @@ def _check_member(info: zipfile.ZipInfo, *, location: str) -> None:
 
 
 def _check_no_overlap(infos: list[zipfile.ZipInfo], stop: int, *, location: str) -> None:
-    """Members must follow one another, from the file's first byte."""
+    """Check that members follow one another, from the file's first byte."""
     end = 0
     for info in sorted(infos, key=lambda item: item.header_offset):
         if info.header_offset < end or (end == 0 and info.header_offset != 0):
@@ -143,7 +143,7 @@ def _check_no_overlap(infos: list[zipfile.ZipInfo], stop: int, *, location: str)
 
 
 def _check_directory(file: IO[bytes], infos: list[zipfile.ZipInfo], start: int, size: int, *, location: str) -> None:
-    """The directory must reach to its end record, which must count its entries and end the file."""
+    """Check that the directory reaches to its end record, which must count its entries and end the file."""
     names = sum(len(info.filename.encode(_encoding(info))) for info in infos)
     stop = start + names + sum(_ENTRY + len(info.extra) + len(info.comment) for info in infos)
     file.seek(-_END, 2)

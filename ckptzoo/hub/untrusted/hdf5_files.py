@@ -141,7 +141,7 @@ class _Tree:
         return np.asarray(dataset[()]).astype(dataset.dtype.newbyteorder("="), copy=False)
 
     def attributes(self, group: Any) -> Iterator[tuple[str, Any]]:
-        """Texts and numbers that are noted about a group, as its attributes."""
+        """Yield texts and numbers that are noted about a group, as its attributes."""
         for name in list(group.attrs)[:_MAX_ATTRIBUTES]:
             attribute = self.h5py.h5a.open(group.id, name.encode())
             if attribute.shape != () or attribute.get_storage_size() > _MAX_ATTRIBUTE:

@@ -163,7 +163,7 @@ def _is_value(item: Any) -> bool:
 
 
 def items_of(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Return keys and values of a mapping, a sequence, or an object's attributes; named tuples have arguments."""
+    """Yield keys and values of a mapping, a sequence, or an object's attributes; named tuples have arguments."""
     if isinstance(value, Inert):
         named = value.attributes if value.pairs is None else value.pairs
         is_tuple = not named and any(isinstance(item, dict | list | tuple | Inert) for item in value.args)

@@ -134,7 +134,7 @@ class ReadingProcess:
         return self._process
 
     def _ended(self, location: str, process: "subprocess.Popen[bytes]", *, late: bool) -> IntegrityError:
-        """Why there is no answer."""
+        """Say why there is no answer."""
         code = process.wait()
         errors = b""
         if self._errors is not None:

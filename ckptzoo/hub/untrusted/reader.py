@@ -166,7 +166,7 @@ def bound_memory(request_bytes: int, most: int) -> None:
 
 
 def _used_bytes() -> int:
-    """This process's address space; without /proc (macOS) it counts as nothing."""
+    """Return this process's address space in bytes; 0 without /proc (macOS)."""
     statm = Path("/proc/self/statm")
     return int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else 0
 

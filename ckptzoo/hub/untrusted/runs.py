@@ -132,7 +132,7 @@ def without_plain_name(name: str) -> str:
 
 
 def _number(text: str) -> float:
-    """``40`` or ``2000k``, which is two million."""
+    """Parse ``40`` or ``2000k``, which is two million."""
     times = _THOUSANDS.get(text[-1].lower(), 1)
     return float(text if times == 1 else text[:-1]) * times
 

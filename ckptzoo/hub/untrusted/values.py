@@ -63,7 +63,7 @@ class Inert:
         self._kept().append(value)
 
     def extend(self, values: Any) -> None:
-        """Keep items of what is a list."""
+        """Keep items of a list."""
         self._kept().extend(values)
 
     add = append
@@ -96,7 +96,7 @@ class Mapping(dict[Any, Any]):
         super().__init__(args[-1] if args and isinstance(args[-1], dict | list) else ())
 
     def __setstate__(self, state: Any) -> None:
-        """``torch.nn.Module.state_dict`` has its versions in an attribute."""
+        """Ignore the state: ``torch.nn.Module.state_dict`` has its versions in an attribute."""
 
 
 class Known:
@@ -276,7 +276,7 @@ class Array(_Stated, Numbers):
 
 
 def _nested(items: list[Any], shape: tuple[int, ...], *, fortran: bool) -> Any:
-    """Items as lists within one another, a list for each axis; in their order where an array is by columns."""
+    """Nest items as lists, a list for each axis; in their order where an array is by columns."""
     if not shape:
         return items[0]
     if len(shape) == 1 or fortran or 0 in shape:
@@ -306,7 +306,7 @@ class DType:
 
     @property
     def numpy_name(self) -> str:
-        """A key of ``ITEMSIZE``, or what else it is."""
+        """A key of ``ITEMSIZE``, or another description."""
         return _NUMPY_CODES.get(self.text, self.text)
 
     @property

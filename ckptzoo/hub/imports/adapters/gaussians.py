@@ -219,7 +219,7 @@ def _deviation(word: str, array: NDArray[Any], name: str, path: str) -> NDArray[
 
 
 def _positive(wide: NDArray[Any], dtype: np.dtype[Any], name: str, path: str) -> NDArray[Any]:
-    """Deviations in a dtype, all above 0."""
+    """Return deviations in a dtype, all above 0."""
     made = np.asarray(wide).astype(dtype)
     if not bool((made > 0).all()):
         least = float(np.min(wide)) if not np.isnan(wide).any() else float("nan")
@@ -342,7 +342,7 @@ def _refuse(path: str, what: str, expected: str, got: str) -> NoReturn:
 
 
 def cut_gaussian(moments: Moments, slices: Sequence[Slice], path: str) -> Picked:
-    """Moments that are vectors, cut into the means and deviations of tensors."""
+    """Cut moments that are vectors into the means and deviations of tensors."""
     if moments.mean.shape != (slices[-1].stop,):
         expected = f"{slices[-1].stop} numbers, as --layout says"
         raise ZooError(Problem(path, "means", expected, f"shape {moments.mean.shape}", "Give its own layout."))

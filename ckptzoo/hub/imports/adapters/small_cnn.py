@@ -118,7 +118,7 @@ def _described(row: Row, location: str, options: Options) -> tuple[str, int | No
 
 
 def _torch_name(name: str) -> str:
-    """``sequential/conv2d_1/kernel:0`` as torch would call it: ``conv2d_1.weight``."""
+    """Rename as torch would: ``sequential/conv2d_1/kernel:0`` is ``conv2d_1.weight``."""
     *_, layer, leaf = ("", *name.partition(":")[0].split("/"))
     return f"{layer}.{ {'kernel': 'weight'}.get(leaf, leaf) }".lstrip(".")
 

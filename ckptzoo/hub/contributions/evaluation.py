@@ -384,7 +384,7 @@ class EvaluatorPool:
 
     @property
     def summary(self) -> str:
-        """Describe the evaluations that were used."""
+        """The evaluations that were used, as a text."""
         used = [evaluation for evaluation, evaluator in self._evaluators.items() if evaluator is not None]
         evaluations = [excerpt(self.own.set, 80) if item is None and self.own else str(item) for item in used]
         return "; ".join(evaluations[:3]) + (f" and {len(evaluations) - 3:,} others" if len(evaluations) > 3 else "")

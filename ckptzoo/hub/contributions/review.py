@@ -138,7 +138,7 @@ class Review(PrintedResult):
 
     @property
     def verdict(self) -> str:
-        """Say how many checks failed and which were not done, in a sentence; another where claims were not measured."""
+        """A sentence on how many checks failed and which were not done; another where claims were not measured."""
         failed = failures(self.checks)
         outcome = f"{counted(len(failed), 'check')} of {len(self.checks)} failed" if failed else "nothing failed"
         return f"{outcome}{undone_checks(self.checks)}. {unmeasured(self.checks, self.entries)}".rstrip()

@@ -1,9 +1,7 @@
 """Untrusted tar archives, read in order from a stream, with a bound on everything that a header declares.
 
-``tarfile`` reads long names, pax headers and sparse maps whole, of whatever size, calls itself for the header
-after
-each, searches pax headers in quadratic time (before Python 3.11.10 and 3.12.6), and takes a damaged header for
-the end
+``tarfile`` reads long names, pax headers and sparse maps whole, of whatever size, calls itself for the header after
+each, searches pax headers in quadratic time (before Python 3.11.10 and 3.12.6), and takes a damaged header for the end
 of the archive. Only its parser of single blocks, ``TarInfo.frombuf``, is used here.
 """
 

@@ -63,8 +63,7 @@ class Declaration:
 
     ``names`` maps old to new names of tensors, or is ``"order"``; ``forward`` is a name of ``ckptzoo.archs``;
     ``input_shape`` is that of one example; ``symmetry_of`` makes the symmetry table of an architecture whose
-    network is
-    not in ``ckptzoo.archs``; ``license`` and ``dataset`` are for the card.
+    network is not in ``ckptzoo.archs``; ``license`` and ``dataset`` are for the card.
     """
 
     name: str

@@ -1,9 +1,7 @@
 """Requests to the reading process and its answers, in frames over two pipes; answers are checked as untrusted data.
 
-A frame is the length of a JSON text in 8 bytes (little-endian), the text, and the bytes that it announces. A
-request
-announces files; an answer announces arrays, each padded to a multiple of 8 bytes, and says for every file which
-state
+A frame is the length of a JSON text in 8 bytes (little-endian), the text, and the bytes that it announces. A request
+announces files; an answer announces arrays, each padded to a multiple of 8 bytes, and says for every file which state
 dicts are made of them, or why it is refused.
 """
 

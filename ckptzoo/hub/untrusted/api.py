@@ -107,7 +107,7 @@ def _read_file(path: Path, process: ReadingProcess, limits: Limits) -> list[Stat
 
 
 def _open(path: Path, location: str) -> int:
-    """A descriptor for reading."""
+    """Return a descriptor for reading."""
     # Without O_NONBLOCK, opening a named pipe waits for a writer; O_NOCTTY keeps a terminal from taking control.
     try:
         return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
@@ -117,7 +117,7 @@ def _open(path: Path, location: str) -> int:
 
 
 def _content_of(descriptor: int, length: int, location: str) -> Content:
-    """Copies exactly ``length`` bytes of an open file."""
+    """Copy exactly ``length`` bytes of an open file."""
 
     def copy(stream: IO[bytes]) -> None:
         done = 0

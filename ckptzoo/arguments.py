@@ -35,10 +35,7 @@ SELF_CHECKED = object()
 class Within:
     """Bounds of a number, in ``Annotated[int, Within(1)]``; NaN is within none.
 
-    Parameters
-    ----------
-    least, most
-        the smallest and the largest number that fits.
+    ``least`` and ``most`` are the smallest and the largest number that fits.
     """
 
     least: float

@@ -54,10 +54,7 @@ class Check:
     def without(self, secrets: Collection[str]) -> "Check":
         """The same, with each secret and all credentials within addresses replaced by three stars.
 
-        Parameters
-        ----------
-        secrets
-            Texts that are shown to nobody, such as tokens.
+        ``secrets`` are texts to hide, such as tokens.
         """
 
         def public(text: str) -> str:

@@ -30,10 +30,7 @@ class PrintedResult(ABC):
 class _Kept(RenderHook):
     """Keeps what is printed on a console for ``html.fragment``, and lets nothing through.
 
-    Attributes
-    ----------
-    blocks
-        Lines that follow one another, as one text, and tables.
+    ``blocks`` are lines that follow one another, as one text, and tables.
     """
 
     def __init__(self) -> None:

@@ -16,10 +16,7 @@ _TRUE = ("1", "on", "yes", "true")
 def cache_root(environment: Mapping[str, str] = os.environ) -> Path:
     """``$CKPTZOO_CACHE``, else ``$HF_HOME/ckptzoo``, else ``$XDG_CACHE_HOME/ckptzoo``, else ``~/.cache/ckptzoo``.
 
-    Parameters
-    ----------
-    environment
-        of the process.
+    ``environment`` is the process's environment.
     """
     if named := environment.get("CKPTZOO_CACHE"):
         return Path(named).expanduser().absolute()
@@ -30,10 +27,7 @@ def cache_root(environment: Mapping[str, str] = os.environ) -> Path:
 def cache_limit(environment: Mapping[str, str] = os.environ) -> int:
     """Bytes from ``$CKPTZOO_CACHE_SIZE`` (``20GB``, ``512MiB``), else 32 GiB.
 
-    Parameters
-    ----------
-    environment
-        of the process.
+    ``environment`` is the process's environment.
     """
     text = environment.get("CKPTZOO_CACHE_SIZE")
     return parse_size(text, location="CKPTZOO_CACHE_SIZE") if text else DEFAULT_LIMIT

@@ -52,10 +52,7 @@ def progress_bar(what: str, *, nbytes: bool = False) -> Iterator[Progress]:
 def progress_bars(amount: Amount = "percent") -> Iterator[StageProgress]:
     """The same for work of several stages, each with a bar of its own.
 
-    Parameters
-    ----------
-    amount
-        ``"percent"`` where the stages count different things.
+    ``amount`` is ``"percent"`` where the stages count different things.
     """
     from rich.console import Console
 

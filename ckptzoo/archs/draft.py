@@ -15,12 +15,8 @@ _EPS = 1e-5
 class Channels:
     """What flows from layer to layer.
 
-    Parameters
-    ----------
-    n
-        number of channels.
-    segments
-        where the groups' channels are; none for inputs and logits, which nothing may move.
+    ``n`` is the number of channels; ``segments`` say where the groups' channels are; none for inputs and logits, which
+    nothing may move.
     """
 
     n: int

@@ -16,12 +16,8 @@ STD = "_std"
 def declare(name: str, arch: Architecture, table: Symmetry) -> tuple[Architecture, Symmetry]:
     """A Gaussian with independent weights: each parameter T is a mean, ``T_std`` its standard deviation.
 
-    Parameters
-    ----------
-    name
-        of the Gaussian, and of its forward function.
-    arch, table
-        of the network. Its buffers are single.
+    ``name`` is the Gaussian's and its forward function's; ``arch`` and ``table`` are the network's. Its buffers have no
+    deviations. Raises ``SymmetryError`` if gates, or what they multiply, have signs.
 
     Returns
     -------
@@ -32,11 +28,6 @@ def declare(name: str, arch: Architecture, table: Symmetry) -> tuple[Architectur
             mu' = g . mu,   sigma' = |g| . sigma,
 
         so that ``g . (mu + sigma z) = mu' + sigma' z'`` for standard normal z, where z' is z permuted, with signs.
-
-    Raises
-    ------
-    SymmetryError
-        Gates, or what they multiply, have signs.
     """
     tensors = tuple(_tensors(arch))
     doubled = {tensor.name for tensor in arch.tensors if tensor.kind == "parameter"}

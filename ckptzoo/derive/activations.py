@@ -34,12 +34,7 @@ _TRANSPOSED = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transp
 class _Read:
     """One time that channels of a group are read.
 
-    Parameters
-    ----------
-    group
-        its id.
-    values
-        (B, n, positions).
+    ``group`` is the group's id; ``values`` are (B, n, positions).
     """
 
     group: str
@@ -127,6 +122,11 @@ class _RecordingForward(Forward):
 class ActivationProducts:
     """For each group of a table the products of what its channels hold in a reference and in other networks.
 
+    Raises ``ZooError`` if the network does not take such inputs and ``SymmetryError`` if a group that permutations move
+    is read by no linear layer and no convolution whose weight is a tensor of the zoo as it is. ``nbytes`` is the size
+    of the products of one network. The reference is evaluated again for each call, so that nothing is kept of the
+    inputs' activations. Tested in tests/derive/test_activations.py.
+
     Parameters
     ----------
     arch
@@ -139,24 +139,6 @@ class ActivationProducts:
         (N, *input_shape) float32, as the networks take them.
     module
         the network; by default that of ``ckptzoo.archs``.
-
-    Raises
-    ------
-    ZooError
-        The network does not take such inputs.
-    SymmetryError
-        A group that permutations move is read by no linear layer and no convolution whose weight is a tensor of the
-        zoo as it is.
-
-    Attributes
-    ----------
-    nbytes
-        of the products of one network.
-
-    Notes
-    -----
-    The reference is evaluated again for each call, so that nothing is kept of the inputs' activations. Tested in
-    tests/derive/test_activations.py.
     """
 
     def __init__(

@@ -221,19 +221,10 @@ def _label(to: str, label: str | None) -> str:
 def reference_of(zoo: Zoo, to: str, variant: str = layout.RAW) -> tuple[Weights, str]:
     """The weights of a checkpoint of the zoo, or of another one, and where they are from.
 
-    Parameters
-    ----------
-    to
-        ``best``, the last step of the most accurate member; an id; or the folder or address of a zoo of one checkpoint.
-    variant
-        the gauge in which a checkpoint of the zoo is taken.
-
-    Raises
-    ------
-    UnknownNameError
-        There is no such reference.
-    SymmetryError, ZooError
-        The other zoo is of another architecture or holds several checkpoints; or no finite one has an accuracy.
+    ``to`` is ``best``, the last step of the most accurate member; an id; or the folder or address of a zoo of one
+    checkpoint; ``variant`` is the gauge in which a checkpoint of the zoo is taken. Raises ``UnknownNameError`` if there
+    is no such reference, and ``SymmetryError`` or ``ZooError`` if the other zoo is of another architecture or holds
+    several checkpoints; or no finite one has an accuracy.
     """
     if to == BEST:
         last = zoo.last_steps()

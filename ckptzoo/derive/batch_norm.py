@@ -27,9 +27,9 @@ def renewed_statistics(
     """The same weights with running statistics from one pass over some inputs.
 
     Every batch counts by its number of examples, as with ``momentum=None`` of ``torch.nn.BatchNorm2d`` where all
-    batches are equally large (``bn_update`` of Maddox et al., arXiv 1902.02476, section 3.2; Jordan et al.,
-    arXiv 2211.08403, section 3, on points between networks). Layers other than BatchNorm compute as in evaluation, so
-    that nothing is random.
+    batches are equally large (``bn_update`` of Maddox et al., arXiv 1902.02476, section 3.2; Jordan et al., arXiv
+    2211.08403, section 3, on points between networks). Layers other than BatchNorm compute as in evaluation, so that
+    nothing is random.
 
     Parameters
     ----------

@@ -39,12 +39,8 @@ RANDOM_INPUTS = 8
 class CheckPolicy:
     """Which of a part's checkpoints are checked, and in which precision.
 
-    Parameters
-    ----------
-    every
-        for every finite checkpoint; None for no check.
-    sample
-        for those of the sample, in its stead; None where there is no sample.
+    ``every`` applies to every finite checkpoint, None for no check; ``sample`` replaces it for those of the sample,
+    None where there is no sample.
     """
 
     every: Precision | None
@@ -54,10 +50,7 @@ class CheckPolicy:
     def of(cls, certify: str, arch: Architecture) -> "CheckPolicy":
         """The policy of a name in ``CERTIFY`` for a network.
 
-        Raises
-        ------
-        UnknownNameError
-            No such policy.
+        Raises ``UnknownNameError`` if there is no such policy.
         """
         if certify not in CERTIFY:
             raise UnknownNameError("derive", "rule for equivalence checks", certify, CERTIFY)
@@ -87,10 +80,7 @@ def check_inputs(
 ) -> dict[str, NDArray[Any]]:
     """The inputs of the checks, ``random`` and ``real``; none where no forward function is known or nothing is checked.
 
-    Raises
-    ------
-    ZooError
-        Real inputs were given, and nothing is checked or they do not fit the network.
+    Raises ``ZooError`` if real inputs were given, and nothing is checked or they do not fit the network.
     """
     known, shape = module is not None or archs.known(arch.forward), arch.input_shape
     if policy == CheckPolicy(None, None):
@@ -118,10 +108,7 @@ def check_inputs(
 def import_with_torch(name: str) -> Any:
     """A module of ckptzoo.derive that imports torch at its top: ``"output_differences"`` or ``"forward"``.
 
-    Raises
-    ------
-    MissingExtraError
-        torch is not installed.
+    Raises ``MissingExtraError`` if torch is not installed.
     """
     require("torch", "torch")
     return import_module(f"ckptzoo.derive.{name}")

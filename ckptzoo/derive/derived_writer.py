@@ -50,10 +50,11 @@ class _TakenError(Exception):
 class DerivedTreeWriter:
     """One derived tree of a zoo.
 
+    ``derived`` holds digests of the raw parts that have been derived, ``parts`` the names of the parts that were
+    written.
+
     Parameters
     ----------
-    contents
-        of the zoo.
     name
         the tree's, ``derived/<name>``.
     facts
@@ -64,13 +65,6 @@ class DerivedTreeWriter:
         the thing that is derived, in a word or two.
     error
         raised where parts with other facts are there.
-
-    Attributes
-    ----------
-    derived
-        digests of the raw parts that have been derived.
-    parts
-        names of the parts that were written.
     """
 
     def __init__(
@@ -114,10 +108,7 @@ class DerivedTreeWriter:
     def todo(self, share: tuple[int, int] = (0, 1)) -> list[tuple[int, Part]]:
         """The raw parts that have not been derived, each after the number of its first row.
 
-        Parameters
-        ----------
-        share
-            ``(i, n)`` for every n-th of all raw parts, from the i-th.
+        ``share`` is ``(i, n)``: every n-th of all raw parts, from the i-th.
         """
         missing: list[tuple[int, Part]] = []
         start = 0
@@ -130,10 +121,7 @@ class DerivedTreeWriter:
     def runs(self, parts: Sequence[tuple[int, Part]], rows: int) -> Iterator[RowRun]:
         """The rows of parts that are not derived yet when their turn comes, at most ``rows`` at a time.
 
-        Raises
-        ------
-        IntegrityError
-            A raw part's weights are damaged: nothing is derived from those.
+        Raises ``IntegrityError`` if a raw part's weights are damaged: nothing is derived from those.
         """
         tree = self._contents.raw
         with ThreadPoolExecutor(1) as pool:
@@ -152,6 +140,8 @@ class DerivedTreeWriter:
     def store(self, run: RowRun, arrays: Mapping[str, Arrays], rows: list[Row], facts: Document) -> list[Row]:
         """Write a run; with the last run of a part the part appears, unless another process has written it meanwhile.
 
+        Returns the rows of a part that has appeared; None before, and None where another process was first.
+
         Parameters
         ----------
         arrays
@@ -160,11 +150,6 @@ class DerivedTreeWriter:
             the derived part's, without their ``unit``.
         facts
             of this part, beside those of all.
-
-        Returns
-        -------
-        list[Row]
-            The rows of a part that has appeared; none before, and none where another process was first.
         """
         if run.first:
             self._writer = PartWriter(

@@ -118,10 +118,7 @@ def draws(
 def base_architecture(zoo: Zoo) -> Architecture:
     """The architecture of a zoo of Gaussians without the standard deviations.
 
-    Raises
-    ------
-    ZooError
-        The zoo's forward function is no ``gaussian-<base>`` of ``ckptzoo.archs``.
+    Raises ``ZooError`` if the zoo's forward function is no ``gaussian-<base>`` of ``ckptzoo.archs``.
     """
     base = archs.base_of(zoo.arch.forward)
     if base is None:

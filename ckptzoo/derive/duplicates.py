@@ -34,12 +34,8 @@ CANDIDATE_BYTES = 128 * 2**20
 class NearWeights:
     """Two checkpoints of a table with matrices whose weights are nearly the same, and not within the tolerance.
 
-    Parameters
-    ----------
-    ids
-        of both.
-    distance
-        of their weights (``ckptzoo.symmetry.identity.comparison.distances``).
+    ``ids`` are the two checkpoints' ids; ``distance`` is between their weights
+    (``ckptzoo.symmetry.identity.comparison.distances``).
     """
 
     ids: tuple[str, str]
@@ -185,10 +181,7 @@ def descriptions(
 ) -> DescribedRows:
     """Describe every checkpoint by itself, as ``dedupe`` needs it, in blocks that processes can share.
 
-    Parameters
-    ----------
-    zoo, module, input_shape, saved_in
-        as for ``dedupe``.
+    ``zoo``, ``module``, ``input_shape`` and ``saved_in`` are as for ``dedupe``.
 
     Examples
     --------

@@ -30,12 +30,8 @@ _STATISTICS_BATCH = 512
 class Scores:
     """Of G predictions.
 
-    Parameters
-    ----------
-    loss
-        (G,) float64, mean negative log-likelihood of the labels in nats; NaN where an output is none.
-    accuracy
-        (G,) share of the inputs whose label is the likeliest.
+    ``loss`` is (G,) float64, the mean negative log-likelihood of the labels in nats; NaN where an output is NaN;
+    ``accuracy`` is the (G,) share of the inputs whose label is the likeliest.
     """
 
     loss: NDArray[np.float64]
@@ -49,6 +45,9 @@ class Scores:
 class Evaluator:
     """Scores networks of one architecture, stacks of them at a time, on every core.
 
+    Raises ``ZooError`` if the network does not take such inputs, or labels are not classes of it. Tested in
+    tests/derive/test_evaluation.py.
+
     Parameters
     ----------
     arch
@@ -59,15 +58,6 @@ class Evaluator:
         the network; by default that of ``ckptzoo.archs``.
     device
         where outputs are computed.
-
-    Raises
-    ------
-    ZooError
-        The network does not take such inputs, or labels are no classes of it.
-
-    Notes
-    -----
-    Tested in tests/derive/test_evaluation.py.
     """
 
     def __init__(
@@ -121,12 +111,8 @@ class Evaluator:
     def scores(self, stacks: Iterable[Weights], *, ensemble: int = 1) -> list[Scores]:
         """The scores of each of some stacks of networks, in their order.
 
-        Parameters
-        ----------
-        stacks
-            of each, tensor name to (G * ``ensemble``, *shape).
-        ensemble
-            networks that make one prediction together, one behind the other: the mean of their likelihoods.
+        ``stacks`` map tensor names to (G * ``ensemble``, *shape); ``ensemble`` is the number of consecutive networks
+        that make one prediction, the mean of their likelihoods.
         """
         with one_thread(), full_precision(), closing(self._scored(stacks, ensemble)) as results:
             return list(results)
@@ -167,10 +153,7 @@ class Evaluator:
     def renewed(self, weights: Weights) -> Weights:
         """The networks as they are scored: with the running statistics of the training inputs, where there are some.
 
-        Parameters
-        ----------
-        weights
-            tensor name to (K, *shape).
+        ``weights`` maps tensor names to (K, *shape).
         """
         if self._statistics is None:
             return weights
@@ -200,12 +183,8 @@ def along_lines(
 ) -> Scores:
     """Scores (P, T) of the networks ``(1 - t) first + t second`` at T points of the lines between P pairs.
 
-    Parameters
-    ----------
-    first, second
-        tensor name to (P, *shape); buffers, too, are joined by lines.
-    noise
-        as in ``combined``.
+    ``first`` and ``second`` map tensor names to (P, *shape); buffers, too, are joined by lines; ``noise`` is as in
+    ``combined``.
 
     Examples
     --------
@@ -234,9 +213,9 @@ def combined(
     shares
         (P, T, k), which sum to 1 over the last axis.
     noise
-        for Gaussians, whose tensors ``<name>_std`` are deviations: tensor name to (S, *shape), standard normal numbers.
-        A prediction is then the mean of the likelihoods of S draws ``mean + std * noise``, the same noise for all
-        (arXiv 2310.10171, section 4).
+        for Gaussians, whose tensors ``<name>_std`` are deviations: tensor name to (S, *shape), standard normal
+        numbers. A prediction is then the mean of the likelihoods of S draws ``mean + std * noise``, the same
+        noise for all (arXiv 2310.10171, section 4).
     """
     places = list(np.ndindex(*shares.shape[:2]))
     draws = 1 if noise is None else len(next(iter(noise.values())))

@@ -33,6 +33,9 @@ FAST_STACK, FAST_INPUT_BYTES = 64, 1024 * 4 * 28 * 28
 class Forward:
     """A network in evaluation mode, for any of its checkpoints; threads may share one.
 
+    Raises ``ZooError`` if the module lacks tensors of the architecture, or there is neither a module nor a name of a
+    forward function.
+
     Parameters
     ----------
     arch
@@ -43,11 +46,6 @@ class Forward:
         whether stacked checkpoints go through the module also where ``archs.stacked`` has a faster function.
     device
         where outputs are computed.
-
-    Raises
-    ------
-    ZooError
-        The module lacks tensors of the architecture, or there is neither a module nor a name of a forward function.
     """
 
     def __init__(
@@ -80,10 +78,7 @@ class Forward:
     def features(self, shape: Sequence[int]) -> int:
         """The number of outputs of an input of this shape; nothing is computed.
 
-        Raises
-        ------
-        ZooError
-            The network does not take such inputs, or an input has no list of outputs.
+        Raises ``ZooError`` if the network does not take such inputs, or an input has no list of outputs.
         """
         module = self.module()
         try:
@@ -244,12 +239,7 @@ class StackedForward:
     def outputs(self, weights: Weights, form: int = 0) -> Iterator[NDArray[np.float32]]:
         """(K, B, features) for each batch of the inputs, of at most ``size`` checkpoints.
 
-        Parameters
-        ----------
-        weights
-            tensor name to (K, *shape).
-        form
-            which of the inputs.
+        ``weights`` maps tensor names to (K, *shape); ``form`` selects the form of the inputs.
         """
         count, start = len(next(iter(weights.values()))), 0
         places = np.minimum(np.arange(self.size if self._fills_up else count), count - 1)

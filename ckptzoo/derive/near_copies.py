@@ -45,12 +45,7 @@ _VERSION = 1
 class NearPair:
     """Two checkpoints with nearly the same outputs.
 
-    Parameters
-    ----------
-    ids
-        of both.
-    distance
-        of their outputs, from 0 to 1 (``points``).
+    ``ids`` are the two checkpoints' ids; ``distance`` is between their outputs, from 0 to 1 (``points``).
     """
 
     ids: tuple[str, str]

@@ -219,10 +219,7 @@ def checked_inputs(
 ) -> NDArray[np.float32]:
     """The inputs in float32, as the network takes them: images as vectors where it takes vectors.
 
-    Raises
-    ------
-    ZooError
-        They have another shape, or there are none.
+    Raises ``ZooError`` if they have another shape, or there are none.
     """
     shape, single = contents.architecture.input_shape, np.ascontiguousarray(inputs, np.float32)
     if shape is not None and len(shape) == 1 and single.shape[1:] != shape and single[:1].size == shape[0]:

@@ -77,10 +77,7 @@ class VariantRule(Protocol):
 class GaugeRule:
     """The representative that a gauge picks.
 
-    Parameters
-    ----------
-    name
-        of the gauge, and of the variant.
+    ``name`` is both the gauge's and the variant's.
     """
 
     name: GaugeName

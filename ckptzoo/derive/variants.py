@@ -222,10 +222,10 @@ class BatchResult:
 class VariantJob:
     """One variant of one zoo.
 
+    ``tree`` is the variant's; ``tally`` counts what was found in the checkpoints of the parts that were written.
+
     Parameters
     ----------
-    contents
-        of the zoo.
     symmetry
         its table.
     rule
@@ -238,13 +238,6 @@ class VariantJob:
         the network as a torch module; None for that of ``ckptzoo.archs``.
     weights
         whether the variant's weights are stored beside the group elements.
-
-    Attributes
-    ----------
-    tree
-        the variant's.
-    tally
-        what was found in the checkpoints of the parts that were written.
     """
 
     def __init__(

@@ -113,17 +113,8 @@ class Members:
 class WeightSum:
     """Running sums of networks in float64.
 
-    Parameters
-    ----------
-    members
-        where the networks are from.
-    names
-        the tensors; by default all.
-
-    Attributes
-    ----------
-    ids
-        of the networks that were added.
+    ``members`` is the networks' source; ``names`` are the tensors, by default all. ``ids`` are the ids of the networks
+    that were added.
     """
 
     def __init__(self, members: Members, names: Iterable[str] | None = None) -> None:
@@ -137,10 +128,7 @@ class WeightSum:
     def add(self, id: str, weights: Weights) -> None:
         """Add a network.
 
-        Raises
-        ------
-        ZooError
-            It is not finite, or has other integers than the first.
+        Raises ``ZooError`` if it is not finite, or has other integers than the first.
         """
         self.check_integers(id, weights)
         for name in self._floats:
@@ -201,10 +189,7 @@ def _shared_row(zoo: Zoo, ids: Sequence[str]) -> dict[str, Any]:
 def refuse_gaussians(arch: Architecture, location: str) -> None:
     """Refuse checkpoints that are Gaussians over weights, whose means and deviations are no network together.
 
-    Raises
-    ------
-    ZooError
-        They are.
+    Raises ``ZooError`` if the zoo holds Gaussians.
     """
     is_gaussian = archs.base_of(arch.forward) is not None or any(f"{name}{STD}" in arch for name in arch.names)
     if is_gaussian:

@@ -41,10 +41,8 @@ def tokens() -> set[str]:
 def checks(*, needed: bool) -> Iterator[Check]:
     """Ask the hub, which may be another one than huggingface.co.
 
-    Parameters
-    ----------
-    needed
-        Whether a zoo on it was asked for. Otherwise no answer is a problem only where ``HF_ENDPOINT`` names the hub.
+    ``needed`` says whether a zoo on it was asked for. Otherwise a missing answer is a problem only where
+    ``HF_ENDPOINT`` names the hub.
     """
     endpoint = hub_endpoint()
     if is_offline():

@@ -73,12 +73,7 @@ def cache_checks() -> Iterator[Check]:
 def file_system(name: str, path: Path) -> Check:
     """Whether files can be mapped and locked where a file or folder is.
 
-    Parameters
-    ----------
-    name
-        Of the check.
-    path
-        A file, which is only read, or a folder that a file can be written to.
+    ``name`` is the check's; ``path`` is a file, which is only read, or a folder that a file can be written to.
     """
     kind, what = file_system_of(path) or "unknown", "be read or written"
     try:

@@ -27,10 +27,7 @@ _SOME_PARTS = 8
 def checks(address: str) -> Iterator[Check]:
     """Open a zoo and look at it.
 
-    Parameters
-    ----------
-    address
-        A folder, or an address as ``ckptzoo.open`` takes it.
+    ``address`` is a folder, or an address as ``ckptzoo.open`` takes it.
     """
     if Path(address, layout.ZOO).is_file():
         yield file_system("file system of the zoo", Path(address, layout.ZOO))

@@ -32,12 +32,8 @@ MAX_PROBLEMS = 100
 class RowLimits(NamedTuple):
     """What a part may hold for each of its checkpoints; from the architecture, before anything is decoded.
 
-    Attributes
-    ----------
-    blocks
-        index rows at most, in a part of any kind.
-    nbytes
-        bytes of shards at least, in a raw part that has weights.
+    ``blocks`` is the maximum of index rows in a part of any kind; ``nbytes`` is the minimum of bytes of shards in a raw
+    part that has weights.
     """
 
     blocks: int
@@ -163,10 +159,7 @@ def geometry_problems(files: Files, arch: Architecture, symmetry: Symmetry | Non
 class _PartIndex:
     """What the index of a part says of its shards and tensors, and what is wrong with it.
 
-    Attributes
-    ----------
-    problems
-        found so far.
+    ``problems`` are those found so far.
     """
 
     def __init__(self, files: Files, part: Part) -> None:

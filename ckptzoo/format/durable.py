@@ -76,10 +76,7 @@ def sync(path: Path) -> None:
 def check_replaceable(path: Path) -> None:
     """Refuse what a renamed file must not take the place of: folders, devices such as /dev/null, pipes, sockets.
 
-    Raises
-    ------
-    ZooError
-        There is such a thing.
+    Raises ``ZooError`` if the path is such a thing.
     """
     # a user who may write there would lose the device for the whole machine; /dev/stdout is a link to a file at times
     if (path.exists() and not path.is_file()) or path.parent.resolve() == Path("/dev"):
@@ -90,12 +87,8 @@ def check_replaceable(path: Path) -> None:
 def write_file(path: Path, data: bytes | bytearray) -> None:
     """Write a file atomically: a temporary file beside it, flush, rename, flush the folder.
 
-    Raises
-    ------
-    ZooError
-        There is no such folder, or the path is that of a folder, a device or a pipe.
-    OSError
-        The disk is full, or cannot be written; ``filename`` is the path.
+    Raises ``ZooError`` if there is no such folder, or the path is that of a folder, a device or a pipe; and
+    ``OSError``, whose ``filename`` is the path, if the disk is full or cannot be written.
     """
     if not path.parent.is_dir():
         raise ZooError(Problem(str(path.parent), "folder", f"one to write {path.name} to", "none", "Make it first."))

@@ -66,13 +66,16 @@ def part_digest(metadata: pa.Table, index: pa.Table, facts: Document) -> str:
 class PartWriter:
     """Fills one part in bounded memory, then publishes it whole.
 
+    Raises ``ZooError`` if the tree has a part with the last sequence number; nothing is written; and any method raises
+    ``OSError``, whose ``filename`` is the tree, if the disk is full or cannot be written.
+
     Parameters
     ----------
     tree
         the folder that will hold it, ``ZOO/parts`` or ``ZOO/derived/<name>``.
     sets
-        for each stem (``raw``, ``first-weight``, ``g``) the tensors of its shards. A variant that leaves out its own
-        stem has its weights computed from ``g`` and the raw ones when they are read.
+        for each stem (``raw``, ``first-weight``, ``g``) the tensors of its shards. A variant that leaves out
+        its own stem has its weights computed from ``g`` and the raw ones when they are read.
     schema
         of its rows.
     facts
@@ -81,13 +84,6 @@ class PartWriter:
         target size of a shard.
     rows
         the largest number of rows that will come, where it is known; then no tensor has to be moved at the end.
-
-    Raises
-    ------
-    ZooError
-        The tree has a part with the last sequence number; nothing is written.
-    OSError
-        From any method: the disk is full, or cannot be written; ``filename`` is the tree.
     """
 
     def __init__(
@@ -186,10 +182,7 @@ def _whole(block: Block, stem: str) -> bool:
 def read_part(files: Files, tree: str, name: str) -> tuple[Part, pa.Table]:
     """A part's facts and its index, the seal checked.
 
-    Raises
-    ------
-    IntegrityError
-        The index is missing, unreadable, or is not what its seal says.
+    Raises ``IntegrityError`` if the index is missing, unreadable, or is not what its seal says.
     """
     path = f"{tree}/{name}/{INDEX}"
     return decode_index(files.read(path), tree, name, location=f"{files.name}/{path}")
@@ -200,15 +193,9 @@ def decode_index(
 ) -> tuple[Part, pa.Table]:
     """A part's facts and its index from the bytes of ``index.parquet``.
 
-    Parameters
-    ----------
-    blocks_a_row
-        index rows for one checkpoint at most, where the architecture is known; see ``checks.RowLimits``.
-
-    Raises
-    ------
-    IntegrityError
-        It is damaged, or has more rows than a sound index of its size or of its part; these are not decoded.
+    ``blocks_a_row`` is the maximum of index rows for one checkpoint, where the architecture is known
+    (``checks.RowLimits``). Raises ``IntegrityError`` if it is damaged, or has more rows than a sound index of its size
+    or of its part; these are not decoded.
     """
     table.check_seal(data, location=location)
     file, footer = table.open_table(data, location=location)
@@ -237,10 +224,7 @@ def part_of(tree: str, name: str, footer: Document, *, location: str) -> Part:
 def kind_of(part: Part, *, location: str) -> str:
     """What a part is, a key of ``ckptzoo.schema.metadata.KINDS``.
 
-    Raises
-    ------
-    IntegrityError
-        It is of a kind that this version does not know.
+    Raises ``IntegrityError`` if it is of a kind that this version does not know.
     """
     kind = part.facts.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:

@@ -88,10 +88,7 @@ class Contents:
     def root(self) -> Path:
         """The zoo's folder.
 
-        Raises
-        ------
-        ZooError
-            It is not on this machine.
+        Raises ``ZooError`` if it is not on this machine.
         """
         if self.files.here is None:
             step = f"Fetch it first: ckptzoo pull {self.files.name} -o FOLDER."
@@ -137,10 +134,7 @@ class Contents:
     def columns(self, tree: Tree, names: Sequence[str]) -> pa.Table:
         """Some columns of a tree's rows; figures that rows lack are those that were measured later, the last of each.
 
-        Parameters
-        ----------
-        tree
-            of raw parts, or of a variant.
+        ``tree`` is the tree of raw parts, or of a variant.
         """
         rows = tree.rows.select(names)
         figures = [name for name in names if name in FIGURES]
@@ -194,13 +188,9 @@ class Contents:
 def read_contents(files: Files, revision: str | None = None) -> Contents:
     """Read a zoo, or the first parts and tombstones of it that a revision names.
 
-    Raises
-    ------
-    IntegrityError
-        With what is wrong, as far as it can be seen without reading the shards, and of a remote zoo without reading
-        all rows.
-    ZooError
-        No first parts and tombstones have this revision; the message names the nearest that some have.
+    Raises an ``IntegrityError`` that lists what is wrong, as far as it can be seen without reading the shards, and for
+    a remote zoo without reading all rows, and ``ZooError`` if no first parts and tombstones have this revision; the
+    message names the nearest that some have.
     """
     identity, architecture, symmetry = read_documents(files)
     trees, limits = list_trees(files), row_limits(architecture, symmetry)
@@ -225,8 +215,6 @@ def read_contents(files: Files, revision: str | None = None) -> Contents:
 def _counts_at(files: Files, revision: str, raw: Tree, retracted: Tree) -> tuple[int, int]:
     """How many parts and tombstones a zoo had at a revision; of several that fit, the newest.
 
-    Notes
-    -----
     A revision is the sha256 of a JSON list, so that the hash of what a list begins with serves all that begin so: the
     time is that of parts times tombstones, and bounded.
     """

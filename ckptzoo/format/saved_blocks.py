@@ -28,12 +28,8 @@ Arrays = dict[str, NDArray[Any]]
 class SavedBlocks:
     """Blocks of one computation.
 
-    Parameters
-    ----------
-    folder
-        made where there is none.
-    key
-        a digest of what is computed, ``sha256:...``; others may keep theirs in the same folder.
+    ``folder`` is made where there is none; ``key`` is a digest of what is computed, ``sha256:...``; others may keep
+    theirs in the same folder.
     """
 
     def __init__(self, folder: Path, key: str) -> None:
@@ -47,10 +43,7 @@ class SavedBlocks:
     def load(self, number: int) -> tuple[Arrays, dict[str, str]]:
         """The arrays of a block, and the facts that were stored with them.
 
-        Raises
-        ------
-        IntegrityError
-            The file is damaged, or of another computation or block.
+        Raises ``IntegrityError`` if the file is damaged, or of another computation or block.
         """
         try:
             with safe_open(self.path(number), "numpy") as file:

@@ -43,17 +43,8 @@ class _Chunk(NamedTuple):
 class Snapshot:
     """One snapshot file whose tail was checked; columns are read, and checked, when they are asked for.
 
-    Parameters
-    ----------
-    files
-        of the zoo.
-    name
-        the snapshot's.
-
-    Raises
-    ------
-    IntegrityError
-        The bytes are not those that the name promises, or they cannot be read.
+    ``name`` is the snapshot's. Raises ``IntegrityError`` if the bytes are not those that the name promises, or they
+    cannot be read.
     """
 
     def __init__(self, files: Files, name: str) -> None:
@@ -111,11 +102,8 @@ class Snapshot:
     def tree(self, name: str, *, blocks_a_row: int | None = None) -> Tree:
         """Rows and index of one tree.
 
-        Parameters
-        ----------
-        blocks_a_row
-            index rows for one checkpoint at most, where the architecture is known; with more, it is refused before they
-            are decoded.
+        ``blocks_a_row`` is the maximum of index rows for one checkpoint, where the architecture is known; an index with
+        more is refused before it is decoded.
         """
         item = self._trees[name]
         parts = tuple(
@@ -147,10 +135,7 @@ class Snapshot:
     def check(self) -> None:
         """Read every byte.
 
-        Raises
-        ------
-        IntegrityError
-            One is not what it was when the snapshot was written.
+        Raises ``IntegrityError`` if one is not what it was when the snapshot was written.
         """
         before = self._size - len(self._tail)
         if not before:

@@ -88,12 +88,8 @@ METADATA_SCHEMA = schema_of(COLUMNS)
 def table_of(rows: list[dict[str, Any]], schema: pa.Schema, *, location: str) -> pa.Table:
     """Rows as a table of exactly this schema.
 
-    Raises
-    ------
-    UnknownNameError
-        A row has a column that the schema lacks.
-    SpecError
-        A value does not have its column's type, or an id is missing.
+    Raises ``UnknownNameError`` if a row has a column that the schema lacks; and ``SpecError`` if a value does not have
+    its column's type, or an id is missing.
     """
     names = set(schema.names)  # which pyarrow puts together whenever it is asked for them
     for row in rows:
@@ -255,19 +251,10 @@ def read_bounded(
 ) -> pa.Table:
     """Some columns of a table, or of one row group of it, whose size in memory is bounded.
 
-    Parquet packs equal values by their number, so a few kilobytes may hold any number of rows of any length: where
-    the table might be large, its texts are read as they are packed, each once, and measured before they are copied
-    to every row.
-
-    Parameters
-    ----------
-    data, file
-        the bytes of the file, and what ``open_table`` made of them.
-
-    Raises
-    ------
-    IntegrityError
-        It is too large.
+    Parquet packs equal values by their number, so a few kilobytes may hold any number of rows of any length: where the
+    table might be large, its texts are read as they are packed, each once, and measured before they are copied to every
+    row. ``data`` holds the bytes of the file, ``file`` is the result of ``open_table`` for them. Raises
+    ``IntegrityError`` if the table is too large.
     """
     groups = list(range(file.num_row_groups)) if group is None else [group]
     # Facts of single columns are not asked for: where they contradict one another, the C++ library throws an exception

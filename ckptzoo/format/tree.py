@@ -25,12 +25,7 @@ Read = Callable[[Sequence[str]], pa.Table]
 class LazyTable:
     """A table of some pieces, one behind the other, whose columns are read when they are first asked for.
 
-    Parameters
-    ----------
-    schema
-        of the whole table.
-    pieces
-        the number of rows and the reader of each.
+    ``schema`` is that of the whole table; ``pieces`` are pairs of a number of rows and a reader.
     """
 
     def __init__(self, schema: pa.Schema, pieces: Sequence[tuple[int, Read]]) -> None:

@@ -90,10 +90,7 @@ def _check_names(known: KnownSet, folder: Path) -> None:
 def refuse_pickles(known: KnownSet, split: str, folder: Path) -> None:
     """Refuse the Python version of CIFAR, which is a pickle; the last of the forms. Returns None.
 
-    Raises
-    ------
-    ZooError
-        The folder has it.
+    Raises ``ZooError`` if the folder has it.
     """
     names = _PICKLES[known.name]
     found = [name for name in names if (folder / name).is_file()]
@@ -109,6 +106,9 @@ def read_corrupted(
 ) -> ImageSet:
     """The test images under one corruption of one severity: rows ``(severity - 1) * count`` onwards of its file.
 
+    Returns an image set whose pixels are copied from a memory map, of this severity alone: 31 MB. Raises ``ZooError``
+    if there is no such corruption, severity or file, and ``IntegrityError`` if a file is not as expected.
+
     Parameters
     ----------
     known
@@ -121,18 +121,6 @@ def read_corrupted(
         labels are below it.
     count
         test images; a file has five times as many, of rising severity.
-
-    Returns
-    -------
-    ImageSet
-        An image set whose pixels are copied from a memory map, of this severity alone: 31 MB.
-
-    Raises
-    ------
-    ZooError
-        No such corruption, severity or file.
-    IntegrityError
-        A file is not what it should be.
     """
     name = corruption.replace("-", "_")
     if name not in CORRUPTIONS:

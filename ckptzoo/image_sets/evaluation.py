@@ -15,12 +15,8 @@ _MAX_CHANNELS = 16
 class Evaluation:
     """A test set and the scaling of its pixels: inputs are ``(pixel / 255 - mean) / std``.
 
-    Parameters
-    ----------
-    dataset
-        the data set whose test images are used, such as ``mnist``.
-    mean, std
-        one number for all channels or one a channel.
+    ``dataset`` is the data set whose test images are used, such as ``mnist``; ``mean`` and ``std`` are one number for
+    all channels or one a channel.
     """
 
     dataset: str

@@ -252,6 +252,8 @@ class KnownSet:
     def image_set(self, split: str, images: Images, labels: NDArray[Any], where: str) -> ImageSet:
         """Images and labels of a split, checked.
 
+        Raises ``IntegrityError`` if their number, shape or range is not what is known.
+
         Parameters
         ----------
         images
@@ -260,11 +262,6 @@ class KnownSet:
             (N,) integers.
         where
             the file or folder that they are from.
-
-        Raises
-        ------
-        IntegrityError
-            Their number, shape or range is not what is known.
         """
         count = self.counts.get(split, len(images))
         if len(images) != count:
@@ -284,10 +281,7 @@ class KnownSet:
     def check_class_names(self, names: Sequence[str], where: str) -> None:
         """Compare names of classes in the order of labels with those that are known, whatever their spelling.
 
-        Raises
-        ------
-        IntegrityError
-            They are in another order, or others.
+        Raises ``IntegrityError`` if they are in another order, or others.
         """
         if self.class_names is None:
             return
@@ -319,10 +313,7 @@ def first_line(error: BaseException) -> str:
 def check_split(name: str, split: str) -> None:
     """Refuse what is neither ``train`` nor ``test``.
 
-    Raises
-    ------
-    SpecError
-        It is another name.
+    Raises ``SpecError`` for another name.
     """
     if split not in ("train", "test"):
         raise SpecError(Problem(name, "split", "train or test", repr(split), "Choose one of them."))

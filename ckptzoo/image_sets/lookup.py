@@ -136,10 +136,7 @@ def have_same_classes(one: str, other: str) -> bool:
     >>> have_same_classes("cifar10", "svhn"), have_same_classes("ylecun/mnist", "mnist-14x14")
     (False, True)
 
-    Parameters
-    ----------
-    one, other
-        names of data sets, as ``find`` takes them.
+    ``one`` and ``other`` are names of data sets, as ``find`` takes them.
     """
     first, second = (_full_size(name) for name in (one, other))
     return first == second or {first, second} <= set(_DIGITS)

@@ -40,12 +40,7 @@ _MODES = ("1", "L", "P", "RGB", "CMYK")
 class Picture(NamedTuple):
     """An encoded picture.
 
-    Attributes
-    ----------
-    where
-        it is from, for messages.
-    content
-        a file, or its bytes.
+    ``where`` is its origin, for messages; ``content`` is a file, or its bytes.
     """
 
     where: str
@@ -73,12 +68,8 @@ class Shape(NamedTuple):
 def decode(picture: Picture, shape: Shape) -> Images:
     """(C, S, S) uint8.
 
-    Scaling is Pillow's bilinear filter, whose support grows with the scale, so that it does not alias.
-
-    Raises
-    ------
-    IntegrityError
-        It is no JPEG or PNG picture, is damaged, or has another size.
+    Scaling is Pillow's bilinear filter, whose support grows with the scale, so that it does not alias. Raises
+    ``IntegrityError`` if it is no JPEG or PNG picture, is damaged, or has another size.
     """
     module: Any = require("PIL.Image", "hub", package="pillow")
     where, content = picture
@@ -117,17 +108,9 @@ def decode_all(pictures: Sequence[Picture], shape: Shape) -> Images:
 def decode_to_cache(pictures: Sequence[Picture], shape: Shape) -> Images:
     """(N, C, S, S) uint8, a memory map of a file in the cache, which is written where it is not there.
 
-    Raises
-    ------
-    IntegrityError
-        As in ``decode``; nothing is written then.
-    ZooError
-        The cache cannot be written.
-
-    Notes
-    -----
-    3,500 pictures of 64x64 a second of processor time (JPEG files of 1.8 kB); what is there already costs a look at the
-    size and time of each file, 8 microseconds.
+    Raises ``IntegrityError`` as in ``decode``, and nothing is then written, and ``ZooError`` if the cache cannot be
+    written. 3,500 pictures of 64x64 a second of processor time (JPEG files of 1.8 kB); what is there already costs a
+    look at the size and time of each file, 8 microseconds.
     """
     key = _digest(pictures, shape)
     path = cache_root() / _CACHE_FOLDER / "blobs" / key[:2] / f"{key}.npy"

@@ -347,12 +347,8 @@ def bounded(
 ) -> dict[str, NDArray[np.float64]]:
     """The scales, of which none makes a running variance negative.
 
-    Parameters
-    ----------
-    scales
-        group to (K, n), of the channels in the order of the tensors.
-    read
-        a running variance by its name, (K, *shape).
+    ``scales`` maps groups to (K, n), one for each of the channels in the order of the tensors; ``read`` returns a
+    running variance by its name, (K, *shape).
     """
     made = dict(scales)
     for action in table.actions:

@@ -74,6 +74,10 @@ class Buffers:
 class Mover:
     """The actions of a table on the tensors of an architecture, looked up once for all batches.
 
+    Permutations move bits. Matrices act in float64. Scales act in float64 on variances and in the tensor's own
+    precision elsewhere, at least float32: a weight that is scaled on two axes is rounded four times. No bit depends on
+    the other checkpoints of a batch. Beside the result a few MiB, and a tensor of the batch where matrices act.
+
     Parameters
     ----------
     shapes
@@ -82,12 +86,6 @@ class Mover:
         the symmetries; None where nothing is drawn.
     statistics
         by which weights are standardised between scales and permutations.
-
-    Notes
-    -----
-    Permutations move bits. Matrices act in float64. Scales act in float64 on variances and in the tensor's own
-    precision elsewhere, at least float32: a weight that is scaled on two axes is rounded four times. No bit depends on
-    the other checkpoints of a batch. Beside the result a few MiB, and a tensor of the batch where matrices act.
     """
 
     def __init__(

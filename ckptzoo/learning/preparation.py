@@ -136,10 +136,7 @@ class Preparation:
     def _require_gains(self, places: NDArray[np.int64], matrices: Sequence[Mapping[str, Any]]) -> None:
         """Refuse gains other than 1 where orthogonal matrices act.
 
-        Raises
-        ------
-        SymmetryError
-            A gain is another number.
+        Raises ``SymmetryError`` if a gain is another number.
         """
         if self._table is None or not (acting := {name for drawn in matrices for name in drawn}):
             return

@@ -114,10 +114,7 @@ def write_collection(folder: str | os.PathLike[str]) -> tuple[ZooEntry, ...]:
 def collection_files(zoos: Mapping[str, Zoo]) -> dict[str, bytes]:
     """The table and the document of a collection, in the order in which they are written.
 
-    Parameters
-    ----------
-    zoos
-        whole zoos by the names of their folders, in order.
+    ``zoos`` maps folder names to whole zoos, in order.
     """
     tables: list[pa.Table] = []
     for name, zoo in zoos.items():

@@ -40,8 +40,8 @@ class ComputedReader:
     element
         ``<group>.perm`` and ``<group>.scale`` of the table's groups, by row of the variant.
     shards
-        (S, 2) int64, first row of each shard that the variant would have, and the one behind its last; so the row
-        blocks are those of a variant that is stored, and a stream has the same order.
+        (S, 2) int64, first row of each shard that the variant would have, and the one behind its last; so the
+        row blocks are those of a variant that is stored, and a stream has the same order.
     """
 
     def __init__(

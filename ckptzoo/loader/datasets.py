@@ -24,10 +24,7 @@ _MAX_AXES = 5
 def iterable(source: Source, *, shards: int) -> Any:
     """A ``datasets.IterableDataset`` with one example a checkpoint, in this number of shards, at most one a checkpoint.
 
-    Raises
-    ------
-    MissingExtraError
-        ``datasets`` is not installed.
+    Raises ``MissingExtraError`` if ``datasets`` is not installed.
     """
     datasets = require("datasets", "hub")
     cuts = np.linspace(0, len(source.rows), max(1, min(shards, len(source.rows))) + 1).astype(int)

@@ -57,28 +57,10 @@ def dotted(node: ast.expr | ast.AST) -> str | None:
 def extra_column(texts: pa.ChunkedArray, name: str, *, location: str) -> pa.Array:
     """The values under one name, null where a row has none.
 
-    Parameters
-    ----------
-    texts
-        the column ``extra``.
-    name
-        ``extra.`` and the keys, joined by dots, which keys themselves may have.
-
-    Returns
-    -------
-    pa.Array
-        float64 for numbers, string, or bool.
-
-    Raises
-    ------
-    UnknownNameError
-        No row has it.
-    ZooError
-        Values are of several types, or objects or lists.
-
-    Notes
-    -----
-    Parsed by pyarrow where all rows have the same form, else by json, ten times more slowly.
+    ``texts`` is the column ``extra``; ``name`` is ``extra.`` and the keys, joined by dots, which keys may contain.
+    Returns float64 for numbers, string, or bool. Raises ``UnknownNameError`` if no row has it; and ``ZooError`` if
+    values are of several types, or objects or lists. Parsed by pyarrow where all rows have the same form, else by json,
+    ten times more slowly.
     """
     data = "\n".join(text or "{}" for text in texts.to_pylist()).encode()
     path = name.removeprefix(PREFIX).split(".")

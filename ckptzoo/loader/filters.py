@@ -96,12 +96,8 @@ class _Column:
 def expression(filters: Filters, schema: pa.Schema) -> pc.Expression:
     """Any accepted form but a mask as one expression over the columns of a schema.
 
-    Raises
-    ------
-    UnknownNameError
-        A column that the metadata lacks.
-    ZooError
-        The filters do not have an accepted form, or compare a column with a value of another type.
+    Raises ``UnknownNameError`` for a column that the metadata lacks, and ``ZooError`` if the filters do not have an
+    accepted form, or compare a column with a value of another type.
     """
     if isinstance(filters, pc.Expression):
         return filters
@@ -122,10 +118,8 @@ def expression(filters: Filters, schema: pa.Schema) -> pc.Expression:
 def matching(filters: Filters, metadata: pa.Table, *, location: str) -> NDArray[np.int64]:
     """The positions of the rows that satisfy filters other than masks, also of values within ``extra``.
 
-    Raises
-    ------
-    UnknownNameError, ZooError
-        As ``expression``; pyarrow cannot evaluate the expression.
+    Raises ``UnknownNameError`` and ``ZooError`` as ``expression``, the latter also if pyarrow cannot evaluate the
+    expression.
     """
     for name in names_in(filters):
         values = extra_column(metadata["extra"], name, location=location)
@@ -141,17 +135,8 @@ def matching(filters: Filters, metadata: pa.Table, *, location: str) -> NDArray[
 def kept(filters: Filters, count: int) -> NDArray[np.int64] | None:
     """The positions that a mask keeps; None where the filters are no mask.
 
-    Parameters
-    ----------
-    filters
-        a list of booleans, or an array of numpy, pyarrow, pandas or torch; nulls are False.
-    count
-        checkpoints that the mask must be of.
-
-    Raises
-    ------
-    ZooError
-        An array of anything else, or a mask of another length.
+    ``filters`` is a list of booleans, or an array of numpy, pyarrow, pandas or torch; nulls are False; ``count`` is the
+    required length of the mask. Raises ``ZooError`` for an array of anything else, or a mask of another length.
     """
     if isinstance(filters, pa.Array | pa.ChunkedArray) and pa.types.is_boolean(filters.type):
         filters = np.asarray(filters.fill_null(False))

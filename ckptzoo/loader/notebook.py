@@ -47,12 +47,8 @@ def zoo_html(title: str, address: str, contents: Contents, chosen: int) -> str:
 def tensor_html(name: str, shape: tuple[int, ...], dtype: Any, nbytes: int, source: str) -> str:
     """A stacked tensor.
 
-    Parameters
-    ----------
-    name, shape, dtype, nbytes
-        Those of the tensor.
-    source
-        Where its rows come from.
+    ``name``, ``shape``, ``dtype`` and ``nbytes`` are those of the tensor; ``source`` describes where its rows come
+    from.
     """
     facts = [("shape", _shape(shape)), ("dtype", str(dtype)), ("size", size(nbytes)), ("rows", source)]
     return html.fragment(f"tensor {name} of {counted(shape[0], 'checkpoint')}", Grid(facts))

@@ -19,19 +19,23 @@ def keyed_permutation(positions: Any, n: int, key: Any) -> Any:
 
     A Feistel network over :math:`\mathbb{Z}_a \times \mathbb{Z}_b` with cycle walking (Black and Rogaway, "Ciphers with
     arbitrary finite domains", CT-RSA 2002, sections 3 and 4), where a is :math:`\lceil\sqrt{n}\,\rceil` made even, so
-    that odd permutations occur, and :math:`b = \lceil n/a \rceil`. Everything is integer arithmetic on 32-bit words,
-    so that numpy, torch, Numba and Triton give the same bits; additions and multiplications wrap modulo
-    :math:`2^{32}` where nothing else is said::
+    that odd permutations occur, and :math:`b = \lceil n/a \rceil`. Everything is integer arithmetic on 32-bit words, so
+    that numpy, torch, Numba and Triton give the same bits; additions and multiplications wrap modulo :math:`2^{32}`
+    where nothing else is said::
 
-        mix(x):  x ^= x >> 16;  x *= 0x7FEB352D;  x ^= x >> 15;  x *= 0x846CA68B;  x ^= x >> 16;  return x
-        k[i]  =  mix(mix(low(key) + (i + 1) * 0x9E3779B9) ^ high(key))                  low, high: 32 bits each
-        F(i, x, m)  =  (mix(x ^ k[i]) * m) >> 32                                        64-bit product
-        x = position
-        repeat:  l = x // b;  r = x % b
+        mix(x):  x ^= x >> 16;  x *= 0x7FEB352D;  x ^= x >> 15;  x *= 0x846CA68B;  x ^= x >> 16;  return x k[i]  =
+        mix(mix(low(key) + (i + 1) * 0x9E3779B9) ^ high(key))                  low, high: 32 bits each F(i, x, m)  =
+        (mix(x ^ k[i]) * m) >> 32                                        64-bit product x = position repeat:  l = x //
+        b;  r = x % b
                  for i in 0, 2, 4, 6 (up to 22 where n < 256):
                      l = (l + F(i, r, a)) mod a;  r = (r + F(i + 1, l, b)) mod b
                  x = l * b + r
         until x < n
+
+    Returns int64 of the broadcast shape. For a fixed key it is a bijection of ``0 .. n-1``. Raises ``ZooError`` if
+    ``n`` is out of range, or a position is out of range (not checked for torch tensors). About 1 + 2/sqrt(n) walks an
+    item; 50 to 100 nanoseconds each where n >= 256. It shuffles; it is no cipher. Tested in
+    ``tests/laws/test_permutation.py``, against known answers too.
 
     Parameters
     ----------
@@ -40,23 +44,8 @@ def keyed_permutation(positions: Any, n: int, key: Any) -> Any:
     n
         how many items there are, at most 2**40.
     key
-        a 64-bit integer, or an array of them (numpy uint64; torch int64 with the same bits) that broadcasts with the
-        positions: keys (M, 1) and positions (P,) give (M, P).
-
-    Returns
-    -------
-    Any
-        int64 of the broadcast shape. For a fixed key it is a bijection of ``0 .. n-1``.
-
-    Raises
-    ------
-    ZooError
-        ``n`` is out of range, or a position is (not checked for torch tensors).
-
-    Notes
-    -----
-    About 1 + 2/sqrt(n) walks an item; 50 to 100 nanoseconds each where n >= 256.
-    It shuffles; it is no cipher. Tested in ``tests/laws/test_permutation.py``, against known answers too.
+        a 64-bit integer, or an array of them (numpy uint64; torch int64 with the same bits) that broadcasts
+        with the positions: keys (M, 1) and positions (P,) give (M, P).
 
     Examples
     --------
@@ -125,16 +114,7 @@ def derive_key(seed: int, *words: int) -> np.uint64:
     """A 64-bit key from a seed and any number of words, by ``numpy.random.SeedSequence``.
 
     Every number enters as two 32-bit words, behind the count of numbers, so that no two lists are the same entropy.
-
-    Parameters
-    ----------
-    seed, words
-        integers from 0 to 2**64 - 1.
-
-    Raises
-    ------
-    ZooError
-        A number is out of range.
+    ``seed`` and ``words`` are integers from 0 to 2**64 - 1. Raises ``ZooError`` if a number is out of range.
     """
     numbers = (seed, *words)
     for number in numbers:

@@ -89,12 +89,7 @@ class ZooDatasource(_datasource.Datasource):
 class _Slice:
     """Checkpoints that one task reads.
 
-    Parameters
-    ----------
-    source
-        reads them; of all tensors where there are none.
-    tensors
-        those that are wanted.
+    ``source`` reads the tensors ``tensors``, or all where there are none.
     """
 
     source: Source

@@ -91,12 +91,8 @@ def float_dtype(dtype: Any, location: str) -> np.dtype[Any]:
 class CastReader:
     """A tensor whose rows are cast when they are read.
 
-    Parameters
-    ----------
-    reader
-        of the tensor as it is stored, whose rows and blocks these are; so a stream has the same order.
-    dtype
-        to cast to.
+    ``reader`` reads the tensor as it is stored and determines rows and blocks, so a stream has the same order;
+    ``dtype`` is the dtype to cast to.
     """
 
     def __init__(self, reader: TensorReader, dtype: np.dtype[Any]) -> None:
@@ -130,12 +126,7 @@ def cast_reader(reader: TensorReader, dtype: Any, location: str) -> TensorReader
 class MmapReader:
     """A tensor whose rows are in shards on this machine: views of their maps, or copies.
 
-    Parameters
-    ----------
-    index
-        of the tree.
-    locations
-        where the tensor is in the shards of one stem.
+    ``index`` is the tree's; ``locations`` say where the tensor is in the shards of one stem.
     """
 
     def __init__(self, index: ShardIndex, locations: TensorLocations) -> None:

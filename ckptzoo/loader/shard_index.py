@@ -56,14 +56,8 @@ class TensorLocations:
 class ShardIndex:
     """The shards of a tree, opened when first needed.
 
-    Parameters
-    ----------
-    files
-        of the zoo.
-    tree
-        whose index is used; its digests are read only where blocks are fetched from another machine.
-    arch
-        of the zoo; gives the tensors of a tree without parts.
+    ``tree`` is the tree whose index is used; its digests are read only where blocks are fetched from another machine;
+    ``arch`` is the zoo's architecture, which gives the tensors of a tree without parts.
     """
 
     def __init__(self, files: Files, tree: Tree, arch: Architecture) -> None:

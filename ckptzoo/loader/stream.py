@@ -46,6 +46,8 @@ State = dict[str, Any]
 class EpochPlan:
     """One epoch's order of ``count`` rows.
 
+    The order depends on these and on seed and epoch, never on batch size, workers or ranks. Memory O(P).
+
     Parameters
     ----------
     row_blocks
@@ -53,12 +55,8 @@ class EpochPlan:
     window
         blocks that are shuffled together.
     shuffle
-        False keeps the order. True shuffles the blocks, then the rows within each window of blocks, so that memory and
-        requests stay bounded. ``"global"`` shuffles all rows alike.
-
-    Notes
-    -----
-    The order depends on these and on seed and epoch, never on batch size, workers or ranks. Memory O(P).
+        False keeps the order. True shuffles the blocks, then the rows within each window of blocks, so that
+        memory and requests stay bounded. ``"global"`` shuffles all rows alike.
     """
 
     row_blocks: NDArray[np.int64]
@@ -108,12 +106,8 @@ class EpochPlan:
 def row_blocks_of(rows: NDArray[np.int64], blocks: NDArray[np.int64]) -> NDArray[np.int64]:
     """(P + 1,) where runs of rows of one block start and end.
 
-    Parameters
-    ----------
-    rows
-        (N,) rows of a tree, in zoo order or that of a selection.
-    blocks
-        (B,) first row of every block of the tensor whose blocks hold the fewest rows.
+    ``rows`` are (N,) rows of a tree, in zoo order or that of a selection; ``blocks`` are the (B,) first rows of every
+    block of the tensor whose blocks hold the fewest rows.
     """
     owner = np.searchsorted(blocks, rows, side="right")
     return np.concatenate([[0], np.flatnonzero(np.diff(owner)) + 1, [len(rows)]]).astype(np.int64)
@@ -233,8 +227,6 @@ class Source:
         (N,) rows of the tree, in order.
     ids
         their checkpoints' ids.
-    revision, location
-        of the zoo.
     prefetch
         fetches blocks of a zoo on another machine ahead; None for one on this.
     columns

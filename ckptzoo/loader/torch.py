@@ -37,10 +37,7 @@ def owned(array: NDArray[Any]) -> torch.Tensor:
 def device_of(device: Any, location: str) -> torch.device:
     """A device of torch that is there.
 
-    Raises
-    ------
-    ZooError
-        It is none, or this machine has it not.
+    Raises ``ZooError`` if it is not a device, or this machine does not have it.
     """
     try:
         found = torch.device(device)

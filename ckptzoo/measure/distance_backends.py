@@ -58,10 +58,7 @@ class ArrayBackend(Protocol):
     def add_distances(self, panels: Sequence[Panel], x: Any, y: Any, columns: slice, single: bool) -> bool:
         """Add the distances in some columns, of float32 where ``single`` and it serves.
 
-        Returns
-        -------
-        bool
-            Whether all elements are finite, and below ``LARGEST`` when centred; if not, nothing is added.
+        Returns whether all elements are finite, and below ``LARGEST`` when centred; if not, nothing is added.
         """
         ...
 
@@ -121,14 +118,8 @@ class NumpyBackend:
 class TorchBackend:
     """Torch on a device.
 
-    Sums of absolute differences are ``torch.pdist``'s, ``CHUNK`` columns at a time.
-
-    Parameters
-    ----------
-    framework
-        the array API namespace of torch.
-    device
-        torch's own.
+    Sums of absolute differences are ``torch.pdist``'s, ``CHUNK`` columns at a time. ``framework`` is the array API
+    namespace of torch; ``device`` is a torch device.
     """
 
     framework: Any
@@ -201,18 +192,10 @@ def add_distances(panels: Sequence[Panel], block: Values, single: bool) -> None:
         \sum_c (a_c - b_c)^2 &= \sum_c a_c^2 + \sum_c b_c^2 - 2 \sum_c a_c b_c
 
     because :math:`|a - b| = 2 \max(a, b) - a - b`: the maximum of a row and a tile of rows, and a product with ones,
-    where differences would take a pass more. The maxima are exact.
-
-    Parameters
-    ----------
-    block
-        (N, w) of which each column has mean 0, so that little cancels; finite, and so are sums of its squares.
-    single
-        round to float32 for the absolute differences; then sums are finite in float32.
-
-    Notes
-    -----
-    Errors are bounded as in ``ckptzoo.measure.Distances``. No bit depends on the threads, those of BLAS included.
+    where differences would take a pass more. The maxima are exact. ``block`` is (N, w) of which each column has mean 0,
+    so that little cancels; finite, and so are sums of its squares; ``single`` rounds to float32 for the absolute
+    differences; sums must then be finite in float32. Errors are bounded as in ``ckptzoo.measure.Distances``. No bit
+    depends on the threads, those of BLAS included.
     """
     count, width = block.shape
     whole = _chunks(block, np.dtype(np.float64))

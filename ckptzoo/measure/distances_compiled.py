@@ -42,8 +42,8 @@ class Packed(NamedTuple):
     Attributes
     ----------
     values
-        (runs, vectors, RUN, lanes) float32 or float64: row ``vector * lanes + lane``, column ``run * RUN + c``. After
-        the last row come rows of zeros; after the last column, anything.
+        (runs, vectors, RUN, lanes) float32 or float64: row ``vector * lanes + lane``, column ``run * RUN + c``.
+        After the last row come rows of zeros; after the last column, anything.
     units
         (runs,) float64, the power of two by which the values of a run are to be multiplied.
     rows
@@ -63,6 +63,14 @@ def add_distances(
 ) -> bool:
     """Add the distances in some columns to those of the panels.
 
+    Returns whether they are all finite and below the limit; otherwise nothing is added.
+
+    Errors are bounded as in ``ckptzoo.measure.Distances``. With u the unit roundoff of the type, elements a and b are
+    rounded by u (abs a + abs b) together, so the difference d is wrong by that and its square by 2 abs d times that;
+    sums over a run add at most (RUN + 1) u of the absolute differences and (RUN + 2) u of the squares.
+
+    Memory: a copy of the columns in that type, and for each thread 0.2 MB and 1 KB a row.
+
     Parameters
     ----------
     x, y
@@ -71,19 +79,6 @@ def add_distances(
         float32 or float64, of which the differences are.
     limit
         for the absolute values of centred elements.
-
-    Returns
-    -------
-    bool
-        Whether they are all finite and below the limit; if not, nothing is added.
-
-    Notes
-    -----
-    Errors are bounded as in ``ckptzoo.measure.Distances``. With u the unit roundoff of the type, elements a and b are
-    rounded by u (abs a + abs b) together, so the difference d is wrong by that and its square by 2 abs d times that;
-    sums over a run add at most (RUN + 1) u of the absolute differences and (RUN + 2) u of the squares.
-
-    Memory: a copy of the columns in that type, and for each thread 0.2 MB and 1 KB a row.
     """
     count, width = len(x) + len(y), x.shape[1]
     lanes, runs = VECTOR // np.dtype(dtype).itemsize, -(-width // RUN)
@@ -247,12 +242,8 @@ def add_tile(
 ) -> None:
     """Add the distances between the rows ``start .. stop - 1`` and later ones, in vectors ``first .. last - 1``.
 
-    Parameters
-    ----------
-    sums
-        (last - first or more, stop - start + 1 or more, 2, lanes) float64, overwritten.
-    manhattan, squares
-        of the panel with these rows.
+    ``sums`` are (last - first or more, stop - start + 1 or more, 2, lanes) float64, overwritten; ``manhattan`` and
+    ``squares`` are the panel's sums for these rows.
     """
     lanes = packed.values.shape[3]
     sums[:] = 0

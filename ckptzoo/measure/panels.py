@@ -29,8 +29,8 @@ class Panel:
     x_columns
         how many of its columns are rows of X; 0 where its own rows are Y's.
     manhattan, squares
-        (stop - start, m + n - start) float64, sums of absolute and of squared differences; infinity on and below the
-        diagonal, so that every pair counts once and a kernel of it is 0.
+        (stop - start, m + n - start) float64, sums of absolute and of squared differences; infinity on and
+        below the diagonal, so that every pair counts once and a kernel of it is 0.
     """
 
     start: int
@@ -43,10 +43,7 @@ class Panel:
 def make_panels(m: int, n: int, full: Callable[[tuple[int, int], float], Any]) -> Iterator[Panel]:
     """Panels for m rows of X and n rows of Y, with distances of 0.
 
-    Parameters
-    ----------
-    full
-        makes a float64 array of a shape, filled with one number.
+    ``full`` returns a float64 array of a shape, filled with one number.
     """
     for first, end in ((0, m), (m, m + n)):
         for start in range(first, end, ROWS):
@@ -69,10 +66,7 @@ def run_tasks(
 ) -> None:
     """Do all tasks, on one thread a core and at most ``max_threads``. The first error ends them and is raised.
 
-    Parameters
-    ----------
-    worker
-        called once in every thread; it returns the function that does a task there.
+    ``worker`` is called once in every thread and returns the function that does a task there.
     """
     waiting = deque(tasks)
 

@@ -133,12 +133,7 @@ def dimensions(folds: Sequence[Fold]) -> tuple[int, ...]:
     """The number of dimensions that each fold fixes beside those before it.
 
     A shift fixes one number a channel, a centring one a line. Sums over two axes of one tensor have their own sum in
-    common: centred rows and centred columns of an (m, n) matrix are m + n - 1 numbers.
-
-    Parameters
-    ----------
-    folds
-        of a table.
+    common: centred rows and centred columns of an (m, n) matrix are m + n - 1 numbers. ``folds`` are a table's folds.
     """
     by_tensor: dict[str, list[Fold]] = {}
     found: list[int] = []
@@ -320,10 +315,7 @@ def _target_to_json(target: Target) -> Document:
 def fold_from_json(item: Document) -> Fold:
     """A fold of ``symmetry.json``.
 
-    Raises
-    ------
-    KeyError, TypeError, AttributeError
-        The fields are not those of a fold.
+    Raises ``KeyError``, ``TypeError`` or ``AttributeError`` if the fields are not those of a fold.
     """
     _only(item, {"kind", "part"}, {"targets", "gain", "shift"})
     named = {name: _part(item[name]) for name in ("gain", "shift") if name in item}

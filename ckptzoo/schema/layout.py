@@ -91,10 +91,7 @@ def next_sequence(names: Iterable[str], *, location: str) -> int:
     >>> next_sequence(["000003-9f2c41aa", "README.md"], location="parts")
     4
 
-    Raises
-    ------
-    ZooError
-        There is a part with the last number.
+    Raises ``ZooError`` if there is a part with the last number.
     """
     last = max((name for name in names if PART_NAME.fullmatch(name)), default="000000")
     if (sequence := int(last[:6]) + 1) > MAX_SEQUENCE:

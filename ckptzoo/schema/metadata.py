@@ -135,13 +135,8 @@ _OF_MATRICES = ("degenerate",)
 def columns_of(kind: str, *, matrices: bool) -> tuple[Column, ...]:
     """The columns with which a part is written.
 
-    Parameters
-    ----------
-    kind
-        one of ``KINDS``.
-    matrices
-        whether the zoo's table has matrices; others have no use for the last columns of a variant, and readers of any
-        version take their parts.
+    ``kind`` is one of ``KINDS``; ``matrices`` says whether the zoo's table has matrices. Without them the last columns
+    of a variant are left out, so that readers of any version accept the parts.
     """
     left_out = _OF_MATRICES if kind == "variant" and not matrices else ()
     return tuple(column for column in KINDS[kind] if column.name not in left_out)

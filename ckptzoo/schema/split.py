@@ -175,10 +175,7 @@ def encode(split: Split) -> bytes:
 def decode(data: bytes, *, location: str) -> Split:
     """Read the document of a split, which may be anyone's.
 
-    Raises
-    ------
-    IntegrityError
-        It is damaged, or no split.
+    Raises ``IntegrityError`` if it is damaged, or not a split.
     """
     content, _ = unseal(data, location=location)
 

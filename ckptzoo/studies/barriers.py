@@ -127,8 +127,6 @@ class ZooBarriers:
 
     Parameters
     ----------
-    name
-        of the zoo.
     kind
         what its networks are: the recipe, or the method with what sets its posterior.
     width

@@ -30,11 +30,8 @@ Values = NDArray[np.float64]
 class Convergence:
     """The convergence of n numbers over some chains.
 
-    Parameters
-    ----------
-    r_hat, ess
-        (n,) rank-normalised split R-hat, and effective draws of the bulk, of all chains together; NaN for a number that
-        is the same in all draws.
+    ``r_hat`` and ``ess`` are (n,) rank-normalised split R-hat, and effective draws of the bulk, of all chains together;
+    NaN for a number that is the same in all draws.
     """
 
     r_hat: Values
@@ -73,10 +70,7 @@ def are_comparable(chains: Sequence[NDArray[np.int64]]) -> bool:
 def convergence_of(chains: Sequence[NDArray[np.int64]], numbers: NDArray[Any]) -> Convergence:
     """How far comparable chains have converged in some numbers, (K, n) of K samples.
 
-    Raises
-    ------
-    MissingExtraError
-        arviz-stats is not installed.
+    Raises ``MissingExtraError`` if arviz-stats is not installed.
     """
     from ckptzoo.measure.convergence import convergence
 

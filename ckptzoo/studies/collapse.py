@@ -257,10 +257,7 @@ def collapse(
 def _information(predictions: Predictions, done: Callable[[int], None]) -> Values:
     """(M, M) the mutual information of every pair.
 
-    Parameters
-    ----------
-    done
-        called with the inputs of each step.
+    ``done`` is called with the inputs of each step.
     """
     M, inputs, classes = predictions.logits.shape
     pairs = PairwiseInformation(M)

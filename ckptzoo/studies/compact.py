@@ -128,8 +128,8 @@ class CompactStudy(StudyResult):
     merged
         how many samples were averaged to the accuracy of their mean, as sampled and aligned.
     convergence
-        of weights as sampled and aligned, and of the logits; empty where there is one chain, or chains differ in
-        length.
+        of weights as sampled and aligned, and of the logits; empty where there is one chain, or chains differ
+        in length.
     lag
         lag in draws to the mean transpositions between draws so far apart in a chain, and their most.
     draws, seed

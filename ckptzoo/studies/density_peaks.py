@@ -52,8 +52,8 @@ class Density:
     low, high
         the ends of both axes.
     heights
-        (GRID, GRID) densities at the cells' centres, the first axis for the first coordinate; None for fewer than
-        ``FEW`` points or points without spread.
+        (GRID, GRID) densities at the cells' centres, the first axis for the first coordinate; None for fewer
+        than ``FEW`` points or points without spread.
     widths
         the kernel's standard deviations along both axes.
     inside
@@ -93,15 +93,8 @@ def density(points: Values) -> Density:
     their heights, of variance f / (4 pi n h_1 h_2) each (Wand and Jones, Kernel Smoothing, section 4.3); lower ones
     belong to the peak beyond the pass.
 
-    Parameters
-    ----------
-    points
-        (n, 2), finite.
-
-    Notes
-    -----
-    The grid ends at the outermost coordinate, or where that is closer, three quarters of the range that holds 90 % of
-    all coordinates beyond its ends. 160 x 160 cells whatever n is. Tested in
+    ``points`` are (n, 2), finite. The grid ends at the outermost coordinate, or where that is closer, three quarters of
+    the range that holds 90 % of all coordinates beyond its ends. 160 x 160 cells whatever n is. Tested in
     ``tests/studies/test_density_peaks.py``.
     """
     low, high = _range(points)

@@ -216,10 +216,7 @@ def differences(
 def _shared_names(first: Architecture, second: Architecture, names: tuple[str, str]) -> dict[str, str]:
     """Every tensor of the first to the name that the second stores it under.
 
-    Raises
-    ------
-    ZooError
-        One has a tensor that the other lacks, or in another shape.
+    Raises ``ZooError`` if one has a tensor that the other lacks, or in another shape.
     """
     known = {name: tensor for tensor in second.tensors for name in (tensor.name, *tensor.aliases)}
     own = {name: tensor for tensor in first.tensors for name in (tensor.name, *tensor.aliases)}

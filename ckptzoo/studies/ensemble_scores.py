@@ -21,6 +21,12 @@ Scores = dict[str, dict[str, float]]
 def scores(logs: Values, information: Values | None, sets: Mapping[str, slice], targets: NDArray[np.int64]) -> Scores:
     """How right a prediction is, and how well its doubt separates the inputs of other sets.
 
+    The figures are, for the first set, ``accuracy``, ``nll``, ``brier`` and ``ece`` of ``ckptzoo.measure.predictions``,
+    and ``confidence``, the mean of the largest probability. For each other set ``auroc`` and ``fpr95`` of
+    ``ckptzoo.measure.predictions``: its inputs are the positives, those of the first set the negatives, and the score
+    is the doubt, -log max_c p_c, which orders inputs as 1 - max_c p_c does. With mutual information, its mean on each
+    set, and ``information_auroc`` and ``information_fpr95`` with it as the score.
+
     Parameters
     ----------
     logs
@@ -31,15 +37,6 @@ def scores(logs: Values, information: Values | None, sets: Mapping[str, slice], 
         name to its inputs. The first is the networks' own; the others are to be separated from it.
     targets
         labels of the first set.
-
-    Returns
-    -------
-    Scores
-        For the first set ``accuracy``, ``nll``, ``brier`` and ``ece`` of ``ckptzoo.measure.predictions``, and
-        ``confidence``, the mean of the largest probability. For each other set ``auroc`` and ``fpr95`` of
-        ``ckptzoo.measure.predictions``: its inputs are the positives, those of the first set the negatives, and the
-        score is the doubt, -log max_c p_c, which orders inputs as 1 - max_c p_c does. With mutual information, its mean
-        on each set, and ``information_auroc`` and ``information_fpr95`` with it as the score.
     """
     own, *others = sets
     figures: Scores = {own: {name: float(score(logs[sets[own]], targets)) for name, score in RIGHT.items()}}
@@ -114,13 +111,8 @@ class SummedPredictions:
 class DisjointEnsembles:
     """Disjoint ensembles of several sizes, each of the members that come next.
 
-    Parameters
-    ----------
-    sizes
-        ascending, 2 or more each.
+    ``sizes`` ascend, each 2 or more.
 
-    Notes
-    -----
     One sum a size: 8 bytes a size, input and class. A size takes its members from complete ensembles of the largest
     size that divides it, so that sizes 2, 4, 8, ... cost two additions a member in all.
     """

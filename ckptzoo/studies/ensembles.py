@@ -49,8 +49,8 @@ class Size:
     size
         members of each; 1 for the members themselves.
     subsets
-        ensembles of this size that were scored, no two of which share a member; a set that some members are left out
-        for may have fewer, the ``count`` of its figures.
+        ensembles of this size that were scored, no two of which share a member; a set that some members are
+        left out for may have fewer, the ``count`` of its figures.
     scores
         set to figures by name, as in ``ckptzoo.studies.ensemble_scores.scores``, over the subsets.
     """
@@ -92,8 +92,8 @@ class Ensembles(StudyResult):
     set, ood
         the set that is scored, and those whose inputs are to be separated from its own.
     ood_not_finite
-        other set to how many of the members are not finite on it, where some are. They are left out for that set; where
-        fewer than two remain, the set is not in ``ood``.
+        other set to how many of the members are not finite on it, where some are. They are left out for that
+        set; where fewer than two remain, the set is not in ``ood``.
     inputs, classes
         of the set.
     members
@@ -139,21 +139,11 @@ class Ensembles(StudyResult):
 
         .. math:: \min \left\{ S : \forall T \ge S,\ \frac{a_T - a_1}{a_M - a_1} \ge r \right\}
 
-        for means :math:`a_S` over ensembles of size S, M members and share r.
-
-        Parameters
-        ----------
-        name
-            of a figure of the set: ``accuracy``, ``nll``, ``brier`` or ``ece``.
-        share
-            r, at most 1.
-
-        Returns
-        -------
-        int | None
-            int, or None where the ensemble of all is no better than single members, or where noise hides the size: the
-            rest of the gain, :math:`(1 - r) |a_M - a_1|`, is below the standard error of a mean from that size on, or
-            for the accuracy below one input, or there is a single ensemble of that size.
+        for means :math:`a_S` over ensembles of size S, M members and share r. ``name`` is a figure of the set:
+        ``accuracy``, ``nll``, ``brier`` or ``ece``; ``share`` is r, at most 1. Returns None where the ensemble of all
+        is no better than single members, or where noise hides the size: the rest of the gain, :math:`(1 - r) |a_M -
+        a_1|`, is below the standard error of a mean from that size on, or for the accuracy below one input, or there is
+        a single ensemble of that size.
         """
         spreads = self.figure(name)
         means = {size: spread.mean for size, spread in spreads.items()}
@@ -395,12 +385,8 @@ def _scored(
 ) -> tuple[dict[int, list[Scores]], dict[str, float]]:
     """Size to the figures of each ensemble, and set to the share of pairs of members that disagree.
 
-    Parameters
-    ----------
-    predictions
-        by set, of the same members, the set that is scored first.
-    read
-        called with the bytes of each batch.
+    ``predictions`` maps sets to predictions of the same members, with the scored set first; ``read`` is called with the
+    bytes of each batch.
     """
     own = next(iter(predictions))
     K, _, classes = predictions[own].logits.shape

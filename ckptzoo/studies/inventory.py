@@ -109,15 +109,15 @@ class Inventory(PrintedResult):
     told
         distinct values of the columns in ``ORIGIN``, with the number of checkpoints that have each.
     untold
-        the number of checkpoints without a value, for the columns of ``told``; what holds for them where licence or
-        contributor is lacking, the zoo's page says.
+        the number of checkpoints without a value, for the columns of ``told``; what holds for them where
+        licence or contributor is lacking, the zoo's page says.
     groups
         the symmetries of each group of channels; none where the zoo has no symmetry table.
     draws
         of the selection, for each approximate posterior.
     columns
-        of the metadata in which some checkpoint of the selection has a value, and ``extra.<key>`` for what is within
-        the column ``extra``.
+        of the metadata in which some checkpoint of the selection has a value, and ``extra.<key>`` for what is
+        within the column ``extra``.
     """
 
     name: str
@@ -392,10 +392,7 @@ def take_stock(address: str, where: Filters = None) -> Inventory | ZooListing:
 def _listing_of(collection: Collection, folders: Sequence[str], where: Filters) -> ZooListing:
     """The zoos of a collection as they are now, and how that differs from what it says.
 
-    Parameters
-    ----------
-    folders
-        those that are zoos, where the collection is on this machine.
+    ``folders`` are the zoos' folders, where the collection is on this machine.
     """
     zoos, notes = dict[str, Zoo](), list[str]()
     entries = {entry.folder: entry for entry in collection.entries}

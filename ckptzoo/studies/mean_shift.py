@@ -86,11 +86,8 @@ class ModeCurve:
     def steadiest(self) -> tuple[int, float] | None:
         """The number, from 2 to half of the points, that stays for the largest factor of the bandwidth.
 
-        Returns
-        -------
-        tuple[int, float] | None
-            The number, and the factor between the last and the first of its bandwidths; None where there is no such
-            number at two bandwidths in a row.
+        Returns the number, and the factor between the last and the first of its bandwidths; None where there is no such
+        number at two bandwidths in a row.
         """
         best: tuple[int, float] | None = None
         first = 0
@@ -157,10 +154,7 @@ class PointSet:
     V diag(l) V^T the rows of V diag(l)^(1/2) have the same distances as the rows of X. These are all principal
     components that there are, n - 1 at most, and nothing but rounding is left out: of the largest distance about 1e-7.
 
-    Parameters
-    ----------
-    n
-        number of points.
+    ``n`` is the number of points.
     """
 
     def __init__(self, n: int) -> None:
@@ -188,27 +182,9 @@ def mode_curve(points: Values, done: Callable[[], None]) -> ModeCurve | None:
     """Run mean shift at every bandwidth.
 
     Flat kernel, one seed a point, as ``sklearn.cluster.MeanShift`` does by default (Comaniciu and Meer, 2002).
-
-    Parameters
-    ----------
-    points
-        (n, r), finite.
-    done
-        called after each run, ``RUNS`` times, whatever the points are.
-
-    Returns
-    -------
-    ModeCurve | None
-        None where no two points differ.
-
-    Raises
-    ------
-    MissingExtraError
-        scikit-learn is not installed.
-
-    Notes
-    -----
-    Tested in ``tests/studies/test_modes.py``.
+    ``points`` are (n, r), finite; ``done`` is called after each run, ``RUNS`` times, whatever the points are. Returns
+    None where no two points differ. Raises ``MissingExtraError`` if scikit-learn is not installed. Tested in
+    ``tests/studies/test_modes.py``.
     """
     cluster: Any = require("sklearn.cluster", "stats", package="scikit-learn")
     limits: Any = require("threadpoolctl", "stats")  # scikit-learn brings it

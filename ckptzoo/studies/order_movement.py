@@ -40,13 +40,13 @@ class Movement:
     changed
         the share of the orders that are not the same at both steps.
     distance
-        d, how far the keys moved: the standard deviation of their change over theirs at the first step, within orders,
-        pooled over members; NaN where all keys are equal.
+        d, how far the keys moved: the standard deviation of their change over theirs at the first step, within
+        orders, pooled over members; NaN where all keys are equal.
     correlation
         of the keys at the two steps, pooled in the same way.
     noise_error, normal_error
-        standard errors of ``tau - noise`` and of ``tau - normal``: by the jackknife over members, or where that is
-        larger the error that normal keys would have. None for a single member.
+        standard errors of ``tau - noise`` and of ``tau - normal``: by the jackknife over members, or where that
+        is larger the error that normal keys would have. None for a single member.
     """
 
     label: str

@@ -32,12 +32,8 @@ MIN_STEPS = 3
 class Pair:
     """The first and the last incoming weight of the first output neuron, in one or two variants.
 
-    Parameters
-    ----------
-    names
-        what they are called, such as ``fc.weight[0, 0]``.
-    points
-        variant to (n, 2), the same checkpoints in each; at most ``MAX_POINTS``, drawn with the seed.
+    ``names`` are the names of the two weights, such as ``fc.weight[0, 0]``; ``points`` maps variants to (n, 2), the
+    same checkpoints in each; at most ``MAX_POINTS``, drawn with the seed.
     """
 
     names: tuple[str, str]
@@ -60,12 +56,8 @@ class Pair:
 class Trajectories:
     """Test accuracies along the training.
 
-    Parameters
-    ----------
-    steps
-        (S,) int64, rising.
-    accuracies
-        (M, S), NaN where a member has no such checkpoint or nothing was measured.
+    ``steps`` are (S,) int64, rising; ``accuracies`` are (M, S), NaN where a member has no such checkpoint or nothing
+    was measured.
     """
 
     steps: NDArray[np.int64]
@@ -229,17 +221,8 @@ def overview(zoo: Zoo, variant: str | None = None, *, seed: Seed = 0, progress: 
 def pair_of(zoo: Zoo, variants: Sequence[str], *, seed: int) -> Pair | None:
     """The pair of the last matrix of a zoo, or else of its last weight tensor.
 
-    Parameters
-    ----------
-    variants
-        the gauges that are compared.
-    seed
-        draws the checkpoints where there are more than ``MAX_POINTS``.
-
-    Returns
-    -------
-    Pair | None
-        None where no output neuron has two incoming weights.
+    ``variants`` are the gauges that are compared; ``seed`` determines the drawn checkpoints where there are more than
+    ``MAX_POINTS``. Returns None where no output neuron has two incoming weights.
     """
     tensors = [zoo.arch[name] for name in weight_names(zoo.arch) if len(zoo.arch[name].shape) > 1]
     # the last matrix is that of the output layer; networks of convolutions alone have none

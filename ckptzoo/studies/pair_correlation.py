@@ -53,15 +53,20 @@ def correlate_pairs(
     r"""Pearson's and Spearman's correlation of two figures over the pairs of M members.
 
     The pairs i < j are not independent, as each member is in M - 1 of them. So what chance would do is found by a
-    Mantel test ("The detection of disease clustering and a generalized regression approach", 1967): the members of
-    one side are exchanged at random, :math:`y_{ij} \to y_{\pi(i) \pi(j)}`, which keeps what the pairs of one member
-    have in common, and
+    Mantel test ("The detection of disease clustering and a generalized regression approach", 1967): the members of one
+    side are exchanged at random, :math:`y_{ij} \to y_{\pi(i) \pi(j)}`, which keeps what the pairs of one member have in
+    common, and
 
     .. math:: p = \frac{1 + |\{ b : |r_b| \ge |r| \}|}{1 + B}.
 
     The interval is from quantiles over resamples of members with their pairs (the vertex bootstrap of Snijders and
     Borgatti, "Non-parametric standard errors and tests for network statistics", 1999): a pair counts as often as both
     of its members were drawn together; a member and its copy are no pair. Every resample has ranks of its own.
+
+    Returns ``pearson`` and ``spearman``, the correlation of ranks, of which equal ones are the mean; empty where a
+    figure is the same for all pairs, or there are fewer than three members. Raises ``ZooError`` if the shapes do not
+    fit, or there are NaNs. Time M^2 for each permutation and resample (10 ms each for 1,000 members), memory some
+    copies of M^2 numbers. Tested in ``tests/studies/test_pair_correlation.py``.
 
     Parameters
     ----------
@@ -75,22 +80,6 @@ def correlate_pairs(
         of both.
     done
         called after each permutation and each resample.
-
-    Returns
-    -------
-    dict[str, PairCorrelation]
-        ``pearson`` and ``spearman``, the correlation of ranks, of which equal ones are the mean; empty where a figure
-        is the same for all pairs, or there are fewer than three members.
-
-    Raises
-    ------
-    ZooError
-        The shapes do not fit, or there are NaNs.
-
-    Notes
-    -----
-    Time M^2 for each permutation and resample (10 ms each for 1,000 members), memory some copies of M^2 numbers. Tested
-    in ``tests/studies/test_pair_correlation.py``.
     """
     if first.ndim != 2 or first.shape != second.shape or first.shape[0] != first.shape[1]:
         expected, got = "two of (M, M)", f"{first.shape} and {second.shape}"
@@ -132,10 +121,7 @@ def correlate_pairs(
 class _PairSide:
     """One figure of P pairs, of which two differ, and its ranks where pairs have weights.
 
-    Attributes
-    ----------
-    standard
-        (P,) the figures with mean 0 and standard deviation 1.
+    ``standard`` holds the (P,) figures with mean 0 and standard deviation 1.
     """
 
     def __init__(self, figures: Values) -> None:

@@ -37,13 +37,8 @@ Pair = tuple[int, int]
 class KeptSteps:
     """The kept steps of the members of a zoo.
 
-    Parameters
-    ----------
-    steps
-        all of them, ascending.
-    rows
-        (M, S) the checkpoint of each member at each step, as its row in the zoo; -1 where there is none. Members are
-        those with two steps or more, in the order of the zoo.
+    ``steps`` ascend; ``rows`` are (M, S) row numbers in the zoo of each member's checkpoint at each step; -1 where
+    there is none. Members are those with two steps or more, in the order of the zoo.
     """
 
     steps: tuple[int, ...]
@@ -63,10 +58,7 @@ def compared(steps: Sequence[int]) -> dict[str, list[Pair]]:
 def kept_steps(zoo: Zoo) -> KeptSteps:
     """The kept steps of a zoo, all of whose checkpoints have a step.
 
-    Raises
-    ------
-    ZooError
-        No member has two, or one has two checkpoints of one step.
+    Raises ``ZooError`` if no member has two, or one has two checkpoints of one step.
     """
     names = zoo.metadata["member"].combine_chunks().dictionary_encode()
     members, step_of_row = names.indices.to_numpy(), zoo.metadata["step"].to_numpy()
@@ -319,10 +311,7 @@ def _with_error(value: float, error: float | None) -> str:
 class _OrderReader:
     """Ranks and keys of a zoo's checkpoints, some members at a time.
 
-    Parameters
-    ----------
-    variant
-        whose order and keys count; None for the order of the largest weights.
+    ``variant`` is the variant whose order and keys count; None for the order of the largest weights.
     """
 
     def __init__(self, zoo: Zoo, variant: str | None, symmetry: Symmetry, ordered: tuple[NeuronOrder, ...]) -> None:

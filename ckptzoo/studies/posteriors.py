@@ -78,8 +78,8 @@ class LayerMeans:
     kernels
         (20,) of each, in hundredths, 10 of Laplace kernels and 10 of Gaussian ones.
     spread, offset
-        of the draws, in units of the target's spread: see ``ckptzoo.studies.discrepancy``. None where the target's
-        members are all equal.
+        of the draws, in units of the target's spread: see ``ckptzoo.studies.discrepancy``. None where the
+        target's members are all equal.
     """
 
     median: float
@@ -101,8 +101,8 @@ class MethodResult:
     mode_count, draws
         modes of a replicate, and checkpoints in all of them together.
     figures
-        those of ``REMOVALS`` with ``_median``, ``_mean`` and ``_max``, and of ``PERFORMANCE``: over replicates, in
-        hundredths.
+        those of ``REMOVALS`` with ``_median``, ``_mean`` and ``_max``, and of ``PERFORMANCE``: over replicates,
+        in hundredths.
     layers
         family of ``REMOVALS`` to layer to its distance.
     detection
@@ -178,8 +178,8 @@ class Posteriors(StudyResult):
     target, samples
         names of the zoos.
     members
-        of the target, after members were left out: ``starts`` from which modes were started, and ``ensembles`` that
-        serve as ensembles.
+        of the target, after members were left out: ``starts`` from which modes were started, and ``ensembles``
+        that serve as ensembles.
     set, ood
         the predictions that are scored, and the sets to be distinguished from it, the first in the main table.
     entries

@@ -85,8 +85,6 @@ class PredictAccuracy(StudyResult):
     ----------
     name, target
         of the zoo, and of the column.
-    checkpoints, members, splits
-        how many.
     left_out
         checkpoints without the target, not finite, or diverged.
     scores

@@ -31,8 +31,8 @@ class LayerComponents:
     parameters
         in all of them.
     members
-        how many were taken; all of them, or ``MAX_SIDE``, drawn with the seed, where both they and the parameters are
-        more.
+        how many were taken; all of them, or ``MAX_SIDE``, drawn with the seed, where both they and the
+        parameters are more.
     components
         by variant; none where there are fewer than two members.
     """
@@ -72,6 +72,8 @@ def layer_components(
 ) -> LayerComponents:
     """The principal components of one layer.
 
+    Memory min(K, d)^2 for K members and d parameters, and a few copies of 16 MB of rows or 128 MB of columns.
+
     Parameters
     ----------
     tensors
@@ -80,10 +82,6 @@ def layer_components(
         draws the members where there are too many.
     read
         called with the bytes that were read.
-
-    Notes
-    -----
-    Memory min(K, d)^2 for K members and d parameters, and a few copies of 16 MB of rows or 128 MB of columns.
     """
     size = sum(zoo.arch[name].size for name in tensors)
     count = _member_count(len(zoo), size)

@@ -46,12 +46,9 @@ def published_architecture(architecture: str) -> str:
 def posterior_figures(dataset: str, architecture: str) -> dict[tuple[str, str], dict[str, PublishedFigure]]:
     """The figures of arXiv 2310.08287 for a data set and an architecture; none where the paper has no such.
 
-    Returns
-    -------
-    dict[tuple[str, str], dict[str, PublishedFigure]]
-        ``{(method, modes): {figure: PublishedFigure}}`` with modes ``one`` and ``multi``. Figures: ``mmd_median``,
-        ``mmd_mean``, ``mmd_max``, and ``ns_...`` with symmetries removed, in hundredths; ``acc``, ``ece``, ``brier``,
-        ``aupr``, ``fpr95`` in percent; ``idmi``, ``oodmi`` in hundredths of a nat.
+    The result is ``{(method, modes): {figure: PublishedFigure}}`` with modes ``one`` and ``multi``. Figures:
+    ``mmd_median``, ``mmd_mean``, ``mmd_max``, and ``ns_...`` with symmetries removed, in hundredths; ``acc``, ``ece``,
+    ``brier``, ``aupr``, ``fpr95`` in percent; ``idmi``, ``oodmi`` in hundredths of a nat.
 
     Examples
     --------

@@ -24,12 +24,7 @@ from ckptzoo.text import Progress, counted, printable
 class GaugeCounts:
     """How often something was found in the checkpoints that are in the gauge; None where it was not looked for.
 
-    Parameters
-    ----------
-    checkpoints
-        how many have it.
-    total
-        how often in all of them.
+    ``checkpoints`` is the number of checkpoints that have it, ``total`` its occurrences in all of them.
     """
 
     checkpoints: int

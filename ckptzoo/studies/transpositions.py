@@ -89,8 +89,8 @@ class Transpositions(StudyResult):
     steps
         kept steps, ascending, and for each (S, P) as ``found`` and ``apart``; -1 where a pair has no such step.
     points
-        (T,) from 0, the reference, to 1, the member; and (P, T) the number of transpositions between the reference and
-        the network there.
+        (T,) from 0, the reference, to 1, the member; and (P, T) the number of transpositions between the
+        reference and the network there.
     set, inputs
         what barriers were measured on; None and 0 without.
     barriers
@@ -347,12 +347,8 @@ def transpositions(
 def planted_pairs(zoo: Zoo, table: Symmetry) -> tuple[list[PlantedPair], int]:
     """The pairs of a zoo whose networks are usable, by number and run, and how many planted members have none.
 
-    Raises
-    ------
-    ZooError
-        There is none, or what a row tells of what was planted is incomplete.
-    SymmetryError
-        A permutation is none of the table.
+    Raises ``ZooError`` if there are none, or a row's record of them is incomplete, and ``SymmetryError`` if a
+    permutation is not one of the table.
     """
     usable = usable_rows(zoo.metadata)
     rows_of: dict[str, dict[int, int]] = {}

@@ -24,10 +24,7 @@ Index = NDArray[np.int64]
 class NodeTensor:
     """A tensor among the features of nodes.
 
-    Parameters
-    ----------
-    nodes, columns
-        (size,) where each of its elements is.
+    ``nodes`` and ``columns`` are (size,) positions of its elements.
     """
 
     tensor: Tensor
@@ -48,8 +45,8 @@ class EdgeTensor:
     width
         attributes of an edge.
     places
-        (pairs,) where each pair of positions on ``axes`` comes among edges times slots; None where that is its own
-        number, so that the tensor need only be reshaped.
+        (pairs,) where each pair of positions on ``axes`` comes among edges times slots; None where that is its
+        own number, so that the tensor need only be reshaped.
     """
 
     tensor: Tensor
@@ -88,12 +85,8 @@ class GraphLayout:
     def of(cls, architecture: Architecture, symmetry: Symmetry) -> "GraphLayout":
         """The graph of an architecture.
 
-        Raises
-        ------
-        SpecError
-            The table does not fit with the architecture.
-        SymmetryError
-            More than two axes of a tensor move, or a group permutes positions inside the channels of another one.
+        Raises ``SpecError`` if the table does not fit with the architecture; and ``SymmetryError`` if more than two
+        axes of a tensor move, or a group permutes positions inside the channels of another one.
         """
         symmetry.check(architecture)
         nodes = _Nodes(symmetry)

@@ -27,12 +27,8 @@ _MANY = 1000
 def pairs(name: str, members: int, information: Mapping[str, Values], correlation: float | None) -> Figure:
     """Histograms of the mutual information of all pairs on two sets, and both together: points, or the density of many.
 
-    Parameters
-    ----------
-    information
-        of the own set and of the other one, (P,) each, in nats.
-    correlation
-        Pearson's; None where there is none.
+    ``information`` is on the own set and on the other one, (P,) each, in nats; ``correlation`` is Pearson's; None where
+    there is none.
     """
     (own, inside), (other, outside) = information.items()
     figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")

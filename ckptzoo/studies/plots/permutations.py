@@ -27,12 +27,7 @@ Series = Mapping[str, Sequence[Movement]]
 def orders(name: str, members: int, movements: Mapping[str, Series]) -> Figure:
     """Tau and transpositions against the step, with what keys that move give: two rows of panels an order.
 
-    Parameters
-    ----------
-    name
-        the zoo's and the variant's.
-    movements
-        what is ordered to its series, one column each.
+    ``name`` is the zoo's and the variant's; ``movements`` maps each ordered quantity to its series, one column each.
     """
     shown, left_out = thinned(list(movements), MAX_ORDERS)
     columns = max(len(movements[label]) for label in shown)

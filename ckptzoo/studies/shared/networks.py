@@ -35,19 +35,9 @@ def read_networks(zoo: Zoo, rows: Any, variant: str = layout.RAW) -> dict[str, N
 def evaluator_of(zoo: Zoo, labelled: Labelled, module: Any = None) -> "Evaluator":
     """What scores the networks of a zoo.
 
-    Parameters
-    ----------
-    labelled
-        what they are scored on.
-    module
-        the network as a torch module, for architectures that are not in ``ckptzoo.archs``.
-
-    Raises
-    ------
-    ZooError
-        The zoo holds Gaussians, the network does not take such inputs, or labels are no classes of it.
-    MissingExtraError
-        torch is not installed.
+    ``labelled`` holds the inputs and labels for the scores; ``module`` is the network as a torch module, for
+    architectures that are not in ``ckptzoo.archs``. Raises ``ZooError`` if the zoo holds Gaussians, the network does
+    not take such inputs, or labels are not classes of it; and ``MissingExtraError`` if torch is not installed.
     """
     base = archs.base_of(zoo.arch.forward)
     if base is not None:

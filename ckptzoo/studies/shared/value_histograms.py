@@ -30,8 +30,6 @@ _CHUNK = 2**20
 class ValueHistogram:
     """Counts of float values, with their mean and standard deviation.
 
-    Notes
-    -----
     2 MB each, whatever is added; about 10 ns a value. Values are counted as float32. Tested in
     ``tests/studies/test_value_histograms.py``.
     """
@@ -128,6 +126,8 @@ def histograms(
 ) -> tuple[Histogram, ...]:
     """The histogram of each of these tensors.
 
+    One pass over the tensors in every variant, in bounded memory.
+
     Parameters
     ----------
     tensors
@@ -136,10 +136,6 @@ def histograms(
         the gauges that are compared; they share the bins.
     progress
         called as weights are read.
-
-    Notes
-    -----
-    One pass over the tensors in every variant, in bounded memory.
     """
     total = sum(zoo[name, variant].nbytes for name in tensors for variant in variants)
     done, results = 0, list[Histogram]()

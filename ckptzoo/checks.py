@@ -54,7 +54,10 @@ class Check:
     def without(self, secrets: Collection[str]) -> "Check":
         """The same, with each secret and all credentials within addresses replaced by three stars.
 
-        ``secrets`` are texts to hide, such as tokens.
+        Parameters
+        ----------
+        secrets
+            Texts that are shown to nobody, such as tokens.
         """
 
         def public(text: str) -> str:

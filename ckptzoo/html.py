@@ -35,8 +35,6 @@ class Grid:
         The names of the columns; none for a table of names and values.
     numbers
         Positions of the columns that are aligned right.
-    title
-        Above the table, which then can be folded.
     """
 
     rows: Sequence[Sequence[str]]

@@ -92,7 +92,7 @@ def stacked_outputs(weights: Mapping[str, torch.Tensor], images: torch.Tensor) -
 
 
 def _check(weights: Mapping[str, torch.Tensor], images: torch.Tensor) -> int:
-    """The number of members, where shapes, dtypes and devices are right."""
+    """Return the number of members after checking shapes, dtypes and devices."""
     if missing := _SHAPES.keys() - weights.keys():
         step = "Pass the weights of an OptuNet."
         raise ZooError(Problem("optunet", "tensors", ", ".join(_SHAPES), f"no {', '.join(sorted(missing))}", step))

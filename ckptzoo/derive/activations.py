@@ -125,20 +125,9 @@ class ActivationProducts:
     Raises ``ZooError`` if the network does not take such inputs and ``SymmetryError`` if a group that permutations move
     is read by no linear layer and no convolution whose weight is a tensor of the zoo as it is. ``nbytes`` is the size
     of the products of one network. The reference is evaluated again for each call, so that nothing is kept of the
-    inputs' activations. Tested in tests/derive/test_activations.py.
-
-    Parameters
-    ----------
-    arch
-        an architecture whose forward function is in ``ckptzoo.archs``, or any with a module.
-    symmetry
-        its table.
-    reference
-        tensor name to (*shape).
-    inputs
-        (N, *input_shape) float32, as the networks take them.
-    module
-        the network; by default that of ``ckptzoo.archs``.
+    inputs' activations. Tested in tests/derive/test_activations.py. ``arch`` has a forward function in
+    ``ckptzoo.archs``, or a ``module`` is given; ``reference`` maps tensor names to (*shape), and ``inputs`` are (N,
+    *input_shape) float32, as the networks take them.
     """
 
     def __init__(

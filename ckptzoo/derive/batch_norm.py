@@ -33,8 +33,6 @@ def renewed_statistics(
 
     Parameters
     ----------
-    module
-        the network, whose values are overwritten.
     buffers
         names of the statistics.
     weights

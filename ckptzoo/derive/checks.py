@@ -21,7 +21,7 @@ from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.documents import Document
 
 Precision = Literal["float64", "float32"]
-"""What both outputs are computed in."""
+"""The dtype of both outputs."""
 PRECISIONS: tuple[Precision, ...] = ("float64", "float32")
 """Every precision, the most precise first."""
 
@@ -123,16 +123,8 @@ def check_columns(
 ) -> dict[str, list[Any]]:
     """The columns of the equivalence checks of K checkpoints: null where none is wanted, or raw outputs are not finite.
 
-    Parameters
-    ----------
-    checker
-        an ``EquivalenceChecker``.
-    raw, derived
-        tensor name to (K, *shape).
-    inputs
-        by name.
-    precisions
-        of each checkpoint's check; None for no check.
+    ``raw`` and ``derived`` map tensor names to (K, *shape); ``precisions`` has one for each checkpoint's check, None
+    for no check.
     """
     wanted = np.array(precisions, object)
     differences = {f"certificate_{name}": np.full(len(wanted), np.nan) for name in inputs}
@@ -158,7 +150,7 @@ def check_columns(
 
 
 def check_facts(inputs: Mapping[str, NDArray[Any]], policy: CheckPolicy) -> Document:
-    """What a part says of its equivalence checks: the number of inputs, the sha256 of their float64 bytes, the policy.
+    """The record of a part's equivalence checks: the number of inputs, the sha256 of their float64 bytes, the policy.
 
     Nothing where there are no inputs.
     """

@@ -27,14 +27,7 @@ Row = dict[str, Any]
 class RowRun:
     """Rows of a raw part that are derived together.
 
-    Parameters
-    ----------
-    raw
-        the part.
-    rows
-        of the raw tree.
-    first, last
-        whether the part begins, and ends, with these rows.
+    ``first`` and ``last`` say whether the part begins, and ends, with these rows of the raw tree.
     """
 
     raw: Part
@@ -55,8 +48,6 @@ class DerivedTreeWriter:
 
     Parameters
     ----------
-    name
-        the tree's, ``derived/<name>``.
     facts
         of all its parts, which are never mixed with others.
     sets
@@ -140,16 +131,8 @@ class DerivedTreeWriter:
     def store(self, run: RowRun, arrays: Mapping[str, Arrays], rows: list[Row], facts: Document) -> list[Row]:
         """Write a run; with the last run of a part the part appears, unless another process has written it meanwhile.
 
-        Returns the rows of a part that has appeared; None before, and None where another process was first.
-
-        Parameters
-        ----------
-        arrays
-            for each stem the stacked tensors.
-        rows
-            the derived part's, without their ``unit``.
-        facts
-            of this part, beside those of all.
+        Returns the rows of a part that has appeared; None before, and None where another process was first. ``rows``
+        are the derived part's, without their ``unit``; ``facts`` are those of this part, beside those of all.
         """
         if run.first:
             self._writer = PartWriter(

@@ -31,8 +31,6 @@ class DescribedRows:
 
     Parameters
     ----------
-    zoo
-        the selection.
     what
         facts that the arrays depend on besides the weights; they name the files.
     compute

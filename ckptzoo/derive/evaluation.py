@@ -21,14 +21,14 @@ from ckptzoo.errors import Problem, ZooError
 from ckptzoo.schema.architecture import Architecture
 
 _MAX_THREADS = 64
-"""Stacks that are evaluated at a time, at most, one per core."""
+"""The maximum of stacks that are evaluated at a time, one per core."""
 _STATISTICS_BATCH = 512
-"""Inputs of which the statistics of BatchNorm are taken at once."""
+"""The number of inputs whose BatchNorm statistics are computed at once."""
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Of G predictions.
+    """The scores of G predictions.
 
     ``loss`` is (G,) float64, the mean negative log-likelihood of the labels in nats; NaN where an output is NaN;
     ``accuracy`` is the (G,) share of the inputs whose label is the likeliest.
@@ -38,7 +38,7 @@ class Scores:
     accuracy: NDArray[np.float64]
 
     def reshape(self, *shape: int) -> "Scores":
-        """Both in another shape."""
+        """Return both in another shape."""
         return Scores(self.loss.reshape(shape), self.accuracy.reshape(shape))
 
 
@@ -46,18 +46,8 @@ class Evaluator:
     """Scores networks of one architecture, stacks of them at a time, on every core.
 
     Raises ``ZooError`` if the network does not take such inputs, or labels are not classes of it. Tested in
-    tests/derive/test_evaluation.py.
-
-    Parameters
-    ----------
-    arch
-        an architecture whose forward function is in ``ckptzoo.archs``, or any with a module.
-    labelled
-        what they are scored on.
-    module
-        the network; by default that of ``ckptzoo.archs``.
-    device
-        where outputs are computed.
+    tests/derive/test_evaluation.py. ``arch`` has a forward function in ``ckptzoo.archs``, or a ``module`` is given;
+    outputs are computed on ``device``.
     """
 
     def __init__(
@@ -87,7 +77,7 @@ class Evaluator:
 
     @property
     def stack_size(self) -> int:
-        """Networks that are evaluated at once."""
+        """The number of networks that are evaluated at once."""
         return self._forward.size
 
     @property
@@ -236,7 +226,7 @@ def standard_noise(arch: Architecture, draws: int, seed: int) -> dict[str, NDArr
 
 
 def _means(corners: Weights, shares: NDArray[np.float64], places: Sequence[tuple[int, ...]]) -> dict[str, NDArray[Any]]:
-    """Tensor name to (len(places), *shape): the weighted means at some places (group, point)."""
+    """Map tensor names to (len(places), *shape): the weighted means at some places (group, point)."""
     found: dict[str, NDArray[Any]] = {}
     for name, array in corners.items():
         if array.dtype.kind in "iub":  # counters
@@ -248,7 +238,7 @@ def _means(corners: Weights, shares: NDArray[np.float64], places: Sequence[tuple
 
 
 def _drawn(weights: dict[str, NDArray[Any]], noise: Weights | None) -> Weights:
-    """Of G Gaussians G * S networks; networks as they are where there is no noise."""
+    """Draw G * S networks from G Gaussians; without noise the networks are returned as they are."""
     if noise is None:
         return weights
     draws, found = len(next(iter(noise.values()))), dict[str, NDArray[Any]]()

@@ -23,11 +23,11 @@ warnings.filterwarnings(
 )
 Weights = Mapping[str, NDArray[Any]]
 STACK, STACK_BYTES = 8, 2**20
-"""Checkpoints that are evaluated at once, at most, and their weights together; a larger network is evaluated alone."""
+"""The maximum of checkpoints evaluated at once, and of their weights' bytes; a larger network is evaluated alone."""
 INPUT_BYTES = 512 * 4 * 28 * 28
-"""Inputs that go through a stack of checkpoints at once, counted for each of them: 512 images of MNIST in float32."""
+"""Bytes of inputs of a stack of checkpoints at once, counted for each of them: 512 images of MNIST in float32."""
 FAST_STACK, FAST_INPUT_BYTES = 64, 1024 * 4 * 28 * 28
-"""Checkpoints where ``ckptzoo.archs`` has a function for stacks, and inputs for all of them."""
+"""The number of checkpoints where ``ckptzoo.archs`` has a function for stacks, and of inputs for all of them."""
 
 
 class Forward:
@@ -44,8 +44,6 @@ class Forward:
         the network; by default that of ``ckptzoo.archs``. It is copied.
     vmap
         whether stacked checkpoints go through the module also where ``archs.stacked`` has a faster function.
-    device
-        where outputs are computed.
     """
 
     def __init__(
@@ -117,14 +115,8 @@ class Forward:
     def outputs(self, weights: Weights, batches: Sequence[torch.Tensor], *, stacked: bool) -> Iterator[torch.Tensor]:
         """Outputs (K, B, features) of K checkpoints for each batch, in the precision of the inputs.
 
-        Parameters
-        ----------
-        weights
-            tensor name to (K, *shape), of any floating dtype.
-        batches
-            inputs (B, *input_shape).
-        stacked
-            whether all checkpoints are evaluated at once, or the only one alone.
+        ``weights`` maps tensor names to (K, *shape) of any floating dtype; ``batches`` are inputs (B, *input_shape);
+        ``stacked`` says whether all checkpoints are evaluated at once, or the only one alone.
         """
         dtype, module = str(batches[0].dtype).removeprefix("torch."), self.module()
         state: dict[str, torch.Tensor] = {}
@@ -210,16 +202,9 @@ class StackedForward:
     """Outputs of stacks of checkpoints on fixed inputs.
 
     Stacks and batches are filled up to one size, so that the outputs of a checkpoint depend neither on those beside it
-    nor on their number: the last bit of a matrix product may depend on its size. Threads may share one.
-
-    Parameters
-    ----------
-    forward, arch
-        the network.
-    inputs
-        one or more forms of the inputs, such as scaled in several ways, each (N, *input_shape) float32.
-    most_outputs
-        of a batch and a stack, in bytes, or those of one input; None for no limit.
+    nor on their number: the last bit of a matrix product may depend on its size. Threads may share one. ``inputs`` are
+    one or more forms of the inputs, such as scaled in several ways, each (N, *input_shape) float32; ``most_outputs``
+    limits the bytes of outputs of a batch and a stack, but not below those of one input; None for no limit.
     """
 
     def __init__(

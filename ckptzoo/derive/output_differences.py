@@ -21,11 +21,11 @@ from ckptzoo.symmetry import GroupElement, apply, fold
 TABLE_TOLERANCE = 1e-9
 """Largest relative difference of float64 outputs under a group element of a table that is right."""
 _STACK = 64
-"""Checkpoints that are evaluated at a time, at most."""
+"""The maximum number of checkpoints that are evaluated at a time."""
 _STACK_BYTES = 2**20
-"""Weights that are evaluated at a time, at most, or one checkpoint."""
+"""The maximum number of bytes of weights that are evaluated at a time, unless one checkpoint has more."""
 _INPUTS_AT_A_TIME = 8
-"""Inputs that are evaluated at a time."""
+"""The number of inputs that are evaluated at a time."""
 
 
 class EquivalenceChecker:

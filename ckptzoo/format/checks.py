@@ -26,11 +26,11 @@ Kind = tuple[str, tuple[int, ...]]
 
 
 MAX_PROBLEMS = 100
-"""Problems of one part, and of a zoo, that are looked for; there may be millions."""
+"""The maximum number of reported problems of one part, and of a zoo; there may be millions."""
 
 
 class RowLimits(NamedTuple):
-    """What a part may hold for each of its checkpoints; from the architecture, before anything is decoded.
+    """The limits of a part for each of its checkpoints, from the architecture, known before anything is decoded.
 
     ``blocks`` is the maximum of index rows in a part of any kind; ``nbytes`` is the minimum of bytes of shards in a raw
     part that has weights.
@@ -80,12 +80,10 @@ def element_problems(
     *,
     weights: bool,
 ) -> Iterator[Problem]:
-    """What is wrong with the group elements of one part of a variant.
+    """Yield the problems of the group elements of one part of a variant.
 
     Parameters
     ----------
-    location
-        the part.
     symmetry, digest
         the zoo's table and its digest; None where it has none.
     facts
@@ -157,7 +155,7 @@ def geometry_problems(files: Files, arch: Architecture, symmetry: Symmetry | Non
 
 
 class _PartIndex:
-    """What the index of a part says of its shards and tensors, and what is wrong with it.
+    """The shards and tensors in the index of a part, and their problems.
 
     ``problems`` are those found so far.
     """

@@ -35,8 +35,6 @@ class Part:
         ``parts`` or ``derived/<name>``.
     name
         its folder, ``<6-digit sequence>-<8 hex>``.
-    rows
-        number of checkpoints.
     digest
         ``sha256:...`` of its rows, index and facts; the index holds the shards' digests.
     facts
@@ -51,7 +49,7 @@ class Part:
 
     @property
     def path(self) -> str:
-        """Its folder, from the zoo's."""
+        """The path of its folder in the zoo."""
         return f"{self.tree}/{self.name}"
 
 
@@ -147,7 +145,7 @@ class PartWriter:
         return Part(tree, name, len(self.rows), digest, self._facts)
 
     def discard(self) -> None:
-        """Give the part up and remove what was written of it."""
+        """Abandon the part and remove what was written of it."""
         for shard in self._open.values():
             shard.close()
         self._staging.discard()
@@ -171,7 +169,7 @@ class PartWriter:
 
 
 def rows_a_shard(tensors: Sequence[Tensor], shard_bytes: int = SHARD_BYTES) -> int:
-    """How many checkpoints go into a shard of these tensors, at least one."""
+    """The number of checkpoints in a shard of these tensors, at least one."""
     return max(1, shard_bytes // sum(tensor.nbytes for tensor in tensors))
 
 
@@ -222,7 +220,7 @@ def part_of(tree: str, name: str, footer: Document, *, location: str) -> Part:
 
 
 def kind_of(part: Part, *, location: str) -> str:
-    """What a part is, a key of ``ckptzoo.schema.metadata.KINDS``.
+    """Return the kind of a part, a key of ``ckptzoo.schema.metadata.KINDS``.
 
     Raises ``IntegrityError`` if it is of a kind that this version does not know.
     """

@@ -111,8 +111,6 @@ def read_corrupted(
 
     Parameters
     ----------
-    known
-        CIFAR-10-C or CIFAR-100-C.
     corruption
         of ``CORRUPTIONS``; ``-`` may stand for ``_``.
     severity

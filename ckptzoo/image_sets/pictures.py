@@ -24,14 +24,14 @@ from ckptzoo.remote.cache import temporary_file
 from ckptzoo.text import size as size_text
 
 CACHE_ADDRESS = "decoded image sets"
-"""What ``ckptzoo cache ls`` shows."""
+"""The address that ``ckptzoo cache ls`` shows."""
 _CACHE_FOLDER = "decoded-image-sets"
 _VERSION = 1
 """Raised when the same pictures are decoded to other values; part of the digest."""
 _BLOCK = 512
 """Pictures that are decoded and written at a time; 6 MB at 64x64."""
 _MAX_PIXELS = 2**24
-"""The most pixels of a picture that is scaled down."""
+"""The maximum number of pixels of a picture that is scaled down."""
 _FORMATS = ("JPEG", "PNG")
 _MODES = ("1", "L", "P", "RGB", "CMYK")
 """Modes of Pillow that are read; others have 16 bits a channel, or transparency."""
@@ -48,7 +48,7 @@ class Picture(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What pictures are decoded to.
+    """The format to which pictures are decoded.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class Shape(NamedTuple):
 
 
 def decode(picture: Picture, shape: Shape) -> Images:
-    """(C, S, S) uint8.
+    """Decode a picture to (C, S, S) uint8.
 
     Scaling is Pillow's bilinear filter, whose support grows with the scale, so that it does not alias. Raises
     ``IntegrityError`` if it is no JPEG or PNG picture, is damaged, or has another size.
@@ -150,7 +150,7 @@ def _digest(pictures: Sequence[Picture], shape: Shape) -> str:
 
 
 def _open(path: Path, dimensions: tuple[int, ...]) -> Images | None:
-    """The memory map, where the file is there and whole."""
+    """Return the memory map where the file is there and whole."""
     try:
         # copy-on-write, because torch warns of arrays that it may not write to
         array = np.load(path, mmap_mode="c", allow_pickle=False)

@@ -182,10 +182,6 @@ class Draw:
 
     Parameters
     ----------
-    augment
-        what is drawn.
-    table
-        the symmetries.
     constants
         (T,) one for every word; it follows from the group, what is drawn for it and the channel alone.
     sorts

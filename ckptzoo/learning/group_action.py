@@ -28,16 +28,16 @@ _ENTRIES = 1024
 """From this number of entries a tensor's rows and columns are moved one after the other, checkpoint by checkpoint,
 instead of by a list of where each entry comes from: measured."""
 _KEPT = 8
-"""Arrays of a shape that are kept at most: of a batch in use and of one ahead, in a few views."""
+"""The maximum number of kept arrays of a shape: of a batch in use and of one ahead, in a few views."""
 _LIST = [np.empty(0)]
 _UNUSED = sys.getrefcount(_LIST[0])
-"""References to an array that only a list holds, as this version of Python counts them."""
+"""The reference count of an array that only a list holds, in this version of Python."""
 _HALVES = (np.dtype(np.float16), numpy_dtype("bfloat16"))
 
 
 @dataclass(frozen=True, eq=False)
 class _Acting:
-    """What acts on one tensor of a batch: rows (B, rows), columns (B, blocks, columns), and factors in their order."""
+    """Actions on one tensor of a batch: rows (B, rows), columns (B, blocks, columns), and factors in their order."""
 
     row: Any | None
     column: Any | None
@@ -49,7 +49,7 @@ class _Acting:
 
 
 class Buffers:
-    """Arrays for batches, each given again once nobody else holds it: fresh memory costs as much as filling it.
+    """Arrays for batches, reused once nobody else holds them: fresh memory costs as much as filling it.
 
     Where all arrays are in use, a new one is made, so that batches which the caller keeps are never written to. Not for
     several threads at once.
@@ -59,7 +59,7 @@ class Buffers:
         self._held: dict[tuple[Any, ...], list[NDArray[Any]]] = {}
 
     def __call__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """An array with whatever is in it."""
+        """Return an array with arbitrary content."""
         held = self._held.setdefault((shape, dtype), [])
         for at in range(len(held)):
             # any view, tensor or buffer of it would hold it too
@@ -111,8 +111,6 @@ class Mover:
 
         Parameters
         ----------
-        readers
-            of the tensors.
         rows
             (B,) rows of the tree.
         empty

@@ -82,14 +82,7 @@ class UnencodedBatch:
 class Preparation:
     """What becomes of each batch of rows: k views of their weights, standardised, with targets.
 
-    Parameters
-    ----------
-    zoo
-        the checkpoints that are streamed.
-    source
-        what they are read from, in the same order.
-    y
-        (N,) or (N, m) targets, or None.
+    ``source`` reads ``zoo``'s checkpoints in their order; ``y`` is (N,), (N, m) or None.
     """
 
     def __init__(

@@ -27,12 +27,6 @@ class ComputedReader:
 
     Parameters
     ----------
-    tensor
-        its name.
-    dtype
-        to cast to.
-    raw
-        the tensor as trained.
     origins
         (N,) int64, for each row of the variant its row of the raw tree.
     table

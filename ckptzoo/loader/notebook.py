@@ -14,16 +14,8 @@ from ckptzoo.text import counted, size
 def zoo_html(title: str, address: str, contents: Contents, chosen: int) -> str:
     """A zoo, or a selection of one.
 
-    Parameters
-    ----------
-    title
-        The zoo in a line.
-    address
-        Its folder, or where it is.
-    contents
-        What was read at opening; nothing else is.
-    chosen
-        How many of its checkpoints are selected.
+    ``contents`` is what was read at opening, and nothing else is read; ``chosen`` is the number of selected
+    checkpoints.
     """
     arch, total = contents.architecture, len(contents.raw.rows)
     parts = contents.raw.parts
@@ -57,14 +49,7 @@ def tensor_html(name: str, shape: tuple[int, ...], dtype: Any, nbytes: int, sour
 def checkpoint_html(title: str, arch: Architecture, row: dict[str, Any]) -> str:
     """A checkpoint.
 
-    Parameters
-    ----------
-    title
-        The checkpoint in a line.
-    arch
-        Its tensors.
-    row
-        Its metadata; missing values are left out.
+    Missing values of ``row`` are left out.
     """
     values = [(name, str(value)) for name, value in row.items() if value is not None]
     return html.fragment(title, Grid(values, title=counted(len(values), "value") + " of metadata"), tensors(arch))

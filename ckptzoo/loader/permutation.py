@@ -19,23 +19,19 @@ def keyed_permutation(positions: Any, n: int, key: Any) -> Any:
 
     A Feistel network over :math:`\mathbb{Z}_a \times \mathbb{Z}_b` with cycle walking (Black and Rogaway, "Ciphers with
     arbitrary finite domains", CT-RSA 2002, sections 3 and 4), where a is :math:`\lceil\sqrt{n}\,\rceil` made even, so
-    that odd permutations occur, and :math:`b = \lceil n/a \rceil`. Everything is integer arithmetic on 32-bit words, so
-    that numpy, torch, Numba and Triton give the same bits; additions and multiplications wrap modulo :math:`2^{32}`
-    where nothing else is said::
+    that odd permutations occur, and :math:`b = \lceil n/a \rceil`. Everything is integer arithmetic on 32-bit words,
+    so that numpy, torch, Numba and Triton give the same bits; additions and multiplications wrap modulo
+    :math:`2^{32}` where nothing else is said::
 
-        mix(x):  x ^= x >> 16;  x *= 0x7FEB352D;  x ^= x >> 15;  x *= 0x846CA68B;  x ^= x >> 16;  return x k[i]  =
-        mix(mix(low(key) + (i + 1) * 0x9E3779B9) ^ high(key))                  low, high: 32 bits each F(i, x, m)  =
-        (mix(x ^ k[i]) * m) >> 32                                        64-bit product x = position repeat:  l = x //
-        b;  r = x % b
+        mix(x):  x ^= x >> 16;  x *= 0x7FEB352D;  x ^= x >> 15;  x *= 0x846CA68B;  x ^= x >> 16;  return x
+        k[i]  =  mix(mix(low(key) + (i + 1) * 0x9E3779B9) ^ high(key))                  low, high: 32 bits each
+        F(i, x, m)  =  (mix(x ^ k[i]) * m) >> 32                                        64-bit product
+        x = position
+        repeat:  l = x // b;  r = x % b
                  for i in 0, 2, 4, 6 (up to 22 where n < 256):
                      l = (l + F(i, r, a)) mod a;  r = (r + F(i + 1, l, b)) mod b
                  x = l * b + r
         until x < n
-
-    Returns int64 of the broadcast shape. For a fixed key it is a bijection of ``0 .. n-1``. Raises ``ZooError`` if
-    ``n`` is out of range, or a position is out of range (not checked for torch tensors). About 1 + 2/sqrt(n) walks an
-    item; 50 to 100 nanoseconds each where n >= 256. It shuffles; it is no cipher. Tested in
-    ``tests/laws/test_permutation.py``, against known answers too.
 
     Parameters
     ----------
@@ -44,8 +40,23 @@ def keyed_permutation(positions: Any, n: int, key: Any) -> Any:
     n
         how many items there are, at most 2**40.
     key
-        a 64-bit integer, or an array of them (numpy uint64; torch int64 with the same bits) that broadcasts
-        with the positions: keys (M, 1) and positions (P,) give (M, P).
+        a 64-bit integer, or an array of them (numpy uint64; torch int64 with the same bits) that broadcasts with the
+        positions: keys (M, 1) and positions (P,) give (M, P).
+
+    Returns
+    -------
+    Any
+        int64 of the broadcast shape. For a fixed key it is a bijection of ``0 .. n-1``.
+
+    Raises
+    ------
+    ZooError
+        ``n`` is out of range, or a position is (not checked for torch tensors).
+
+    Notes
+    -----
+    About 1 + 2/sqrt(n) walks an item; 50 to 100 nanoseconds each where n >= 256.
+    It shuffles; it is no cipher. Tested in ``tests/laws/test_permutation.py``, against known answers too.
 
     Examples
     --------
@@ -94,14 +105,14 @@ def _network(x: Any, a: int, b: int, keys: list[Any]) -> Any:
 
 
 def _add(half: Any, word: Any, size: int) -> Any:
-    """``(half + ((mix(word) * size) >> 32)) mod size``; both terms are below size."""
+    """Return ``(half + ((mix(word) * size) >> 32)) mod size``; both terms are below size."""
     # a word below 2**32 times a side of at most 2**20 + 1, rounded up to an even number: far below 2**63
     total = half + ((_mix(word) * size) >> 32)
     return total - size * (total >= size)
 
 
 def _mix(x: Any) -> Any:
-    """A bijection of 32-bit words, held in 64-bit integers, in which every input bit reaches every output bit."""
+    """Apply a bijection of 32-bit words, held in 64-bit integers, in which every input bit reaches every output bit."""
     x = x ^ (x >> 16)
     x = (x * 0x7FEB352D) & _MASK
     x = x ^ (x >> 15)

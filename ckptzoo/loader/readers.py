@@ -15,14 +15,14 @@ from ckptzoo.schema.layout import Span
 from ckptzoo.text import shortened
 
 COPY_BYTES = 8 * 2**20
-"""Rows that come from several places are put together this many bytes at a time."""
+"""Bytes of rows from several places that are assembled at a time."""
 ADVISED_BYTES = 16 * 2**20
 """The kernel is asked at once for adjacent rows of up to this many bytes, which halves the time of cold reads of 2 to
 16 MB; longer ones it reads ahead as fast by itself, where the disk's read-ahead is some MiB."""
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 _OTHER_NAMES = {"float": "float64", "double": "float64", "single": "float32", "half": "float16"}
 REMOTE_RUN_BYTES = 64 * 2**20
-"""Runs of rows on another machine are fetched this many bytes at a time."""
+"""Bytes of rows on another machine that are fetched at a time."""
 
 
 class TensorReader(Protocol):
@@ -30,12 +30,12 @@ class TensorReader(Protocol):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """As numpy has it."""
+        """The dtype in numpy."""
         ...
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """In one checkpoint."""
+        """The shape in one checkpoint."""
         ...
 
     @property
@@ -50,7 +50,7 @@ class TensorReader(Protocol):
 
     @property
     def source(self) -> str:
-        """Where the rows come from, in words."""
+        """A description of where the rows come from."""
         ...
 
     def gather(
@@ -58,14 +58,8 @@ class TensorReader(Protocol):
     ) -> NDArray[Any]:
         """Rows as one array: a view of a file where that is possible, else an array of its own.
 
-        Parameters
-        ----------
-        rows
-            (N,) rows of the tree, in any order.
-        key
-            integers and slices for the tensor's own axes.
-        private
-            maps of the caller's own, which then may write to the array; missing ones are added.
+        ``key`` holds integers and slices for the tensor's own axes; ``private`` are maps that belong to the caller, who
+        may then write to the array; missing ones are added.
         """
         ...
 
@@ -107,11 +101,9 @@ class CastReader:
         return self._reader.gather(rows, key, private=private).astype(self.dtype, copy=False)
 
     def runs(self, rows: NDArray[np.int64]) -> Iterator[NDArray[Any]]:
-        """Rows in order, piece by piece."""
         return (piece.astype(self.dtype, copy=False) for piece in self._reader.runs(rows))
 
     def required_blocks(self, rows: NDArray[np.int64]) -> Sequence[Span]:
-        """The blocks on other machines from which these rows are read."""
         return self._reader.required_blocks(rows)
 
 
@@ -192,7 +184,7 @@ class MmapReader:
             self._index.map(locations.shards[place]).will_need(offset, nbytes)
 
     def _whole(self, place: int, *, private: ShardMaps | None = None) -> NDArray[Any]:
-        """All of the tensor's rows in one of its shards, as a view."""
+        """Return all of the tensor's rows in one of its shards as a view."""
         locations = self._locations
         mapped = self._index.map(locations.shards[place], private=private)
         count = int(locations.stops[place] - locations.starts[place])
@@ -205,14 +197,7 @@ class MmapReader:
 class RemoteReader:
     """A tensor whose rows are in shards on another machine: blocks that are fetched, checked and copied from.
 
-    Parameters
-    ----------
-    index
-        of the tree.
-    locations
-        where the tensor is in the shards of one stem.
-    files
-        fetch the blocks.
+    ``locations`` say where the tensor is in the shards of one stem.
     """
 
     def __init__(self, index: ShardIndex, locations: TensorLocations, files: RemoteFiles) -> None:
@@ -296,7 +281,6 @@ class ConcatReader:
     def gather(
         self, rows: NDArray[np.int64], key: tuple[Any, ...] = (), *, private: ShardMaps | None = None
     ) -> NDArray[Any]:
-        """Rows as one array, as ``TensorReader.gather``."""
         owner = self._owner(rows)
         if not len(rows) or (owner == owner[0]).all():
             return self._readers[owner[0] if len(rows) else 0].gather(rows, key, private=private)
@@ -307,12 +291,10 @@ class ConcatReader:
         return assemble(len(rows), pieces)
 
     def runs(self, rows: NDArray[np.int64]) -> Iterator[NDArray[Any]]:
-        """Rows in order, piece by piece."""
         for number, start, stop in owner_runs(self._owner(rows)):
             yield from self._readers[number].runs(rows[start:stop])
 
     def required_blocks(self, rows: NDArray[np.int64]) -> Sequence[Span]:
-        """The blocks on other machines from which these rows are read."""
         owner = self._owner(rows)
         return [
             span

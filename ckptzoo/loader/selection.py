@@ -36,14 +36,7 @@ _CALLER = 4
 class MethodDraws:
     """The draws of one approximate posterior.
 
-    Parameters
-    ----------
-    method
-        its name.
-    modes
-        the number of members or chains that the draws are taken around; 0 where the rows do not say.
-    draws
-        the number of checkpoints.
+    ``modes`` is the number of members or chains that the draws are taken around, 0 where the rows do not say.
     """
 
     method: str

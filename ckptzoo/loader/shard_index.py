@@ -28,8 +28,6 @@ class TensorLocations:
 
     Parameters
     ----------
-    dtype, shape, row_bytes
-        of one row.
     starts, stops
         (S,) int64, the first row in each shard and the one behind its last.
     shards

@@ -28,15 +28,15 @@ from ckptzoo.text import counted, shown_arrays
 WINDOW_BYTES = 64 * 2**20
 """Rows are shuffled within a window of this many bytes, at least one block of rows."""
 ROWS_AHEAD = 4096
-"""Rows whose order is computed together, where batches have fewer: a few calls of numpy for all of them."""
+"""The number of rows whose order is computed together where batches have fewer, to save calls of numpy."""
 BATCHES_AHEAD = 2
-"""Batches of a zoo on another machine that are fetched before they are asked for."""
+"""The number of batches of a zoo on another machine that are fetched ahead."""
 
 Shuffle = bool | Literal["global"]
 SHUFFLES = (False, True, "global")
 Remainder = Literal["error", "keep", "drop", "pad"]
 REMAINDERS = ("error", "keep", "drop", "pad")
-"""What becomes of the last round when its rows do not make equal shares."""
+"""The treatment of the last round when its rows do not make equal shares."""
 
 State = dict[str, Any]
 """``{revision, plan, seed, epoch, position}``: the position of a stream; small, and JSON as it is."""
@@ -115,7 +115,7 @@ def row_blocks_of(rows: NDArray[np.int64], blocks: NDArray[np.int64]) -> NDArray
 
 @dataclass(frozen=True)
 class ReaderShard:
-    """Which batches of a stream one of several readers takes: a rank of ``world_size``, a worker of ``workers``.
+    """The batches of a stream that one reader takes: a rank of ``world_size``, a worker of ``workers``.
 
     Round t of the stream holds ``world_size`` batches of ``batch_size`` rows, one a rank; the workers of a rank take
     its batches in turn, which is the order in which a DataLoader collects them.
@@ -217,16 +217,12 @@ class Batch:
 
 @dataclass(frozen=True)
 class Source:
-    """What a stream reads.
+    """The readers, rows and columns of a stream.
 
     Parameters
     ----------
-    readers
-        of the tensors, by name.
     rows
         (N,) rows of the tree, in order.
-    ids
-        their checkpoints' ids.
     prefetch
         fetches blocks of a zoo on another machine ahead; None for one on this.
     columns
@@ -447,7 +443,7 @@ class Stream:
 def prepared(
     turns: Iterable[int], rows_of: Callable[[int], NDArray[np.int64]], prepare: Callable[[NDArray[np.int64]], None]
 ) -> Generator[NDArray[np.int64]]:
-    """The rows of every turn, once they were prepared; the next ``BATCHES_AHEAD`` are being prepared meanwhile."""
+    """Yield the rows of every turn once they are prepared, while the next ``BATCHES_AHEAD`` are being prepared."""
     # not a "with": its end would wait for a run that is being fetched and that nobody reads after an error
     pool = ThreadPoolExecutor(1, thread_name_prefix="ckptzoo-ahead")
     pending: deque[tuple[NDArray[np.int64], Future[None]]] = deque()

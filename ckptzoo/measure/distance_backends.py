@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from ckptzoo.measure.panels import MAX_THREADS, Panel, run_tasks
 
 CHUNK = 256
-"""Columns that are taken at a time, and added up before the sum goes on in float64."""
+"""The number of columns that are added up before the sum goes on in float64."""
 TILE = 2**18
 """Bytes of a tile; with its copy about half of a core's second-level cache."""
 GROUP = 32
 """Rows of a product. With ``CHUNK`` columns it is small enough for BLAS to compute it on the calling thread."""
 SMALL = 2**22
-"""Differences for each thread: with fewer, one thread does all."""
+"""The minimum number of differences for each thread: with fewer, one thread does all."""
 COMPILED = 2**31
 """Differences from which on Numba does them where it is installed: numpy takes about a second for fewer, and that is
 what it takes to import Numba and to load what it has compiled."""
@@ -48,11 +48,11 @@ class ArrayBackend(Protocol):
         ...
 
     def from_numpy(self, array: NDArray[np.float64]) -> Any:
-        """An array of numpy brought here."""
+        """Bring an array of numpy to the backend."""
         ...
 
     def to_numpy(self, array: Any) -> NDArray[Any]:
-        """An array brought to numpy."""
+        """Bring an array to numpy."""
         ...
 
     def add_distances(self, panels: Sequence[Panel], x: Any, y: Any, columns: slice, single: bool) -> bool:
@@ -78,30 +78,25 @@ def select_backend(x: Any, y: Any) -> tuple[ArrayBackend, Any, Any]:
 
 @dataclass(frozen=True)
 class NumpyBackend:
-    """Numpy."""
+    """The numpy backend."""
 
     def full(self, shape: tuple[int, int], value: float) -> NDArray[np.float64]:
-        """As in ``ArrayBackend``."""
         return np.full(shape, value)
 
     def block(self, x: NDArray[Any], y: NDArray[Any], columns: slice) -> NDArray[np.float64]:
-        """As in ``ArrayBackend``."""
         rows = np.empty((len(x) + len(y), x[:1, columns].shape[1]))
         rows[: len(x)], rows[len(x) :] = x[:, columns], y[:, columns]
         return rows
 
     def from_numpy(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
-        """As in ``ArrayBackend``."""
         return array
 
     def to_numpy(self, array: NDArray[Any]) -> NDArray[Any]:
-        """As in ``ArrayBackend``."""
         return array
 
     def add_distances(
         self, panels: Sequence[Panel], x: NDArray[Any], y: NDArray[Any], columns: slice, single: bool
     ) -> bool:
-        """As in ``ArrayBackend``."""
         count, width = len(x) + len(y), x.shape[1]
         if count * (count - 1) // 2 * width >= COMPILED and find_spec("numba") is not None:
             from ckptzoo.measure.distances_compiled import add_distances as add_compiled
@@ -116,7 +111,7 @@ class NumpyBackend:
 
 @dataclass(frozen=True)
 class TorchBackend:
-    """Torch on a device.
+    """The torch backend for one device.
 
     Sums of absolute differences are ``torch.pdist``'s, ``CHUNK`` columns at a time. ``framework`` is the array API
     namespace of torch; ``device`` is a torch device.
@@ -126,24 +121,19 @@ class TorchBackend:
     device: Any
 
     def full(self, shape: tuple[int, int], value: float) -> Any:
-        """As in ``ArrayBackend``."""
         return self.framework.full(shape, value, dtype=self.framework.float64, device=self.device)
 
     def block(self, x: Any, y: Any, columns: slice) -> Any:
-        """As in ``ArrayBackend``."""
         xp = self.framework
         return xp.concat([xp.astype(array[:, columns], xp.float64) for array in (x, y)], axis=0)
 
     def from_numpy(self, array: NDArray[np.float64]) -> Any:
-        """As in ``ArrayBackend``."""
         return self.framework.asarray(array, device=self.device)
 
     def to_numpy(self, array: Any) -> NDArray[Any]:
-        """As in ``ArrayBackend``."""
         return np.asarray(to_device(array, "cpu"))
 
     def add_distances(self, panels: Sequence[Panel], x: Any, y: Any, columns: slice, single: bool) -> bool:
-        """As in ``ArrayBackend``."""
         xp = self.framework
         block, largest = _centred(self.block(x, y, columns))
         if not largest < LARGEST:

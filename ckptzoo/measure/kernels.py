@@ -15,18 +15,18 @@ from ckptzoo.measure.panels import Panel, run_tasks
 
 # As many, and of as many rows, as in the code of arXiv 2310.08287.
 COUNT = 10
-"""Bandwidths of each norm."""
+"""The number of bandwidths of each norm."""
 FIRST = 500
-"""Rows of each sample whose distances a rule takes."""
+"""The number of rows of each sample whose distances a rule uses."""
 
 Rule = Literal["paper", "fixed"]
 RULES: tuple[Rule, ...] = ("paper", "fixed")
 PIECE = 2**16
-"""Distances whose kernels are computed at a time."""
+"""The number of distances whose kernels are computed at a time."""
 
 Values = NDArray[np.float64]
 Host = Callable[[Any], Any]
-"""Brings an array to numpy."""
+"""A function that brings an array to numpy."""
 
 
 def bandwidths_of(distances: ArrayLike) -> NDArray[np.float64]:
@@ -38,11 +38,29 @@ def bandwidths_of(distances: ArrayLike) -> NDArray[np.float64]:
 
         b_\min &= \tfrac{1}{2} \begin{cases} d_{(0)} & d_{(0)} \ge 0.1 \\
             \max(d_{(\lfloor 0.05\, l \rfloor)}, 0.1) & \text{else} \end{cases} \\
-        b_\max &= 2 \max(d_{(l-1)}, 0.3) \\ b_i &= b_\min (b_\max / b_\min)^{i/9}, \quad i = 0 \dots 9
+        b_\max &= 2 \max(d_{(l-1)}, 0.3) \\
+        b_i &= b_\min (b_\max / b_\min)^{i/9}, \quad i = 0 \dots 9
 
-    (the code of arXiv 2310.08287). ``distances`` have any shape and at least one element, each 0 or above and finite.
-    Returns (10,) float64, increasing. Raises ``ZooError`` if there is no distance, or one that is not finite or
-    negative. Tested in ``tests/measure/test_bandwidths.py``.
+    (the code of arXiv 2310.08287).
+
+    Parameters
+    ----------
+    distances
+        at least one, in any shape, 0 or above and finite.
+
+    Returns
+    -------
+    NDArray[np.float64]
+        (10,) float64, increasing.
+
+    Raises
+    ------
+    ZooError
+        There is no distance, or one that is not finite or negative.
+
+    Notes
+    -----
+    Tested in ``tests/measure/test_bandwidths.py``.
     """
     values = np.asarray(distances, np.float64).ravel()
     if not len(values) or not np.isfinite(values).all() or values.min() < 0:
@@ -101,7 +119,7 @@ def _rule_distances(
 
 
 def kernel_exponents(panel: Panel, rows: slice, bandwidths: Values, number: int) -> Any:
-    """A new array of one kernel's exponents for some rows of a panel; minus infinity where a pair does not count."""
+    """Return a new array of one kernel's exponents for some rows; minus infinity where a pair does not count."""
     b = float(bandwidths[number])
     # without the usual factor 2 in the Gaussian, as in the code of arXiv 2310.08287
     return panel.manhattan[rows] * (-1 / b) if number < COUNT else panel.squares[rows] * (-1 / b / b)

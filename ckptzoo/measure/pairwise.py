@@ -15,9 +15,9 @@ WIDTH = 4096
 ROWS = 8
 """Members that are paired with one other in one call: three arrays of ``ROWS * WIDTH`` float32 fit a core's cache."""
 _LANES = 64
-"""Sums that compiled code has at once, at most; what is left over would be summed one after the other."""
+"""The maximum number of sums that compiled code holds at once; a remainder would be summed one by one."""
 COMPILED_MEMBERS = 100
-"""From this number of members on Numba does the work, where it is installed: less is done before it has compiled."""
+"""The number of members from which on Numba is used where it is installed: fewer are done before it has compiled."""
 
 Values = NDArray[np.float64]
 Single = NDArray[np.float32]
@@ -65,7 +65,7 @@ class PairwiseInformation:
         self._sums = np.zeros((members, members))
 
     def add(self, logits: ArrayLike) -> None:
-        """Add some inputs.
+        """Add the outputs of some inputs.
 
         ``logits`` are (M, n, C), or logarithms of probabilities: both are normalised here. -inf is probability 0.
         Raises ``ZooError`` if the shape does not fit, or an input has logits that are NaN, infinite, or all -inf.

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from ckptzoo.errors import Problem, ZooError
 
 BINS = 10
-"""Bins of the calibration error."""
+"""The number of bins of the calibration error."""
 
 Values = NDArray[np.float64]
 
@@ -233,7 +233,7 @@ def _index(truth: NDArray[Any], logs: Values) -> NDArray[Any]:
 
 
 def _checked_scores(location: str, positives: ArrayLike, negatives: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Copies of both, in float64."""
+    """Return both as float64 copies."""
     positive, negative = np.array(positives, np.float64), np.array(negatives, np.float64)
     if positive.ndim != 1 or negative.ndim != 1 or not positive.size or not negative.size:
         expected, got = "(P,) and (N,), P and N above 0", f"{positive.shape} and {negative.shape}"

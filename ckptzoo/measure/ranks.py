@@ -132,7 +132,7 @@ def _checked_pair(location: str, first: ArrayLike, second: ArrayLike) -> tuple[N
 
 
 def _distinct(values: NDArray[Any]) -> bool:
-    """Whether no two entries of a row are equal, nor any is not a number: comparisons with NaN are false."""
+    """Whether the entries of each row are distinct and none is NaN: comparisons with NaN are false."""
     ordered = np.sort(values, axis=-1)
     return bool((ordered[..., 1:] > ordered[..., :-1]).all())
 
@@ -156,14 +156,14 @@ def _changes(ordered: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _tied_pairs(changes: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Pairs of entries of each row without a change between them: as many as there are equal ones before each."""
+    """Count the pairs of entries of each row without a change between them."""
     index = np.arange(changes.shape[-1])
     starts = np.maximum.accumulate(np.where(changes, index, 0), axis=-1)
     return (index - starts).sum(-1)
 
 
 def _inversions(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Pairs of each row (K, n) that are out of order, counted while runs of 1, 2, 4, ... entries are merged.
+    """Count the pairs of each row (K, n) that are out of order while merging runs of 1, 2, 4, ... entries.
 
     The place of an entry in the merged run, less its place in the left one, counts the smaller ones right of it.
     """

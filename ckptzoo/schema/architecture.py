@@ -252,16 +252,7 @@ def kind_of(name: str, dtype: str, names: Container[str] = ()) -> str:
     """Whether a tensor is a buffer or a parameter, by its name and dtype.
 
     Integers and truth values are buffers, and so are the statistics and counters of BatchNorm, masks, and the vectors
-    of spectral normalisation.
-
-    Parameters
-    ----------
-    name
-        in the state dict.
-    dtype
-        a key of ``ITEMSIZE``.
-    names
-        of all its tensors.
+    of spectral normalisation. ``dtype`` is a key of ``ITEMSIZE``, and ``names`` are those of all its tensors.
 
     Examples
     --------

@@ -9,9 +9,9 @@ from typing import Any, NoReturn, cast
 from ckptzoo.errors import Problem
 
 MAX_ID = 200
-"""Characters of a checkpoint's id."""
+"""The maximum number of characters of a checkpoint's id."""
 MAX_EXTRA, MAX_NESTING = 2**20, 32
-"""Characters of a row's ``extra``, and how deep its brackets are nested."""
+"""The maximum number of characters of a row's ``extra``, and of nested brackets in it."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ LEAST = {"raw": 31, "variant": 8, "retracted": 4, "predictions": 3, "measured": 
 
 
 def value_problems(rows: Sequence[Mapping[str, Any]], *, location: str) -> Iterator[Problem]:
-    """Values that have their column's type and still make no sense.
+    """Yield values that have their column's type and are still invalid.
 
     Odd ids, accuracies outside 0 to 1, negative numbers of draws, draws of no method, ``extra`` that is no JSON object.
     """
@@ -212,7 +212,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _is_bounded(value: Any, depth: int) -> bool:
-    """Whether a value of JSON is nested at most so deep, and its numbers are finite or have 64 bits."""
+    """Whether a value of JSON is nested at most this deep, and its numbers are finite or have 64 bits."""
     if isinstance(value, dict):
         value = list(cast(dict[str, Any], value).values())
     if isinstance(value, list):
@@ -223,5 +223,5 @@ def _is_bounded(value: Any, depth: int) -> bool:
 
 
 def lacks_method(row: Mapping[str, Any]) -> bool:
-    """Whether a row is said to be a draw, and not of which method."""
+    """Whether a row claims to be a draw without naming its method."""
     return row.get("method") is None and (row.get("mode") is not None or row.get("draw") is not None)

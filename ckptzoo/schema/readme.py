@@ -58,18 +58,9 @@ def front_matter(
     Returns plain YAML on any input: every string is quoted on one line. ``arch:`` and ``dataset:`` tags make a zoo
     findable; those of data sets whose names are long or not printable are left out, and all beyond 20. The features of
     every configuration are declared, because files of older parts may lack the last columns, and ``datasets`` infers
-    them from the first file. Tested in ``tests/hub/card/test_loads.py``.
-
-    Parameters
-    ----------
-    datasets, licenses
-        of the rows, besides the card's.
-    checkpoints, members
-        how many there are; None where that is not known yet.
-    variants
-        names of the derived ones.
-    retracted
-        there are tombstones.
+    them from the first file. Tested in ``tests/hub/card/test_loads.py``. Data sets and licenses are the rows', besides
+    the card's. ``checkpoints`` and ``members`` are None where they are not yet known; ``retracted`` says whether there
+    are tombstones.
     """
     tables: list[tuple[str, str, Sequence[Column]]] = [(METADATA, f"{PARTS}/*/{METADATA_FILE}", COLUMNS)]
     tables += [(config_of(name), f"{DERIVED}/{name}/*/{METADATA_FILE}", VARIANT_COLUMNS) for name in variants]

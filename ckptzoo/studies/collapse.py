@@ -44,10 +44,6 @@ class Collapse(StudyResult):
     ----------
     set, ood
         the networks' own inputs, and others.
-    inputs, ood_inputs
-        of each set.
-    members
-        those whose pairs are studied.
     usable
         members to choose from, each at its last step; ``not_finite`` more were left out.
     seed, permutations, resamples

@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 GRID = 160
-"""Cells along either axis."""
+"""The number of cells along either axis."""
 FEW = 50
-"""Fewer points have no estimate."""
+"""The minimum number of points for an estimate."""
 SIGMAS = 3
 """A maximum counts where it is at least this number of standard errors above the pass to a higher one."""
 _WIDTH = 0.5
@@ -24,14 +24,7 @@ Values = NDArray[np.float64]
 class Peak:
     """A maximum of a density, and the cells that lead up to it.
 
-    Parameters
-    ----------
-    place
-        where the maximum is.
-    height
-        the density there.
-    share
-        of the estimated mass, that of the cells from which the steepest way up leads there.
+    ``share`` is the fraction of the estimated mass in the cells from which steepest ascent leads there.
     """
 
     place: tuple[float, float]

@@ -33,18 +33,7 @@ Read = Callable[[str], NDArray[Any]]
 class LayerDifference:
     """How the parameters of one layer differ.
 
-    Parameters
-    ----------
-    layer
-        its name.
-    size
-        its parameters.
-    first, second
-        Euclidean norms of both.
-    distance
-        the norm of the difference.
-    angle
-        between both, in degrees; NaN where one of them is zero.
+    ``distance`` is the norm of the difference; ``angle`` is in degrees, NaN where one of them is zero.
     """
 
     layer: str
@@ -70,8 +59,6 @@ class DifferenceStudy(StudyResult):
 
     Parameters
     ----------
-    names
-        of both.
     architecture
         of the first.
     layers

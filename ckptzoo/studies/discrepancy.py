@@ -41,8 +41,6 @@ class Side:
 
     Parameters
     ----------
-    name
-        the zoo's.
     variant
         the gauge of its weights.
     checkpoints
@@ -71,8 +69,6 @@ class LayerDiscrepancy:
 
     Parameters
     ----------
-    parameters
-        columns.
     mmd2
         (20,) estimates, 10 of Laplace kernels and 10 of Gaussian ones.
     bandwidths
@@ -150,12 +146,8 @@ class Discrepancy(StudyResult):
 
     Parameters
     ----------
-    x, y
-        the sets.
     rule
         of the bandwidths: ``paper``, ``fixed`` or ``given``.
-    permutations, seed
-        of the exchanges behind the p-values.
     shared
         members of one zoo that are in both sets.
     layers, tensors
@@ -254,7 +246,7 @@ class Discrepancy(StudyResult):
 
 
 def _cells(item: LayerDiscrepancy | Discrepancy) -> list[str]:
-    """What the table has of a layer, or of the average."""
+    """The cells of the table for a layer, or for the average."""
     figures = [f"{100 * value:.3f}" for value in (item.median, item.mean, item.most)]
     return figures if item.p is None else [*figures, f"{item.p:.3g}"]
 
@@ -472,7 +464,7 @@ class _Sides:
         return self._saved is not None and (self._saved.has(number) or not self.blocks[number].nbytes)
 
     def distances(self, number: int) -> Distances:
-        """The distances of a block: those that are kept, else measured, and kept where there is a folder."""
+        """Return the distances of a block: kept ones, else measured ones, which are kept where there is a folder."""
         if self._saved is not None and self._saved.has(number):
             return self._loaded(self._saved, number)
         block, measured = self.blocks[number], Distances(len(self.x), len(self.y))
@@ -501,7 +493,7 @@ class _Sides:
 
 
 def _digest(zoo: Zoo, variant: str) -> str:
-    """What the weights of a selection follow from: its ids, and the parts that hold them."""
+    """The facts that determine the weights of a selection: its ids, and the parts that hold them."""
     trees = [zoo.contents.raw, *([zoo.contents.derived(variant)] if variant != layout.RAW else [])]
     parts = [part.digest for tree in trees for part in tree.parts]
     return digest_of({"architecture": zoo.arch.digest, "variant": variant, "parts": parts, "ids": list(zoo.ids)})

@@ -68,14 +68,8 @@ def log_softmax(logits: NDArray[np.generic]) -> Values:
 class SummedPredictions:
     """The predictions of some members on the same N inputs, summed.
 
-    Parameters
-    ----------
-    size
-        members.
-    probabilities
-        (N, C) the sum of their probabilities.
-    entropies
-        (N,) the sum of the entropies of these.
+    ``probabilities`` are the (N, C) sums of the members' probabilities, and ``entropies`` the (N,) sums of their
+    entropies.
     """
 
     def __init__(self, size: int, probabilities: Values, entropies: Values) -> None:

@@ -34,8 +34,6 @@ class OrderDistance:
 
     Parameters
     ----------
-    label
-        what is ordered.
     n
         how many things an order holds.
     orders
@@ -77,8 +75,6 @@ class Scaling:
 
     Parameters
     ----------
-    n
-        channels.
     kind
         ``"positive"``, ``"sign"`` or ``"nonzero"``.
     quantiles

@@ -70,8 +70,6 @@ class Marginals(StudyResult):
     ----------
     members
         the checkpoints that were studied: each member's last step, finite, not diverged and in the gauge.
-    left_out
-        members whose last step is not.
     tensors
         the floating-point parameters, in the architecture's order.
     layers

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from ckptzoo.errors import require
 
 QUANTILES = (0.05, 0.1, 0.2, 0.3, 0.5)
-"""Where ``sklearn.cluster.estimate_bandwidth`` is asked; 0.3 is its default."""
+"""Quantiles for ``sklearn.cluster.estimate_bandwidth``; 0.3 is its default."""
 BANDWIDTHS = 20
-"""Number of bandwidths, from just below the smallest distance to just above the largest."""
+"""The number of bandwidths, from just below the smallest distance to just above the largest."""
 RUNS = BANDWIDTHS + len(QUANTILES)
 """Runs of mean shift for one curve."""
 WIDE = 1024
@@ -20,7 +20,7 @@ WIDE = 1024
 _SAME = 1e-5
 """Points closer than this fraction of the median distance count as one."""
 _RANK = 1e-14
-"""Eigenvalues of the Gram matrix below this fraction of the largest are rounding."""
+"""Eigenvalues of the Gram matrix below this fraction of the largest are rounding errors."""
 
 Values = NDArray[np.float64]
 
@@ -35,8 +35,6 @@ class BandwidthEstimate:
         of the neighbours of each point whose mean largest distance is the bandwidth.
     bandwidth
         None where a quantile of so few points holds no neighbour.
-    modes
-        how many are found.
     largest
         fraction of the points in the largest one.
     """
@@ -78,7 +76,7 @@ class ModeCurve:
 
     @property
     def one_from(self) -> float:
-        """The smallest bandwidth from which on there is a single mode."""
+        """The smallest bandwidth from which on there is one mode."""
         several = np.flatnonzero(self.modes > 1)
         return float(self.bandwidths[several[-1] + 1])
 
@@ -127,14 +125,7 @@ class ModeCurve:
 class WeightSpace:
     """The weights of one layer, or of all.
 
-    Parameters
-    ----------
-    label
-        the layer, or all of them.
-    parameters
-        weights of one member.
-    curves
-        variant to what mean shift finds; None where all members have the same weights.
+    ``curves`` maps variants to what mean shift finds, None where all members have the same weights.
     """
 
     label: str
@@ -148,7 +139,7 @@ class WeightSpace:
 
 
 class PointSet:
-    """Points that come some coordinates at a time, in memory that does not grow with their number.
+    """Points added some coordinates at a time, in memory that does not grow with the number of coordinates.
 
     Up to ``WIDE`` coordinates are held as they are. Of more, the inner products of the centred points: with G = X X^T =
     V diag(l) V^T the rows of V diag(l)^(1/2) have the same distances as the rows of X. These are all principal
@@ -163,7 +154,7 @@ class PointSet:
         self.width = 0
 
     def add(self, columns: Values) -> None:
-        """More coordinates (n, c) of every point, finite."""
+        """Add coordinates (n, c) of every point, finite."""
         centred = columns - columns.mean(axis=0)
         self._gram += centred @ centred.T
         self.width += columns.shape[1]

@@ -42,8 +42,6 @@ class Modes(StudyResult):
     ----------
     counts
         permutations and degrees of freedom of the symmetry table.
-    members
-        those whose weights are studied.
     usable
         members to choose from, each at its last step.
     left_out

@@ -25,7 +25,7 @@ MAX_PANELS = 24
 MAX_POINTS = 20_000
 """The most points of the scatter; more checkpoints than this are sampled."""
 MIN_STEPS = 3
-"""Fewer measured steps of a member are no trajectory."""
+"""The minimum number of measured steps of a member that make a trajectory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,15 +75,13 @@ class Trajectories:
 
 @dataclass(frozen=True, eq=False)
 class Overview(StudyResult):
-    """What a zoo looks like.
+    """The accuracies, weight distributions and trajectories of a zoo.
 
     Drawn as ``accuracy.png``, ``marginals.png``, ``scatter.png`` and ``trajectories.png``, without those for which the
     zoo has nothing to show.
 
     Parameters
     ----------
-    inventory
-        what it holds.
     variants
         those that are shown: ``raw``, and the derived one where there is one.
     shown
@@ -253,7 +251,7 @@ def _ends(weights: NDArray[np.generic]) -> NDArray[np.float64]:
 
 
 def trajectories_of(metadata: pa.Table) -> Trajectories | None:
-    """Those of a zoo's rows; None where fewer than ``MIN_STEPS`` steps were measured of any member."""
+    """The trajectories of a zoo's rows; None where fewer than ``MIN_STEPS`` steps were measured of any member."""
     accuracy = metadata["test_accuracy"].fill_null(float("nan")).to_numpy().astype(np.float64)
     step = metadata["step"].fill_null(-1).to_numpy()
     known = np.isfinite(accuracy) & (step >= 0)

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from ckptzoo.errors import Problem, ZooError
 
 LEVEL = 0.95
-"""The level of the interval."""
+"""The level of the confidence interval."""
 _ROUNDING = 1e-18
-"""Variances of standardised figures below this are none."""
+"""Variances of standardised figures below this count as 0."""
 
 Values = NDArray[np.float64]
 
@@ -21,14 +21,8 @@ Values = NDArray[np.float64]
 class PairCorrelation:
     """The correlation of two figures of the pairs of some members.
 
-    Parameters
-    ----------
-    value
-        -1 .. 1.
-    low, high
-        an interval of level ``LEVEL``; None without resamples, or where the figures of none of them varied.
-    p_value
-        of no relation, two-sided; None without permutations.
+    ``low`` and ``high`` are an interval of level ``LEVEL``; None without resamples, or where the figures of none of
+    them varied; ``p_value`` is the two-sided one of no relation, None without permutations.
     """
 
     value: float
@@ -76,8 +70,6 @@ def correlate_pairs(
         B of the test, 0 or more.
     resamples
         of the bootstrap, 0 or more.
-    seed
-        of both.
     done
         called after each permutation and each resample.
     """

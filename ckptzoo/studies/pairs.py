@@ -40,8 +40,6 @@ class PairStudy(StudyResult):
 
     Parameters
     ----------
-    name, gauge
-        of the zoo, and in which the distances are; None as trained.
     members, usable
         of the study, and those to choose from.
     edges
@@ -56,14 +54,10 @@ class PairStudy(StudyResult):
         (members,) the distance of each to its nearest one.
     components
         sizes of the connected parts that the nearest pairs make, the largest first.
-    set
-        what barriers are on; None where they were not asked for.
     barriers
         ``nearest`` and ``random`` pairs to their barriers, in nats; no random ones where the nearest are all.
     barrier_distances
         and to their distances.
-    seed
-        of the random pairs.
     """
 
     file: ClassVar[str] = "pairs.json"

@@ -93,8 +93,6 @@ class Permutations(StudyResult):
         those with two kept steps or more.
     left_out
         checkpoints that diverged, are not in the gauge or have no step.
-    steps
-        the kept steps, ascending.
     explained
         fraction of the orders that are those of the keys; what noise would do is worked out from the keys.
     movements

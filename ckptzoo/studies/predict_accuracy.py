@@ -45,18 +45,9 @@ Values = NDArray[np.float64]
 class Score:
     """How well one regressor predicts on the test sides of the splits.
 
-    Parameters
-    ----------
-    variant
-        what the weights are in, ``raw`` or a gauge.
-    features
-        ``STATISTICS``, ``FLAT``, ``SQUARES`` or ``COPIES``.
-    regressor
-        ``RIDGE`` or ``TREES``.
-    split
-        ``BY_MEMBER``, or ``BY_CHECKPOINT``, which puts steps of one member on both sides.
-    r2, tau
-        over the splits: the coefficient of determination, and Kendall's tau-b.
+    The features are ``STATISTICS``, ``FLAT``, ``SQUARES`` or ``COPIES``, the regressor is ``RIDGE`` or ``TREES``, and
+    the split is ``BY_MEMBER``, or ``BY_CHECKPOINT``, which puts steps of one member on both sides. ``r2`` is the
+    coefficient of determination and ``tau`` Kendall's tau-b, both over the splits.
     """
 
     variant: str
@@ -81,16 +72,8 @@ class Score:
 class PredictAccuracy(StudyResult):
     """What weights tell of a column; drawn as ``predict-accuracy.png``.
 
-    Parameters
-    ----------
-    name, target
-        of the zoo, and of the column.
-    left_out
-        checkpoints without the target, not finite, or diverged.
-    scores
-        every regressor on every kind of split.
-    without_flat
-        whether the weights themselves are too many to be features.
+    ``left_out`` counts checkpoints without the target, not finite, or diverged; ``without_flat`` says whether the
+    weights themselves are too many to be features.
     """
 
     file: ClassVar[str] = "predict-accuracy.json"

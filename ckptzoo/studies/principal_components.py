@@ -24,17 +24,9 @@ _BLOCK_BYTES = 2**27
 class LayerComponents:
     """The principal components of the weights of one layer.
 
-    Parameters
-    ----------
-    tensors
-        those that the layer's weights are taken from, one behind the other.
-    parameters
-        in all of them.
-    members
-        how many were taken; all of them, or ``MAX_SIDE``, drawn with the seed, where both they and the
-        parameters are more.
-    components
-        by variant; none where there are fewer than two members.
+    ``tensors`` are concatenated in this order. ``members`` is their number, at most ``MAX_SIDE`` drawn with the seed
+    where both they and the parameters are more; ``components`` are by variant, none where there are fewer than two
+    members.
     """
 
     layer: str
@@ -72,16 +64,8 @@ def layer_components(
 ) -> LayerComponents:
     """The principal components of one layer.
 
-    Memory min(K, d)^2 for K members and d parameters, and a few copies of 16 MB of rows or 128 MB of columns.
-
-    Parameters
-    ----------
-    tensors
-        of the layer, in any dtype of floats.
-    seed
-        draws the members where there are too many.
-    read
-        called with the bytes that were read.
+    Memory min(K, d)^2 for K members and d parameters, and a few copies of 16 MB of rows or 128 MB of columns. ``seed``
+    determines which members are drawn where there are too many; ``read`` is called with the number of bytes read.
     """
     size = sum(zoo.arch[name].size for name in tensors)
     count = _member_count(len(zoo), size)

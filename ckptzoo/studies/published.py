@@ -15,14 +15,8 @@ _PAPER = "arxiv-2310.08287"
 class PublishedFigure:
     """A figure of a table.
 
-    Parameters
-    ----------
-    printed
-        as printed.
-    read_as
-        what it is compared as: the same, another number where the doubt says which, or None where none is known.
-    doubt
-        why it cannot be as it is printed; empty where nothing is wrong with it.
+    ``read_as`` is the number to compare with: the printed one, another where ``doubt`` says which, or None where none
+    is known; ``doubt`` says why the printed one cannot be right, and is empty where it can.
     """
 
     printed: float

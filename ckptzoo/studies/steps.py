@@ -41,8 +41,6 @@ class Steps(StudyResult):
 
     Parameters
     ----------
-    name, members, most
-        of the zoo, its members with two usable steps or more, and transpositions at most.
     pairs
         (P,) of a kept step and its member's last: the earlier step.
     found

@@ -40,8 +40,6 @@ class Symmetries(StudyResult):
 
     Parameters
     ----------
-    counts
-        permutations and degrees of freedom of the table.
     gauged
         checkpoints in the gauge; all figures below are theirs.
     left_out

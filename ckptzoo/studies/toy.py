@@ -35,14 +35,7 @@ TRAINED, SCALED, ORDERED = "as trained", "scales removed", "ordered as well"
 class ToyPanel:
     """The two last-layer weights of all networks, with some of the symmetries removed.
 
-    Parameters
-    ----------
-    name
-        which are removed.
-    points
-        (M, 2).
-    density
-        of the points, with its peaks.
+    ``name`` says which symmetries are removed; ``points`` are (M, 2).
     """
 
     name: str
@@ -80,14 +73,10 @@ class Toy(StudyResult):
 
     Parameters
     ----------
-    tensor
-        the last layer's weights.
     norm
         what the norms of the incoming weights are set to.
     loss
         networks whose training loss is above it are dropped.
-    members
-        networks that are shown.
     dropped
         their training loss is above ``loss``.
     left_out

@@ -34,7 +34,7 @@ from ckptzoo.symmetry.transpositions import most_transpositions, transpositions_
 from ckptzoo.text import Progress, counted, counter
 
 UNDONE = "planted undone"
-"""The way in which the planted permutation is taken back, as if nothing had changed in training."""
+"""The way in which the planted permutation is undone, as if nothing had changed in training."""
 WAYS = (RAW, ALIGNED, UNDONE)
 _BUILD = "python -m builders planted RECIPE --transpositions 0,1,2,4 --runs 5 --to ZOO"
 
@@ -70,12 +70,10 @@ class PlantedPair:
 
 @dataclass(frozen=True, eq=False)
 class Transpositions(StudyResult):
-    """What became of planted permutations, over P pairs; drawn as ``transpositions.png``.
+    """The fate of planted permutations, over P pairs; drawn as ``transpositions.png``.
 
     Parameters
     ----------
-    name, architecture, most
-        of the zoo, and transpositions of its networks at most.
     left_out
         planted members without a pair: not finite, diverged, or without their reference.
     runs, planted
@@ -207,7 +205,7 @@ class Transpositions(StudyResult):
         return table
 
     def _conclusions(self) -> Iterator[str]:
-        """What the columns are, and what they say."""
+        """Say what the columns are, and what they show."""
         yield (
             "found: the permutation that brings the member closest to the reference, as transpositions. apart: between "
             "it and what was planted."
@@ -381,7 +379,7 @@ def planted_pairs(zoo: Zoo, table: Symmetry) -> tuple[list[PlantedPair], int]:
 
 
 def _planted_element(perms: Mapping[str, list[int]], table: Symmetry) -> GroupElement:
-    """The element of permutations of some groups; those that are like one of these follow it."""
+    """The element that permutes some groups; groups that are like one of these follow it."""
     identity = GroupElement.identity(table, 1)
     moved = dict(identity.perms)
     for group in table.groups:
@@ -401,7 +399,7 @@ def _stacked(elements: list[GroupElement]) -> GroupElement:
 
 
 def _between(first: Weights, second: Weights, tau: float) -> Weights:
-    """The networks at tau of the lines; counters are those of the first."""
+    """The networks at tau of the lines, with the counters of the first."""
     return {
         name: array if array.dtype.kind in "iub" else ((1 - tau) * array + tau * second[name]).astype(array.dtype)
         for name, array in first.items()

@@ -118,7 +118,7 @@ def _has_edges(tensor: Tensor, symmetry: Symmetry) -> bool:
 
 
 class _Nodes:
-    """Nodes as they are asked for; numbers follow when all are known.
+    """The nodes of a graph, numbered when all are known.
 
     A node is first known by its place among all positions that were ever named, and numbered by its set later.
     """
@@ -145,7 +145,7 @@ class _Nodes:
         return self._starts[key]
 
     def on(self, tensor: Tensor, axis: int, action: AxisAction | None, side: str) -> tuple[Index, Index]:
-        """For every position of an axis (through all blocks) its node and its slot there."""
+        """Return the node and the slot of every position of an axis, through all blocks."""
         size = tensor.shape[axis] if tensor.shape else 1
         size *= 1 if action is None else action.blocks
         found, slots = np.full(size, -1), np.zeros(size, np.int64)
@@ -190,7 +190,7 @@ class _Nodes:
 
 
 def _listed(tensor: Tensor, nodes: _Nodes) -> tuple[Index, Index]:
-    """For every element of a tensor that is listed by channel its node and its slot there."""
+    """The node and the slot of every element of a tensor that is listed by channel."""
     action = next(iter(nodes.symmetry.actions_on(tensor.name)), None)
     axis = 0 if action is None else action.axis
     found, slots = nodes.on(tensor, axis, action, "out" if tensor.shape else "scalar")

@@ -25,10 +25,10 @@ from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GAUGES
 
 BATCH_BYTES = 16 * 2**20
-"""Weights that are read at a time, as far as whole rows allow."""
+"""Bytes of weights that are read at a time, as far as whole rows allow."""
 
 _MAX_SCALINGS = 8
-"""Ways of scaling images that are tried."""
+"""The maximum number of ways of scaling images that are tried."""
 _T = TypeVar("_T")
 
 

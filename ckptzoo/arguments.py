@@ -20,9 +20,9 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _PLACED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _NAMED = (*_PLACED, inspect.Parameter.KEYWORD_ONLY)
 _MANY = 2**31 - 1
-"""More things than that are in no array of a study."""
+"""The number of elements that no array of a study exceeds."""
 _ITEMS = 100
-"""Items of a sequence that are looked at."""
+"""The number of items of a sequence that are checked."""
 ARRAY = Annotated[Any, "an array"]
 """An array of numpy, torch or another framework, with an axis or more."""
 NETWORK = Annotated[Any, "a torch module"]
@@ -248,7 +248,7 @@ _NUMBERS: dict[Any, Callable[[Any], bool]] = {
 _SEQUENCES = (Sequence, Iterable, Collection, list, tuple, set, frozenset)
 _INDEXED = (Sequence, list, tuple)
 _ARRAYS = ("__array__", "__array_interface__", "__dlpack__")
-"""What arrays of all frameworks have one of."""
+"""Attributes that arrays of all frameworks have."""
 _MODULES = ("ckptzoo", "builders", "builtins", "pathlib", "numpy")
 _NAMES: dict[Any, str] = {
     int: "an integer",

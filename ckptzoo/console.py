@@ -28,7 +28,7 @@ class PrintedResult(ABC):
 
 
 class _Kept(RenderHook):
-    """Keeps what is printed on a console for ``html.fragment``, and lets nothing through.
+    """A console file that keeps what is printed for ``html.fragment`` and writes nothing.
 
     ``blocks`` are lines that follow one another, as one text, and tables.
     """
@@ -71,7 +71,7 @@ def _text(item: RenderableType) -> str:
 
 
 def say(out: Console, *lines: str) -> None:
-    """Print lines as they are, however long; what a terminal would obey is written out."""
+    """Print lines without wrapping; control characters of terminals are escaped."""
     for line in lines:
         out.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from ckptzoo.text import parse_size
 
 DEFAULT_LIMIT = 32 * 2**30
-"""Bytes of the cache."""
+"""The default size of the cache in bytes."""
 PUBLIC_HUB = "https://huggingface.co"
 _TRUE = ("1", "on", "yes", "true")
-"""In small letters; the values that huggingface_hub takes as true."""
+"""Values that huggingface_hub takes as true, in small letters."""
 
 
 def cache_root(environment: Mapping[str, str] = os.environ) -> Path:

@@ -8,7 +8,7 @@ from torch import nn
 from ckptzoo.archs.gaussian_spec import STD
 
 _ELEMENTS = 2**22
-"""Derivatives that are held at a time, about."""
+"""The approximate number of derivatives that are held at a time."""
 
 
 class Gaussian(nn.Module):

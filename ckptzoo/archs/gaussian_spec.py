@@ -10,7 +10,7 @@ from ckptzoo.schema.groups import AxisAction
 from ckptzoo.schema.symmetry import Symmetry
 
 STD = "_std"
-"""What follows a parameter's name in that of its standard deviation."""
+"""The suffix of a parameter's name that names its standard deviation."""
 
 
 def declare(name: str, arch: Architecture, table: Symmetry) -> tuple[Architecture, Symmetry]:
@@ -52,7 +52,7 @@ def _tensors(arch: Architecture) -> Iterator[Tensor]:
 
 
 def _modulus(action: AxisAction, table: Symmetry) -> AxisAction:
-    """What an action on a mean is on its standard deviation, which takes no sign."""
+    """The action on a standard deviation, which takes no sign, for an action on its mean."""
     gates = tuple(segment for segment in action.gates if table[segment.group].resizes)
     made = replace(action, tensor=f"{action.tensor}{STD}", signs=(), gates=gates)
     groups = [table[segment.group] for segment in (*action.segments, *gates)]

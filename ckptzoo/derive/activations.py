@@ -24,7 +24,7 @@ from ckptzoo.symmetry.alignment.activations import require_activations
 from ckptzoo.symmetry.arrays import positions
 
 _RECORDED_BYTES = 32 * 2**20
-"""Activations of a stack of checkpoints that are held at a time, or those of one input."""
+"""Bytes of activations of a stack of checkpoints that are held at a time, unless one input has more."""
 _LINEAR = torch.nn.functional.linear
 _CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 _TRANSPOSED = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
@@ -68,7 +68,7 @@ class _Recording(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Every operation, as it is."""
+        """Record an operation's inputs and compute it unchanged."""
         named = kwargs or {}
         linear, transposed = func is _LINEAR, func in _TRANSPOSED
         if linear or transposed or func in _CONVOLUTIONS:

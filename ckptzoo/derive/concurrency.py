@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 MAX_THREADS = 4
-"""Batches that are solved at a time, at most, one per core; each has its weights in memory twice."""
+"""The maximum number of batches that are solved at a time, one per core; each has its weights in memory twice."""
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")

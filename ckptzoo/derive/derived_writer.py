@@ -156,7 +156,7 @@ class DerivedTreeWriter:
         return written
 
     def discard(self) -> None:
-        """Give up the part that is being written; nothing of it stays."""
+        """Abandon the part that is being written, and remove it."""
         if self._writer is not None:
             self._writer.discard()
             self._writer = None

@@ -13,7 +13,7 @@ from ckptzoo.errors import Problem, ZooError
 
 @dataclass(frozen=True, eq=False)
 class Labelled:
-    """Inputs on which networks are scored; ``ckptzoo.hub.contributions.inputs.labelled_of`` reads those of a zoo.
+    """Inputs with labels; ``ckptzoo.hub.contributions.inputs.labelled_of`` reads those of a zoo.
 
     Parameters
     ----------

@@ -33,7 +33,7 @@ from ckptzoo.schema.layout import PREDICTIONS, SET_NAME, predictions_name
 from ckptzoo.text import Progress, counted
 
 MAX_THREADS = 64
-"""Stacks that are evaluated at a time, at most, one per core."""
+"""The maximum number of stacks that are evaluated at a time, one per core."""
 
 
 @dataclass(frozen=True)
@@ -327,7 +327,7 @@ class _PredictionJob:
         return logits, beyond
 
     def _facts_of(self, run: RowRun) -> Document:
-        """How many rows of the part that begins took other inputs than the tree's, by the digest of those."""
+        """The number of rows of the part that begins with other inputs than the tree's, by their digest."""
         forms = self._forms[run.rows.start : run.rows.start + run.raw.rows]
         counts = {digest: int(np.count_nonzero(forms == form)) for form, digest in enumerate(self._digests, 1)}
         others = {digest: count for digest, count in counts.items() if count}

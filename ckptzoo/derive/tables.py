@@ -68,7 +68,7 @@ def traced_shape(
 
 
 def _options(contents: Contents) -> str:
-    """The options that name the network of a zoo, and what is to be said of them."""
+    """The options that name the network of a zoo, and what to say of them."""
     if contents.architecture.input_shape is not None:
         return "--module FILE.py:NAME"
     return "--module FILE.py:NAME --input-shape SHAPE (SHAPE of one input, such as 64 or 3x32x32)"

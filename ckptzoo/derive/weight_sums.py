@@ -23,17 +23,17 @@ from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import align
 
 BATCH_BYTES = 32 * 2**20
-"""Weights that are read at a time, or one checkpoint."""
+"""Bytes of weights that are read at a time, unless one checkpoint has more."""
 COUNTER = "num_batches_tracked"
-"""The integer buffer of BatchNorm, with which evaluation computes nothing: that of the first checkpoint is taken."""
+"""The integer buffer of BatchNorm, which does not affect evaluation: that of the first checkpoint is taken."""
 _SHARED = (
     "member", "seed", "step", "epoch", "recipe", "recipe_digest", "builder", "commit", "dataset", "dataset_digest",
     "precision", "license", "contributor", "source",
 )  # fmt: skip
-"""Columns that an average has where all its checkpoints agree on them; figures are its own."""
+"""Columns that an average keeps where all its checkpoints agree on them; figures are its own."""
 
 Weights = Mapping[str, NDArray[Any]]
-"""Tensor name to the array of one network."""
+"""Map of tensor names to the arrays of one network."""
 
 
 class Members:
@@ -53,7 +53,7 @@ class Members:
         self.align_to(to)
 
     def align_to(self, to: str | None) -> None:
-        """Align what is read from now on with a reference."""
+        """Align everything read from now on with a reference."""
         if to is None:
             return
         zoo = self.zoo
@@ -91,7 +91,7 @@ class Members:
         return total.mean()[name]
 
     def checkpoint(self, method: str, ids: Sequence[str], read: Callable[[str], NDArray[Any]]) -> Checkpoint:
-        """A checkpoint whose tensors a function gives."""
+        """A checkpoint whose tensors a function provides."""
         names = {name: tensor.name for tensor in self.arch.tensors for name in (tensor.name, *tensor.aliases)}
 
         def tensor(name: str, private: bool) -> NDArray[Any]:
@@ -143,7 +143,7 @@ class WeightSum:
         self.ids.append(id)
 
     def check_integers(self, id: str, weights: Weights) -> None:
-        """Keep the integers of the first network, which those of the others must equal but for counters."""
+        """Keep the integers of the first network, which those of the others must equal except for counters."""
         for name in self._names:
             if name in self._floats:
                 continue
@@ -155,7 +155,7 @@ class WeightSum:
                 raise ZooError(Problem(self._zoo, f"tensor {name!r} of {kept.dtype.name}", expected, got, step))
 
     def mean(self, further: Weights | None = None) -> dict[str, NDArray[Any]]:
-        """The mean in the dtypes of the zoo; of one network more where one is given, which is not added."""
+        """The mean in the dtypes of the zoo; ``extra``, if given, counts as one more network and is not added."""
         count = len(self.ids) + (further is not None)
         means: dict[str, NDArray[Any]] = {}
         for name in self._names:

@@ -17,7 +17,7 @@ from ckptzoo.doctor import zoo as zoo_checks
 from ckptzoo.text import counted, printable
 
 _SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
-"""Environment variables whose values must not be shown, however they come into a message."""
+"""Environment variables whose values must not be shown in any message."""
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ TEMPORARY = ".ckptzoo-tmp-"
 """How the names of unfinished files and folders begin; a name that begins with a dot is no part of a zoo."""
 
 _SET_ASIDE = ".ckptzoo-before-"
-"""How the name of a folder begins that is being replaced, where the system cannot exchange two folders in one step."""
+"""The prefix of the name of a folder that is being replaced, where the system cannot exchange two at once."""
 _EXCHANGE, _WORKING_FOLDER = 2, -100
 """``RENAME_EXCHANGE`` and ``AT_FDCWD`` of renameat2(2)."""
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-"""A full disk, and a used-up quota."""
+"""The error numbers of a full disk and a used-up quota."""
 _MAKE_ROOM = "Make room there, or choose a folder on another disk, and repeat."
 _WRITABLE = "Choose a folder that you may write to, or change its permissions."
 _FOLDER = "Choose a path whose folders are folders."
@@ -31,7 +31,7 @@ _STEPS = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _WRITABLE),
     **dict.fromkeys((errno.ENOTDIR, errno.EEXIST), _FOLDER),
 }
-"""What to do, by the number of the error."""
+"""The next steps by error number."""
 
 
 def regular(path: str, flags: int) -> int:

@@ -13,7 +13,7 @@ from ckptzoo.schema.documents import REFETCH
 from ckptzoo.schema.layout import Span
 
 DEREFERENCE = "Put a copy of it there, as cp --dereference makes one."
-"""What to do about a link that leads out of a zoo."""
+"""The next step for a link that leads out of a zoo."""
 
 
 class Files(Protocol):
@@ -21,7 +21,7 @@ class Files(Protocol):
 
     @property
     def name(self) -> str:
-        """What messages call the zoo."""
+        """The name of the zoo in messages."""
         ...
 
     @property
@@ -62,7 +62,6 @@ class Folder:
         return self.here.name
 
     def size(self, name: str) -> int | None:
-        """Bytes of a file, or None where there is none."""
         try:
             # asked once or more for every file: a path of pathlib costs three times as much as the call
             return os.stat(f"{self.here}/{name}").st_size  # noqa: PTH116
@@ -70,7 +69,6 @@ class Folder:
             return None
 
     def listed(self, folder: str) -> tuple[str, ...]:
-        """Names of the files and folders in a folder, in order."""
         try:
             return tuple(sorted(path.name for path in (self.here / folder).iterdir()))
         except (FileNotFoundError, NotADirectoryError):
@@ -81,11 +79,9 @@ class Folder:
         return table.read_bytes(self.here / name, location=f"{self.name}/{name}", max_bytes=max_bytes)
 
     def read_many(self, names: Sequence[str], *, max_bytes: int = table.MAX_FILE) -> list[bytes]:
-        """Several whole files."""
         return [self.read(name, max_bytes=max_bytes) for name in names]
 
     def spans(self, wanted: Sequence[Span]) -> list[bytes]:
-        """Pieces of files."""
         return [self._span(span) for span in wanted]
 
     def _span(self, span: Span) -> bytes:

@@ -22,7 +22,7 @@ from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format.durable import write_file
 
 Arrays = dict[str, NDArray[Any]]
-"""By name."""
+"""Arrays by name."""
 
 
 class SavedBlocks:
@@ -58,7 +58,7 @@ class SavedBlocks:
         return arrays, facts
 
     def store(self, number: int, arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, str]) -> None:
-        """Keep the arrays of a block, and some facts."""
+        """Store the arrays of a block, and some facts."""
         contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
         facts = {**facts, "key": self._key, "number": str(number)}
         metadata = {**facts, "digest": _digest(contiguous, facts)}
@@ -69,7 +69,7 @@ class SavedBlocks:
         return self._folder / f"{self._key.removeprefix('sha256:')[:16]}-{number:06d}.safetensors"
 
     def damaged(self, number: int, got: str) -> IntegrityError:
-        """The error of a file that does not hold what it should."""
+        """The error for a file that does not hold what it should."""
         return IntegrityError(Problem(str(self.path(number)), "block", "results of this one", got, "Remove the file."))
 
 

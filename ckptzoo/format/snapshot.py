@@ -96,7 +96,7 @@ class Snapshot:
         return {tree: tuple(part["name"] for part in item["parts"]) for tree, item in self._trees.items()}
 
     def kind(self, tree: str) -> str | None:
-        """What the parts of a tree are; None for a tree that it does not cover."""
+        """The kind of a tree's parts; None for a tree that it does not cover."""
         return str(self._trees[tree]["kind"]) if tree in self._trees else None
 
     def tree(self, name: str, *, blocks_a_row: int | None = None) -> Tree:
@@ -133,10 +133,7 @@ class Snapshot:
         return Tree(parts, rows, index)
 
     def check(self) -> None:
-        """Read every byte.
-
-        Raises ``IntegrityError`` if one is not what it was when the snapshot was written.
-        """
+        """Read and check every byte."""
         before = self._size - len(self._tail)
         if not before:
             return

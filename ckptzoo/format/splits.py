@@ -20,13 +20,13 @@ from ckptzoo.schema.documents import Identity, digest_of
 from ckptzoo.schema.split import ID, MEMBER, HashSplit, ListSplit, Split, decode, encode
 
 COLUMNS = ("id", "member", "mode")
-"""Those that a split is decided by."""
+"""The columns that decide a split."""
 FRACTIONS = {"train": 0.7, "val": 0.15, "test": 0.15}
 _SHOWN = 3
 
 
 def members_of(rows: pa.Table) -> pa.ChunkedArray:
-    """(N,) what every checkpoint is of, which no split may cut: the mode of a draw, else the member, else its own id.
+    """(N,) the unit of every checkpoint that no split may cut: the mode of a draw, else the member, else its own id.
 
     ``rows`` have the columns ``id``, ``member`` and ``mode``.
     """
@@ -182,7 +182,7 @@ def write_split(
 
 
 def split_problems(files: Files, identity: Identity, raw: Tree) -> Iterator[Problem]:
-    """What is wrong with a zoo's splits.
+    """Yield the problems of a zoo's splits.
 
     ``raw`` is the tree of its checkpoints. The lists of a zoo that was cut from another one may name checkpoints that
     it lacks.
@@ -225,7 +225,7 @@ def shared_members(split: Split, rows: pa.Table) -> list[str]:
 
 @dataclass(frozen=True)
 class PartCount:
-    """How much of a zoo is in one part of a split.
+    """The size of one part of a split.
 
     ``part`` is None for what is in no part.
     """
@@ -236,7 +236,7 @@ class PartCount:
 
 
 def part_counts(split: Split, rows: pa.Table) -> tuple[PartCount, ...]:
-    """What every part has, and what is in none.
+    """Count each part, and what is in none.
 
     ``rows`` are the zoo's, with the columns ``id``, ``member`` and ``mode``.
     """

@@ -26,13 +26,13 @@ from ckptzoo.text import shortened
 KEY = b"ckptzoo"
 """The key of our JSON object among the Parquet file's own key-value metadata."""
 MAX_FILE = 2**30
-"""Bytes of a file that are read into memory at most."""
+"""The maximum number of bytes of a file that are read into memory."""
 MAX_TABLE = 2**30
-"""Bytes of a table in memory at most."""
+"""The maximum number of bytes of a table in memory."""
 _FREE_BYTES, _MAX_RATIO = 16 * 2**20, 256
 """A file of n bytes may unpack to 16 MiB + 256 n: rows compress well, but a text of 400 MB in 20 kB is an attack."""
 FREE_ROWS = 2**16
-"""Rows that any file may have."""
+"""The number of rows that any file may have."""
 UNREADABLE = (pa.ArrowException, OSError, ValueError, RuntimeError)
 """What pyarrow raises for damaged Parquet; RuntimeError for the exceptions of the C++ library that it does not know,
 where it reads the facts of a column."""
@@ -60,7 +60,7 @@ _TYPES_SHOWN = {
     TYPES["float64"]: "float64 (a number)",
     TYPES["timestamp"]: "timestamp (a datetime.datetime)",
 }
-"""Types as messages say them."""
+"""Names of types in messages."""
 INDEX_SCHEMA = pa.schema(
     [
         pa.field("file", pa.string(), nullable=False),
@@ -134,7 +134,7 @@ def _is_of(value: Any, kind: pa.DataType) -> bool:
 
 
 def own_facts(unknown: dict[Any, Any], known: Sequence[str]) -> str:
-    """What to do about columns that are not known: a near name where there is one, and ``extra`` for the rest."""
+    """The next step for unknown columns: a near name where there is one, and ``extra`` for the rest."""
     near = {name: difflib.get_close_matches(str(name), known, n=1, cutoff=_NEAR) for name in list(unknown)[:_SHOWN]}
     own = ", ".join(f"{str(name)!r}: {shortened(repr(unknown[name]), 20)}" for name in near)
     typing_errors = [found[0] for found in near.values() if found]

@@ -23,7 +23,7 @@ Read = Callable[[Sequence[str]], pa.Table]
 
 
 class LazyTable:
-    """A table of some pieces, one behind the other, whose columns are read when they are first asked for.
+    """A table of consecutive pieces whose columns are read when they are first needed.
 
     ``schema`` is that of the whole table; ``pieces`` are pairs of a number of rows and a reader.
     """
@@ -59,7 +59,7 @@ class LazyTable:
         return pa.Table.from_arrays([self._columns[name] for name in names], schema=pa.schema(fields))
 
     def table(self) -> pa.Table:
-        """Every column."""
+        """The table with every column."""
         return self.select(self.schema.names)
 
 
@@ -88,12 +88,12 @@ class Tree:
 
     @property
     def metadata(self) -> pa.Table:
-        """Every column of the rows."""
+        """The rows with every column."""
         return self.rows.table()
 
     @property
     def index(self) -> pa.Table:
-        """Every column of the index."""
+        """The index with every column."""
         return self.blocks.table()
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 EVALUATION_KEY = "evaluation"
-"""Under which a row's ``extra`` says how its figures were measured."""
+"""The key in a row's ``extra`` under which the measurement of its figures is recorded."""
 _MAX_CHANNELS = 16
 
 
@@ -24,7 +24,7 @@ class Evaluation:
     std: tuple[float, ...] = (1.0,)
 
     def to_json(self) -> dict[str, Any]:
-        """As a row's ``extra`` has it."""
+        """The evaluation as a row's ``extra`` records it."""
         return {"dataset": self.dataset, "mean": list(self.mean), "std": list(self.std)}
 
     def __str__(self) -> str:

@@ -19,16 +19,16 @@ from ckptzoo.image_sets.image_set import MAX_BYTES, ImageSet, KnownSet, file_err
 _HEADER_BYTES, _TAG_BYTES = 128, 8
 _MATRIX, _PACKED = 14, 15
 _TYPES = {1: "i1", 2: "u1", 3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<f4", 9: "<f8", 12: "<i8", 13: "<u8"}
-"""Types of numbers, as numpy has them."""
+"""Types of numbers as numpy dtypes."""
 _BYTES, _UINT32, _INT32 = 1, 6, 5
 """Types of the name, the flags and the sizes of a matrix."""
 _LITTLE_ENDIAN = b"IM"
-"""How the header of a file ends whose numbers are in this order, as those of any common machine."""
+"""The end of the header of a little-endian file, as any common machine writes it."""
 _CLASSES = range(6, 16)
 """Classes of matrices that hold numbers, and not cells, texts or objects."""
 _CLASS_MASK, _COMPLEX = 0xFF, 0x800
 _BEGINNING = 512
-"""Bytes of a matrix that are unpacked to see what it is."""
+"""Bytes of a matrix that are unpacked to identify it."""
 
 
 class _Element(NamedTuple):

@@ -24,11 +24,11 @@ from ckptzoo.image_sets.pictures import Picture, Shape, decode_all, decode_to_ca
 from ckptzoo.text import excerpt, size
 
 _ROWS = 1000
-"""That are read at a time."""
+"""The number of rows that are read at a time."""
 _PICTURE_BYTES = 2**22
-"""The most bytes of one encoded picture."""
+"""The maximum number of bytes of one encoded picture."""
 _HELD_BYTES = 2**28
-"""Decoded pictures beyond this many bytes are kept in the cache and mapped, those of smaller sets held in memory."""
+"""Decoded pictures beyond this number of bytes are kept in the cache and mapped, smaller sets in memory."""
 
 
 def fetch(known: KnownSet) -> Mapping[str, Any]:

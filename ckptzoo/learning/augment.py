@@ -23,7 +23,7 @@ from ckptzoo.symmetry.kinds.orthogonal import keeping_ones
 from ckptzoo.symmetry.matrices.tables import among, lifted
 
 _DOMAIN = 20
-"""Keeps the keys of group elements apart from those that order rows."""
+"""A word that keeps the keys of group elements apart from those that order rows."""
 _GOLDEN = 0x9E3779B97F4A7C15
 """2**64 over the golden ratio, an odd number."""
 INVERTIBLE, ORTHOGONAL = ("linear", "complex"), ("orthogonal", "orthogonal_mean")
@@ -178,7 +178,7 @@ class Augment:
 
 @dataclass(frozen=True, eq=False)
 class Draw:
-    """What is drawn for one element of a table's group, as columns of a matrix of 64-bit words.
+    """The random draw of one element of a table's group, as columns of a matrix of 64-bit words.
 
     Parameters
     ----------

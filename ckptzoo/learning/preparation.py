@@ -80,7 +80,7 @@ class UnencodedBatch:
 
 
 class Preparation:
-    """What becomes of each batch of rows: k views of their weights, standardised, with targets.
+    """The preparation of batches of rows: k views of their weights, standardised, with targets.
 
     ``source`` reads ``zoo``'s checkpoints in their order; ``y`` is (N,), (N, m) or None.
     """
@@ -147,7 +147,7 @@ def prepared(
     augment: Augment | None,
     standardize: Statistics | None,
 ) -> tuple[Source, Preparation]:
-    """What a stream reads, and what becomes of it."""
+    """The rows that a stream reads, and their preparation."""
     if type(views) is not int or views < 1:
         raise ZooError(Problem(zoo.name, "views", "an integer from 1", repr(views), "Choose another."))
     y = None

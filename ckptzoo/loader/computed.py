@@ -64,7 +64,7 @@ class ComputedReader:
         element: Callable[[str], TensorReader],
         shards: NDArray[np.int64],
     ) -> "ComputedReader":
-        """A tensor of a zoo with this table; ``element`` gives the readers of the groups that act on it."""
+        """Make a reader of a tensor of a zoo with this table; ``element`` gives readers of the groups that act on it."""
         table = table_of_tensor(tensor.name, symmetry)
         # the identity of one checkpoint names the tensors in which elements of the table are stored
         readers = {name: element(name) for name in GroupElement.identity(table, 1).to_tensors()}
@@ -110,7 +110,7 @@ class ComputedReader:
 
 
 def table_of_tensor(tensor: str, symmetry: Symmetry) -> Symmetry:
-    """The table of one tensor alone; of groups that are permuted together, the first one leads."""
+    """The table of one tensor alone; the first of groups that are permuted together leads."""
     actions = symmetry.actions_on(tensor)
     used = {name for action in actions for name in action.groups}
     first: dict[str, str] = {}

@@ -12,9 +12,9 @@ from ckptzoo.format.header import numpy_dtype
 from ckptzoo.loader.stream import Source
 
 _ROWS = 64
-"""Checkpoints that are read at a time, at most."""
+"""The maximum number of checkpoints that are read at a time."""
 _BYTES = 64 * 2**20
-"""Bytes that are read at a time, at most, or one checkpoint."""
+"""The maximum number of bytes that are read at a time, unless one checkpoint has more."""
 _BFLOAT16 = numpy_dtype("bfloat16")
 """A dtype that Arrow, and so ``datasets``, does not have; float32 holds its values exactly."""
 _MAX_AXES = 5

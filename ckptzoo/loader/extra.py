@@ -15,11 +15,11 @@ from ckptzoo.errors import Problem, UnknownNameError, ZooError
 
 PREFIX = "extra."
 _KINDS = (pa.float64(), pa.string(), pa.bool_())
-"""What a value may be, in the order in which they are tried; integers are read as float64."""
+"""Types of values, in the order in which they are tried; integers are read as float64."""
 _BLOCK_BYTES = 64 * 2**20
 """More than the largest ``extra``: pyarrow wants a row in one block."""
 _LOOKED_AT = 1000
-"""Rows whose names are listed where one is unknown."""
+"""The number of rows whose names are listed where one is unknown."""
 
 
 def names_in(filters: Any) -> list[str]:
@@ -47,7 +47,7 @@ def names_in(filters: Any) -> list[str]:
 
 
 def dotted(node: ast.expr | ast.AST) -> str | None:
-    """``extra.optim.lr`` of its tree; None of anything else."""
+    """The dotted name ``extra.optim.lr`` for a syntax tree of it; None for anything else."""
     if isinstance(node, ast.Attribute):
         inner = dotted(node.value)
         return None if inner is None else f"{inner}.{node.attr}"

@@ -47,9 +47,9 @@ _SYMBOLS: dict[type[ast.cmpop], str] = {
     ast.NotIn: "not in",
 }
 _OPERATORS = (*_COMPARE, "in", "not in")
-"""Those of ``(column, operator, value)``; ``=`` is ``==``, as in pyarrow."""
+"""Operators of ``(column, operator, value)``; ``=`` is ``==``, as in pyarrow."""
 _PYTHON_WORDS = {"true": "True", "false": "False", "null": "None", "none": "None"}
-"""What SQL and JSON call Python's constants."""
+"""Names in SQL and JSON of Python's constants."""
 _MAX_CONDITION = 10_000
 _STEP = "Write, for example, test_accuracy > 0.8 and seed < 500."
 _LISTED = "Write, for example, seed in [1, 2]."
@@ -267,7 +267,7 @@ def _constant(node: ast.expr) -> Any:
 
 
 def _described(node: ast.expr) -> str:
-    """What a part of a condition is, in words."""
+    """A part of a condition in words."""
     match node:
         case ast.Constant(value=value):
             return _spoken(value)

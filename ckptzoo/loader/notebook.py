@@ -12,7 +12,7 @@ from ckptzoo.text import counted, size
 
 
 def zoo_html(title: str, address: str, contents: Contents, chosen: int) -> str:
-    """A zoo, or a selection of one.
+    """HTML of a zoo, or of a selection of one.
 
     ``contents`` is what was read at opening, and nothing else is read; ``chosen`` is the number of selected
     checkpoints.
@@ -37,7 +37,7 @@ def zoo_html(title: str, address: str, contents: Contents, chosen: int) -> str:
 
 
 def tensor_html(name: str, shape: tuple[int, ...], dtype: Any, nbytes: int, source: str) -> str:
-    """A stacked tensor.
+    """HTML of a stacked tensor.
 
     ``name``, ``shape``, ``dtype`` and ``nbytes`` are those of the tensor; ``source`` describes where its rows come
     from.
@@ -47,7 +47,7 @@ def tensor_html(name: str, shape: tuple[int, ...], dtype: Any, nbytes: int, sour
 
 
 def checkpoint_html(title: str, arch: Architecture, row: dict[str, Any]) -> str:
-    """A checkpoint.
+    """HTML of a checkpoint.
 
     Missing values of ``row`` are left out.
     """

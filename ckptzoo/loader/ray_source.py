@@ -22,7 +22,7 @@ _BFLOAT16 = numpy_dtype("bfloat16")
 """A dtype that Arrow does not have."""
 
 _BYTES = 64 * 2**20
-"""The most bytes of tensors in a block, or one checkpoint."""
+"""The maximum number of bytes of tensors in a block, unless one checkpoint has more."""
 _ID = "id"
 
 
@@ -35,7 +35,7 @@ class ZooDatasource(_datasource.Datasource):
         self._projection_map: dict[str, str] | None = None
 
     def get_name(self) -> str:
-        """What Ray shows."""
+        """The name that Ray shows."""
         return f"Zoo({self._zoo.name})"
 
     def supports_projection_pushdown(self) -> bool:
@@ -47,7 +47,7 @@ class ZooDatasource(_datasource.Datasource):
         return True
 
     def apply_predicate(self, predicate_expr: Any) -> Self:
-        """The same of the checkpoints that satisfy a condition; itself where that is for Ray to apply."""
+        """Return the same for the checkpoints that satisfy a condition; itself where Ray applies it."""
         condition = predicate_expr.to_pyarrow()
         # an expression of pyarrow gives no list of its columns
         if any(name in str(condition) for name in self._tensors):
@@ -63,7 +63,7 @@ class ZooDatasource(_datasource.Datasource):
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
     ) -> list[Any]:
-        """About so many tasks, each of consecutive checkpoints."""
+        """About this number of tasks, each of consecutive checkpoints."""
         count = len(self._zoo)
         cuts = np.linspace(0, count, max(1, min(parallelism, count)) + 1).astype(int).tolist()
         tasks: list[Any] = []

@@ -14,7 +14,7 @@ from ckptzoo.remote import AbsentError, Remote
 from ckptzoo.schema.layout import Span
 
 BLOCK_CACHE_BYTES = 256 * 2**20
-"""Blocks of which only some rows were read are kept in memory up to this many bytes, those read last."""
+"""Bytes of blocks kept in memory of which only some rows were read, the most recently read ones."""
 
 
 class RemoteFiles:
@@ -36,7 +36,7 @@ class RemoteFiles:
 
     @property
     def _guard(self) -> threading.Lock:
-        """The lock of this process: in a forked one, a thread of the parent may have held the lock for ever."""
+        """The lock of this process: in a forked one, a thread of the parent may hold the lock forever."""
         if self._process != os.getpid():
             self._clear()
         return self._lock
@@ -61,19 +61,15 @@ class RemoteFiles:
         return folders_of(self._sizes)
 
     def size(self, name: str) -> int | None:
-        """Bytes of a file, or None where there is none."""
         return self._sizes.get(name)
 
     def listed(self, folder: str) -> tuple[str, ...]:
-        """Names of the files and folders in a folder, in order."""
         return self._folders.get(folder, ())
 
     def read(self, name: str, *, max_bytes: int = table.MAX_FILE) -> bytes:
-        """A whole file."""
         return self.read_many([name], max_bytes=max_bytes)[0]
 
     def read_many(self, names: Sequence[str], *, max_bytes: int = table.MAX_FILE) -> list[bytes]:
-        """Several whole files at once."""
         try:
             return self.remote.read_many(names, max_bytes=max_bytes)
         except AbsentError as error:
@@ -81,7 +77,6 @@ class RemoteFiles:
             raise IntegrityError(error.problem) from error
 
     def spans(self, wanted: Sequence[Span]) -> list[bytes]:
-        """Pieces of files."""
         for span in wanted:
             if span.stop - span.start > table.MAX_FILE:
                 location, expected = f"{self.name}/{span.name}", f"at most {table.MAX_FILE} bytes"

@@ -29,7 +29,7 @@ from ckptzoo.loader.variant import Variant
 from ckptzoo.schema import layout
 
 _CALLER = 4
-"""Frames between a warning and the code that asks a Zoo for a variant."""
+"""The number of frames between a warning and the code that asks a Zoo for a variant."""
 
 
 @dataclass(frozen=True)
@@ -278,7 +278,7 @@ class Selection:
         raise UnknownNameError(self.name, "tensor", name, arch.layers.get(name, known), self._other_use(name))
 
     def _other_use(self, name: str) -> str | None:
-        """What to write where the name of a tensor is expected and this is the name of something else."""
+        """The next step where the name of a tensor is expected and this is the name of something else."""
         arch = self.contents.architecture
         tensor = next(iter(arch.layers.get(name, arch.names)), "")
         if name in arch.layers:

@@ -16,7 +16,7 @@ from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.layout import RAW, Span
 
 MAX_MAPS = 256
-"""Shards that are kept mapped at a time; arrays that are in use keep theirs."""
+"""The maximum number of shards that are kept mapped; arrays in use keep their maps."""
 
 ShardMaps = dict[str, ShardMap]
 """Maps of the caller's own, by the path of the file: what it writes into their arrays is seen by nobody else."""

@@ -127,7 +127,7 @@ def joined(weights: Mapping[str, ArrayLike]) -> tuple[Values, Values]:
 
 
 _STD = "_std"
-"""How the names of deviations end; those of ``ckptzoo.archs.gaussian``."""
+"""The suffix of the names of deviations, as in ``ckptzoo.archs.gaussian``."""
 
 
 def _checked(mean: ArrayLike, std: ArrayLike) -> tuple[Values, Values]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 ROWS = 128
-"""Rows of a panel."""
+"""The number of rows of a panel."""
 MAX_THREADS = 8
 """numpy keeps no more threads busy, unlike one long compiled call: between two calls each needs the interpreter."""
 

@@ -17,9 +17,9 @@ from ckptzoo.schema.documents import Document
 
 KINDS = ("zero", "shift", "match", "centre")
 MAX_FOLDS = 100_000
-"""Folds of a table, and targets of all of them."""
+"""The maximum number of folds of a table, and of targets of all of them."""
 _MAX_TOGETHER = 1000
-"""Folds of one tensor, which are compared with each other."""
+"""The maximum number of folds of one tensor, which are compared with each other."""
 _MAX_AXES = 8
 _MAX_SIZE = 2**31
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -250,7 +250,7 @@ def _of_part(what: str, part: Part) -> Iterator[Problem]:
 
 
 def _apart(folds: tuple[Fold, ...]) -> Iterator[Problem]:
-    """What two folds fix must not be the same, as it would be counted twice."""
+    """Compare what folds fix, which must not be the same, as it would be counted twice."""
     by_tensor: dict[str, list[Fold]] = {}
     for fold in folds:
         by_tensor.setdefault(fold.part.tensor, []).append(fold)

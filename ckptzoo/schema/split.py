@@ -20,9 +20,9 @@ from ckptzoo.schema.documents import REFETCH, Document, seal, unseal
 
 KIND = "split"
 HASH, ID, MEMBER = "hash", "id", "member"
-"""What decides: the hash of a member, or lists of ids or of members."""
+"""The rule of a split: the hash of a member, or lists of ids or of members."""
 _TOLERANCE = 1e-9
-"""Fractions are decimals that binary numbers only come near to."""
+"""The tolerance of the sum of fractions, which are decimals that binary numbers only approximate."""
 
 
 @dataclass(frozen=True)

@@ -23,14 +23,14 @@ from ckptzoo.text import Progress, counted, printable
 MAX_MEMBERS = 1000
 """More members than this are thinned out evenly; as many as in arXiv 2310.08287."""
 READ_BYTES = 256 * 2**20
-"""Logits that are read at a time, as far as whole inputs allow."""
+"""Bytes of logits that are read at a time, as far as whole inputs allow."""
 SIGNIFICANT = 0.05
 """P-values up to this are called a correlation."""
 ENOUGH = 17
 """Members from which pairs are called uncorrelated: where members differ in their level, the correlation by chance is
 within 1.96 / sqrt(members - 1), which is 0.5 for them."""
 _STEP = 500
-"""Inputs between two calls of ``progress``."""
+"""The number of inputs between two calls of ``progress``."""
 _NAMES = {"pearson": "Pearson", "spearman": "Spearman"}
 
 Values = NDArray[np.float64]
@@ -126,7 +126,7 @@ class Collapse(StudyResult):
         return table
 
     def _conclusions(self) -> Iterator[str]:
-        """What the tables say, and how p-values and intervals came about."""
+        """Say what the tables show, and how p-values and intervals are computed."""
         if not self.correlations:
             yield "The mutual information is the same for all pairs, so there is nothing to correlate."
             return

@@ -22,9 +22,9 @@ from ckptzoo.symmetry import align
 from ckptzoo.text import Progress, counter, printable, shortened
 
 ALL = "all layers"
-"""What the line of all parameters together is called."""
+"""The name of the line of all parameters together."""
 _NAMED = 3
-"""Tensors of each kind that a message about other architectures names."""
+"""The number of tensors of each kind that a message about other architectures names."""
 
 Read = Callable[[str], NDArray[Any]]
 
@@ -258,7 +258,7 @@ def _aligned(
     shared: Mapping[str, str],
     symmetry: Symmetry,
 ) -> tuple[tuple[LayerDifference, ...], str | None]:
-    """The lines after alignment, or why there are none."""
+    """Return the lines after alignment, or why there are none."""
     symmetry.check(first.arch)
     try:
         found = align({name: second[own][None] for name, own in shared.items()}, dict(first), symmetry)

@@ -8,18 +8,18 @@ from numpy.typing import NDArray
 from ckptzoo.measure.predictions import accuracy, auroc, brier, ece, entropy, fpr, mutual_information, nll
 
 RIGHT = {"accuracy": accuracy, "nll": nll, "brier": brier, "ece": ece}
-"""Figures that take labels."""
+"""Figures that need labels."""
 # e^-708.4 is the smallest normal number of float64.
 LEAST = -700.0
-"""Smaller logarithms of probabilities count as this in an average, so that none is 0 in float64."""
+"""The least logarithm of a probability in an average, so that none is 0 in float64."""
 
 Values = NDArray[np.float64]
 Scores = dict[str, dict[str, float]]
-"""Set to figures by name."""
+"""A map of sets to figures by name."""
 
 
 def scores(logs: Values, information: Values | None, sets: Mapping[str, slice], targets: NDArray[np.int64]) -> Scores:
-    """How right a prediction is, and how well its doubt separates the inputs of other sets.
+    """Score a prediction, and how well its doubt separates the inputs of other sets.
 
     The figures are, for the first set, ``accuracy``, ``nll``, ``brier`` and ``ece`` of ``ckptzoo.measure.predictions``,
     and ``confidence``, the mean of the largest probability. For each other set ``auroc`` and ``fpr95`` of
@@ -86,7 +86,7 @@ class SummedPredictions:
         return SummedPredictions(self.size, self.probabilities.copy(), self.entropies.copy())
 
     def add(self, other: "SummedPredictions") -> None:
-        """Take in the members of another."""
+        """Add the members of another."""
         self.size += other.size
         self.probabilities += other.probabilities
         self.entropies += other.entropies

@@ -23,7 +23,7 @@ from ckptzoo.text import Progress, counter
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _COPIES = 8
-"""Arrays as large as a batch that are held at a time."""
+"""The number of arrays as large as a batch that are held at a time."""
 
 _Read = Callable[[int], None]
 

@@ -165,7 +165,7 @@ class Marginals(StudyResult):
         return table
 
     def _conclusions(self) -> Iterator[str]:
-        """What the tests say together."""
+        """Say what the tests show together."""
         if self.members < LEAST:
             yield f"Too few members to compare marginals: expected {LEAST} or more, got {self.members}."
         elif not self.within.pairs:
@@ -271,7 +271,7 @@ def marginals(zoo: Zoo, variant: str = "canonical", *, seed: Seed = 0, progress:
 
 
 def _cells(tests: PairTests, variants: Sequence[str]) -> list[str]:
-    """What the table has of these pairs."""
+    """The cells of the table for these pairs."""
     cells = [f"{tests.pairs:,}"]
     for variant in variants:
         cells += [f"{tests.share(variant):.1%}", f"{tests.median(variant):.2g}"]

@@ -21,7 +21,7 @@ from ckptzoo.symmetry.counts import Counts, count
 from ckptzoo.text import Progress, counted, printable
 
 MAX_MEMBERS = 200
-"""More members than this are thinned out evenly: each run of mean shift starts from every one of them."""
+"""The maximum number of members; more are thinned out evenly, as each run of mean shift starts from every one."""
 MAX_LAYERS = 11
 """More layers than this are thinned out evenly."""
 MAX_BYTES = 256 * 2**20
@@ -31,7 +31,7 @@ ENOUGH = 14
 ALL = "all layers"
 """Label of the space of all parameters together."""
 _COLUMNS = 2**16
-"""Columns of a tensor that are converted to float64 at a time."""
+"""The number of columns of a tensor that are converted to float64 at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +118,7 @@ class Modes(StudyResult):
         return table
 
     def _conclusions(self) -> Iterator[str]:
-        """What the table says."""
+        """Say what the table shows."""
         known = [
             (curve, space.label, variant)
             for space in self.spaces
@@ -247,7 +247,7 @@ def _coordinates(zoo: Zoo, names: list[str], variant: str) -> Iterator[NDArray[n
 
 
 def _cells(curve: ModeCurve | None) -> list[str]:
-    """A row of the table."""
+    """The cells of a row of the table."""
     if curve is None:
         return ["1"] * len(QUANTILES) + ["-"] * 3
     modes = ["-" if item.modes is None else f"{item.modes:,}" for item in curve.estimates]

@@ -23,13 +23,13 @@ from ckptzoo.symmetry import gauge_named
 from ckptzoo.text import Progress, counted, counter, printable
 
 MAX_MEMBERS = 4096
-"""More members than this are thinned out evenly: the distances of all pairs take 8 bytes each."""
+"""The maximum number of members; more are thinned out evenly, as the distances of all pairs take 8 bytes each."""
 BINS = 120
-"""Bins of the histograms of distances."""
+"""The number of bins of the histograms of distances."""
 POINTS = 11
-"""Points of a line, with its ends."""
+"""The number of points of a line, with its ends."""
 SHOWN = 10
-"""Nearest pairs that are printed."""
+"""The number of nearest pairs that are printed."""
 
 Values = NDArray[np.float64]
 

@@ -28,7 +28,7 @@ _ALL = 0.9995
 """Shares above this round to 100.0 %."""
 
 Key = Literal["gauge", "largest-weight"]
-"""What neurons are ordered by: what a variant's gauge goes by, or their largest incoming weight as trained."""
+"""The keys by which neurons are ordered: those of a variant's gauge, or the largest incoming weight as trained."""
 Pair = tuple[int, int]
 """Two steps, the earlier one first."""
 
@@ -179,7 +179,7 @@ class Permutations(StudyResult):
         return [f"{printable(label)}, n = {n:,}: {random}", table]
 
     def _words(self) -> list[str]:
-        """What the columns are and what they say."""
+        """Say what the columns are and what they show."""
         lines = [
             "tau: Kendall's, between the ranks at two steps, mean over members ± standard error.",
             "d: how far the keys moved, in standard deviations of the keys.",

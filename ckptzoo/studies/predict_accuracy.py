@@ -34,9 +34,9 @@ MAX_FLAT_BYTES = 2 * 2**30
 """Larger matrices of weights, float64, are left out; statistics are of any size."""
 _QUANTILES = (0, 0.25, 0.5, 0.75, 1)
 _PENALTIES = np.logspace(-2, 5, 15)
-"""Penalties of ridge regression on standardised features; the best is found by leaving out one training example."""
+"""Penalties of ridge regression on standardised features; the best is found by leave-one-out."""
 _LEAST = 20
-"""Checkpoints below which a split says nothing."""
+"""The number of checkpoints below which a split says nothing."""
 
 Values = NDArray[np.float64]
 
@@ -70,7 +70,7 @@ class Score:
 
 @dataclass(frozen=True, eq=False)
 class PredictAccuracy(StudyResult):
-    """What weights tell of a column; drawn as ``predict-accuracy.png``.
+    """The prediction of a column from weights; drawn as ``predict-accuracy.png``.
 
     ``left_out`` counts checkpoints without the target, not finite, or diverged; ``without_flat`` says whether the
     weights themselves are too many to be features.

@@ -11,9 +11,9 @@ from ckptzoo.measure.components import ByColumns, ByRows, Components
 from ckptzoo.studies.shared.selection import BATCH_BYTES, blocks
 
 MAX_SIDE = 1024
-"""The largest side of a Gram matrix: of a layer with more parameters at most this number of members is studied."""
+"""The largest side of a Gram matrix: at most this number of members is studied for a layer with more parameters."""
 SHARES = (0.5, 0.9, 0.99)
-"""Shares of the variance: how many components hold them is reported."""
+"""Shares of the variance for which the number of components is reported."""
 LEADING = 100
 """Variances that are listed in the JSON."""
 _BLOCK_BYTES = 2**27

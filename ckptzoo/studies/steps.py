@@ -30,7 +30,7 @@ from ckptzoo.symmetry.transpositions import most_transpositions, transpositions_
 from ckptzoo.text import Progress, counted, counter
 
 POINTS = 11
-"""Points of a line, with its ends."""
+"""The number of points of a line, with its ends."""
 
 Values = NDArray[np.float64]
 
@@ -71,7 +71,7 @@ class Steps(StudyResult):
         return np.unique(self.pairs).tolist()
 
     def at(self, values: NDArray[Any], step: int) -> Spread | None:
-        """The spread over the members of what belongs to one step."""
+        """The spread over the members of the values that belong to one step."""
         return Spread.of(values[self.pairs == step])
 
     def to_json(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 LOSS = 0.1
 """Nats. Networks that separate the classes are far below it; one that separates nothing stays near ln 2 = 0.69."""
 MAX_SHARES = 6
-"""How many of the highest shares are printed."""
+"""The number of highest shares that are printed."""
 TRAINED, SCALED, ORDERED = "as trained", "scales removed", "ordered as well"
 
 

@@ -11,7 +11,7 @@ from ckptzoo.schema.architecture import Architecture
 from ckptzoo.symmetry.arrays import beside, dtype_name, is_float
 
 _EXACT = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64": 2**53}
-"""Up to which size a floating-point number is every integer."""
+"""The bound up to which a floating-point dtype represents every integer."""
 
 
 def number_of(tensors: Mapping[str, Any], architecture: Architecture) -> int:
@@ -88,7 +88,7 @@ def check_encoded(array: Any, shape: tuple[int, ...], what: str, architecture: A
 
 
 class Constants:
-    """Arrays of numpy that do not change, in the framework and on the device of others; converted once for each."""
+    """Arrays of numpy that do not change, converted once for each framework and device of other arrays."""
 
     def __init__(self, **arrays: np.ndarray) -> None:
         self._arrays = arrays
@@ -98,7 +98,7 @@ class Constants:
         return {"_arrays": self._arrays, "_placed": {}}
 
     def beside(self, like: Any) -> dict[str, Any]:
-        """The arrays beside another one."""
+        """Return the arrays on the device of another one."""
         if isinstance(like, np.ndarray):
             return self._arrays
         place = (array_namespace(like).__name__, str(device(like)))

@@ -16,11 +16,11 @@ from ckptzoo.text import counted
 
 Values = NDArray[np.float64]
 _NARROWEST = 1e-4
-"""Nats between the ends of an axis, at least: equal members differ by nothing."""
+"""The minimum of nats between the ends of an axis: equal members differ by nothing."""
 _HEXAGONS = 45
-"""Hexagons of the density, from left to right."""
+"""The number of hexagons of the density, from left to right."""
 _MANY = 1000
-"""Fewer pairs are points, not a density."""
+"""The number of pairs from which a density is drawn instead of points."""
 
 
 @styled

@@ -179,11 +179,11 @@ def is_sample(name: str) -> bool:
 
 
 def default_sets(zoo: Zoo) -> tuple[str | None, tuple[str, ...]]:
-    """The predicted set with labels that a study takes where none is named, and the sets of other data.
+    """Return the predicted set with labels that a study takes where none is named, and the sets of other data.
 
-    Of several with labels that of the networks' own data set is taken, uncorrupted, and not one of other images with
-    the same classes. A sample stands for no data set: it is taken where it has labels and no whole set has, and never
-    as other data.
+    Where several sets have labels, the uncorrupted one of the networks' own data set is taken, and not one of other
+    images with the same classes. A sample stands for no data set: it is taken where it has labels and no whole set has,
+    and never as other data.
     """
     datasets = {name.lower().rpartition("/")[2] for name in zoo.metadata["dataset"].drop_null().unique().to_pylist()}
     labelled = [name for name in zoo.predicted if zoo.predictions(name).targets is not None]

@@ -20,7 +20,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _PLACED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _NAMED = (*_PLACED, inspect.Parameter.KEYWORD_ONLY)
 _MANY = 2**31 - 1
-"""The number of elements that no array of a study exceeds."""
+"""The largest count that is accepted: no array of a study has more elements."""
 _ITEMS = 100
 """The number of items of a sequence that are checked."""
 ARRAY = Annotated[Any, "an array"]

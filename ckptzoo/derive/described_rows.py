@@ -20,7 +20,7 @@ from ckptzoo.text import Progress
 BLOCK_BYTES = 256 * 2**20
 """The maximum number of bytes of weights of the checkpoints of a block, unless one checkpoint has more."""
 BLOCK_ROWS = 4096
-"""The maximum number of checkpoints of a block: 160,000 OptuNets have 256 MiB, otherwise one block for one process."""
+"""The maximum number of checkpoints of a block: the 256 MiB of 160,000 OptuNets would be one block for one process."""
 
 Rows = dict[str, NDArray[Any]]
 """Arrays by name, each with a row for every checkpoint."""
@@ -62,7 +62,7 @@ class DescribedRows:
         return found
 
     def share(self, share: tuple[int, int], progress: Progress | None = None) -> tuple[int, int]:
-        """Compute and store every n-th block, from the i-th, counted from 0; returns the numbers stored now and of all."""
+        """Compute and store every n-th block from the i-th, counted from 0; returns the number stored now, and of all."""
         if self._saved is None:
             step = "Name a folder that all who share the work share."
             raise ZooError(Problem(self._zoo.name, "folder for blocks", "one, to share them", "none", step))

@@ -27,7 +27,7 @@ STACK, STACK_BYTES = 8, 2**20
 INPUT_BYTES = 512 * 4 * 28 * 28
 """Bytes of inputs of a stack of checkpoints at once, counted for each of them: 512 images of MNIST in float32."""
 FAST_STACK, FAST_INPUT_BYTES = 64, 1024 * 4 * 28 * 28
-"""The number of checkpoints where ``ckptzoo.archs`` has a function for stacks, and of inputs for all of them."""
+"""The number of checkpoints, and bytes of inputs for all of them, where ``ckptzoo.archs`` has a function for stacks."""
 
 
 class Forward:

@@ -155,7 +155,7 @@ class WeightSum:
                 raise ZooError(Problem(self._zoo, f"tensor {name!r} of {kept.dtype.name}", expected, got, step))
 
     def mean(self, further: Weights | None = None) -> dict[str, NDArray[Any]]:
-        """The mean in the dtypes of the zoo; ``extra``, if given, counts as one more network and is not added."""
+        """The mean in the dtypes of the zoo; ``further`` counts as one more network and is not added."""
         count = len(self.ids) + (further is not None)
         means: dict[str, NDArray[Any]] = {}
         for name in self._names:

@@ -21,7 +21,7 @@ from ckptzoo.symmetry.gauges import gauge_of
 from ckptzoo.text import counted, size
 
 _SOME_PARTS = 8
-"""The number of parts up to which a zoo opens fast without a snapshot."""
+"""The number of parts from which a zoo opens slowly without a snapshot."""
 
 
 def checks(address: str) -> Iterator[Check]:

@@ -64,7 +64,7 @@ class ComputedReader:
         element: Callable[[str], TensorReader],
         shards: NDArray[np.int64],
     ) -> "ComputedReader":
-        """Make a reader of a tensor of a zoo with this table; ``element`` gives readers of the groups that act on it."""
+        """Make a reader of a tensor of a zoo with this table; ``element`` gives readers of its groups' elements."""
         table = table_of_tensor(tensor.name, symmetry)
         # the identity of one checkpoint names the tensors in which elements of the table are stored
         readers = {name: element(name) for name in GroupElement.identity(table, 1).to_tensors()}

@@ -322,7 +322,7 @@ def barriers(
 
 
 def _zoos_of_module(zoos: Sequence[Zoo], module: Any) -> list[bool]:
-    """The zoos whose networks the module computes: of unknown forward functions, or all where there are none."""
+    """Whether the module computes each zoo's networks: those of unknown forward functions, or all if none is."""
     if module is None:
         return [False] * len(zoos)
     unknown = [not archs.known(zoo.arch.forward) for zoo in zoos]

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ckptzoo.derive.evaluation import Evaluator
 
 SAMPLED, FIRST, ALIGNED = "as sampled", "aligned with the first", "aligned with all others"
-"""The source of a Gaussian: samples as they are or aligned, or a variational method."""
+"""The samples to which a Gaussian is fitted; other Gaussians are named after variational methods."""
 SIGMA, SIZE, RATIO = "least sigma", "greatest |mean|", "greatest |mean| / sigma"
 """Which weights pruning keeps; the first is that of arXiv 2401.00611."""
 KEPT = (1.0, 0.8, 0.6, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05)

@@ -145,7 +145,7 @@ class Masses(StudyResult):
 
     @property
     def _paper(self) -> str | None:
-        """Compare with the paper's result, for the architecture that it studied."""
+        """The paper's result, for the architecture that it studied."""
         return PAPER if self.registered == "optunet" else None
 
     def _lines(self) -> Iterator[RenderableType]:

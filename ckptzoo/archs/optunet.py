@@ -23,16 +23,9 @@ class OptuNet(nn.Module):
     convolutions have no bias. A hidden layer, where there is one, is followed by ReLU and by the last linear layer. The
     published one has spatial sizes 28, 25, 8, 4, 1. Source: arXiv 2310.08287.
 
-    Parameters
-    ----------
-    channels1, kernel1
-        outputs and kernel size of the first convolution.
-    pool
-        size and stride of the max-pool.
-    channels2, kernel2, groups
-        of the second convolution.
-    hidden
-        units of a linear layer with bias before the last one; None without.
+    ``channels1`` and ``kernel1`` are outputs and kernel size of the first convolution; ``pool`` is size and stride of
+    the max-pool; ``channels2``, ``kernel2`` and ``groups`` are the second convolution's; ``hidden`` is the number of
+    units of a linear layer with bias before the last one, None without.
     """
 
     def __init__(

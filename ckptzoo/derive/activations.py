@@ -44,14 +44,8 @@ class _Read:
 class _Recording(TorchFunctionMode):
     """Records the inputs of the operations that read channels.
 
-    Parameters
-    ----------
-    readers
-        tensor name to what is read on an axis: (axis, group, positions (n, inner)).
-    member
-        tensor name to its value, by which a weight is recognised.
-    examples
-        inputs in the batch.
+    ``readers`` maps tensor names to what is read on an axis: (axis, group, positions (n, inner)); ``member`` maps them
+    to their values, by which a weight is recognised; ``examples`` is the number of inputs in the batch.
     """
 
     def __init__(

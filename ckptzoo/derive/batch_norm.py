@@ -31,14 +31,8 @@ def renewed_statistics(
     2211.08403, section 3, on points between networks). Layers other than BatchNorm compute as in evaluation, so that
     nothing is random.
 
-    Parameters
-    ----------
-    buffers
-        names of the statistics.
-    weights
-        ``{name: (M, *shape)}``; their buffers, if they have any, are not read.
-    batches
-        gives the inputs (B, ...) of a pass, as the network takes them.
+    ``buffers`` are names of the statistics; ``weights`` are ``{name: (M, *shape)}``, whose buffers, if any, are not
+    read; ``batches`` gives the inputs (B, ...) of a pass, as the network takes them.
     """
     parameters = {name: tensor for name, tensor in weights.items() if name not in buffers}
     first = next(iter(parameters.values()))

@@ -44,18 +44,9 @@ class DerivedTreeWriter:
     """One derived tree of a zoo.
 
     ``derived`` holds digests of the raw parts that have been derived, ``parts`` the names of the parts that were
-    written.
-
-    Parameters
-    ----------
-    facts
-        of all its parts, which are never mixed with others.
-    sets
-        for each stem the tensors of its shards.
-    what
-        the thing that is derived, in a word or two.
-    error
-        raised where parts with other facts are there.
+    written. ``facts`` are those of all its parts, which are never mixed with others; ``sets`` maps stems to the tensors
+    of their shards; ``what`` names the derived thing in a word or two; ``error`` is raised where parts with other facts
+    are there.
     """
 
     def __init__(

@@ -29,14 +29,9 @@ Rows = dict[str, NDArray[Any]]
 class DescribedRows:
     """Arrays that are computed of every checkpoint by itself.
 
-    Parameters
-    ----------
-    what
-        facts that the arrays depend on besides the weights; they name the files.
-    compute
-        from the checkpoints of a block to their arrays; it calls its second argument with its progress.
-    saved_in
-        a folder in which the arrays of each block are kept; None to keep none.
+    ``what`` has the facts that the arrays depend on besides the weights, and names the files; ``compute`` maps the
+    checkpoints of a block to their arrays and calls its second argument with its progress; the arrays of each block are
+    kept in the folder ``saved_in``, unless it is None.
     """
 
     def __init__(
@@ -62,7 +57,7 @@ class DescribedRows:
         return found
 
     def share(self, share: tuple[int, int], progress: Progress | None = None) -> tuple[int, int]:
-        """Compute and store every n-th block from the i-th, counted from 0; returns the number stored now, and of all."""
+        """Compute and store every n-th block from the i-th, counted from 0; returns how many are stored, and all."""
         if self._saved is None:
             step = "Name a folder that all who share the work share."
             raise ZooError(Problem(self._zoo.name, "folder for blocks", "one, to share them", "none", step))

@@ -196,16 +196,10 @@ def combined(
 ) -> Scores:
     """Scores (P, T) of weighted means of networks: T for each of P groups of k networks.
 
-    Parameters
-    ----------
-    corners
-        tensor name to (P, k, *shape).
-    shares
-        (P, T, k), which sum to 1 over the last axis.
-    noise
-        for Gaussians, whose tensors ``<name>_std`` are deviations: tensor name to (S, *shape), standard normal
-        numbers. A prediction is then the mean of the likelihoods of S draws ``mean + std * noise``, the same
-        noise for all (arXiv 2310.10171, section 4).
+    ``corners`` maps tensor names to (P, k, *shape); ``shares`` are (P, T, k), which sum to 1 over the last axis;
+    ``noise`` is for Gaussians, whose tensors ``<name>_std`` are deviations, and maps tensor names to (S, *shape)
+    standard normal numbers. A prediction is then the mean of the likelihoods of S draws ``mean + std * noise``, the
+    same noise for all (arXiv 2310.10171, section 4).
     """
     places = list(np.ndindex(*shares.shape[:2]))
     draws = 1 if noise is None else len(next(iter(noise.values())))

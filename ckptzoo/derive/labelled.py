@@ -15,17 +15,10 @@ from ckptzoo.errors import Problem, ZooError
 class Labelled:
     """Inputs with labels; ``ckptzoo.hub.contributions.inputs.labelled_of`` reads those of a zoo.
 
-    Parameters
-    ----------
-    set
-        their name, such as ``mnist/test``.
-    inputs
-        (N, *input_shape) float32, as the networks take them.
-    targets
-        (N,) labels from 0.
-    statistics
-        (T, *input_shape) training inputs, from which the running statistics of BatchNorm are computed for every
-        network that is scored, as between networks they have to be; None takes those of the weights.
+    ``set`` is a name such as ``mnist/test``; ``inputs`` are (N, *input_shape) float32, as the networks take them;
+    ``targets`` are (N,) labels from 0; ``statistics`` are (T, *input_shape) training inputs, from which the running
+    statistics of BatchNorm are computed for every network that is scored, as between networks they have to be; None
+    takes those of the weights.
     """
 
     set: str

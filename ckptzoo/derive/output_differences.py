@@ -56,14 +56,8 @@ class EquivalenceChecker:
         not. Two forward passes of K times B inputs, 8 inputs at a time; a copy of one network's weights, or of 1 MiB of
         weights of small ones.
 
-        Parameters
-        ----------
-        first, second
-            tensor name to (K, *shape), of any floating dtype.
-        inputs
-            (B, *input_shape).
-        precision
-            in which both networks are evaluated; the differences are computed in float64.
+        ``first`` and ``second`` map tensor names to (K, *shape) of any floating dtype; ``inputs`` are (B,
+        *input_shape). Both networks are evaluated in ``precision``; the differences are computed in float64.
         """
         K = len(next(iter(first.values())))
         differences = np.zeros(K)

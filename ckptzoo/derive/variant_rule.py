@@ -109,20 +109,9 @@ class ActivationMatching:
 class AlignmentRule:
     """The rule of alignment: permutations that bring checkpoints closest to a reference.
 
-    Parameters
-    ----------
-    label
-        the variant is ``aligned-<label>``.
-    reference
-        tensor name to (*shape).
-    source
-        where the reference is from, for people.
-    gauge
-        into which all are brought before; None for none.
-    activations
-        by which channels are matched; None for their weights.
-    scales
-        ``fixed`` or ``fit``, as for ``align``.
+    The variant is ``aligned-<label>``; ``reference`` maps tensor names to (*shape), and ``source`` says where it is
+    from, for people. All checkpoints are first brought into ``gauge``, if one is given; channels are matched by
+    ``activations``, or by their weights where these are None; ``scales`` is ``fixed`` or ``fit``, as for ``align``.
     """
 
     label: str

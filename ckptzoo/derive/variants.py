@@ -132,14 +132,9 @@ _FOUND = ("tied", "unresolved", "dead", "clamped", "degenerate")
 class Tally:
     """Sums over the rows of parts, in memory that does not grow with them.
 
-    Attributes
-    ----------
-    checkpoints
-        the number of rows.
-    counts
-        those that stayed as they were, and those in which something was found, named as in ``Derived``.
-    certified
-        the equivalence checks by precision, the most precise first.
+    ``checkpoints`` is the number of rows; ``counts`` has the numbers of those that stayed as they were, and of those in
+    which something was found, named as in ``Derived``; ``certified`` has the equivalence checks by precision, the most
+    precise first.
     """
 
     def __init__(self) -> None:
@@ -206,15 +201,9 @@ class VariantJob:
     """One variant of one zoo.
 
     ``tree`` is the variant's; ``tally`` counts what was found in the checkpoints of the parts that were written.
-
-    Parameters
-    ----------
-    inputs
-        those of the equivalence checks by name; none for no checks.
-    module
-        the network as a torch module; None for that of ``ckptzoo.archs``.
-    weights
-        whether the variant's weights are stored beside the group elements.
+    ``inputs`` are those of the equivalence checks by name, none for no checks; ``module`` is the network as a torch
+    module, None for that of ``ckptzoo.archs``; ``weights`` says whether the variant's weights are stored beside the
+    group elements.
     """
 
     def __init__(

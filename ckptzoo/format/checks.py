@@ -82,16 +82,9 @@ def element_problems(
 ) -> Iterator[Problem]:
     """Yield the problems of the group elements of one part of a variant.
 
-    Parameters
-    ----------
-    symmetry, digest
-        the zoo's table and its digest; None where it has none.
-    facts
-        the part's.
-    elements
-        what its ``g`` shards hold.
-    weights
-        whether the part stores the variant's weights; if not, they are computed with the zoo's table.
+    ``symmetry`` and ``digest`` are the zoo's table and its digest, None where it has none; ``facts`` are the part's;
+    ``elements`` has the contents of its ``g`` shards; ``weights`` says whether the part stores the variant's weights;
+    otherwise they are computed with the zoo's table.
     """
     promised = facts.get("symmetry")
     if symmetry is None or promised != digest:

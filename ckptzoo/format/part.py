@@ -29,16 +29,9 @@ Arrays = Mapping[str, Any]
 class Part:
     """One committed part.
 
-    Parameters
-    ----------
-    tree
-        ``parts`` or ``derived/<name>``.
-    name
-        its folder, ``<6-digit sequence>-<8 hex>``.
-    digest
-        ``sha256:...`` of its rows, index and facts; the index holds the shards' digests.
-    facts
-        what its maker recorded, such as the gauge's version; ``facts["kind"]`` says what it is.
+    ``tree`` is ``parts`` or ``derived/<name>``; ``name`` is its folder, ``<6-digit sequence>-<8 hex>``; ``digest`` is
+    ``sha256:...`` of its rows, index and facts; the index holds the shards' digests; ``facts`` are recorded by its
+    maker, such as the gauge's version; ``facts["kind"]`` is the kind of part.
     """
 
     tree: str

@@ -67,14 +67,7 @@ class LazyTable:
 class Tree:
     """Parts with the rows of all of them in zoo order, and their index rows with their part's position.
 
-    Parameters
-    ----------
-    parts
-        by name.
-    rows
-        the metadata of the parts' checkpoints.
-    blocks
-        the index.
+    ``parts`` maps names to parts; ``rows`` is the metadata of the parts' checkpoints; ``blocks`` is the index.
     """
 
     parts: tuple[Part, ...]

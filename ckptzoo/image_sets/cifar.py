@@ -108,17 +108,9 @@ def read_corrupted(
 
     Returns an image set whose pixels are copied from a memory map, of this severity alone: 31 MB. Raises ``ZooError``
     if there is no such corruption, severity or file, and ``IntegrityError`` if a file is not as expected.
-
-    Parameters
-    ----------
-    corruption
-        of ``CORRUPTIONS``; ``-`` may stand for ``_``.
-    severity
-        1 to 5.
-    classes
-        labels are below it.
-    count
-        test images; a file has five times as many, of rising severity.
+    ``corruption`` is one of ``CORRUPTIONS``, in which ``-`` may stand for ``_``; ``severity`` is 1 to 5; labels are
+    below ``classes``; ``count`` is the number of test images, of which a file has five times as many, of rising
+    severity.
     """
     name = corruption.replace("-", "_")
     if name not in CORRUPTIONS:

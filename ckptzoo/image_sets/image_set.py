@@ -179,14 +179,9 @@ def hash_class_names(total: Any, class_names: Sequence[str] | None) -> None:
 class HubTable:
     """Where a data set is on the Hugging Face hub, and how its table is laid out.
 
-    Parameters
-    ----------
-    address, configuration
-        as ``datasets.load_dataset`` takes them.
-    splits
-        what it calls ``train`` and ``test``.
-    sorted_names
-        whether its classes are sorted by name, and so numbered otherwise than those of the set.
+    ``address`` and ``configuration`` are as ``datasets.load_dataset`` takes them; ``splits`` are its names of ``train``
+    and ``test``; ``sorted_names`` says whether its classes are sorted by name, and so numbered otherwise than those of
+    the set.
     """
 
     address: str

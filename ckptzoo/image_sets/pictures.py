@@ -50,14 +50,9 @@ class Picture(NamedTuple):
 class Shape(NamedTuple):
     """The format to which pictures are decoded.
 
-    Attributes
-    ----------
-    size
-        pixels of a side.
-    channels
-        1 or 3; grey pictures become RGB, or colour ones grey.
-    scaled
-        whether pictures of any size are scaled to this one, without keeping their aspect; else they have it.
+    ``size`` is the number of pixels of a side; ``channels`` is 1 or 3: grey pictures become RGB, or colour ones grey;
+    ``scaled`` says whether pictures of any size are scaled to this one, without keeping their aspect; else they have
+    it.
     """
 
     size: int

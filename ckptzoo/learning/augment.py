@@ -180,16 +180,10 @@ class Augment:
 class Draw:
     """The random draw of one element of a table's group, as columns of a matrix of 64-bit words.
 
-    Parameters
-    ----------
-    constants
-        (T,) one for every word; it follows from the group, what is drawn for it and the channel alone.
-    sorts
-        length n to the first of its columns and the (name, m) that take ``m * n`` of them each.
-    scales
-        the group and its first column.
-    mixing
-        the groups with matrices that are drawn, and the constants of the words for each.
+    ``constants`` are (T,), one for every word, which follows from the group, what is drawn for it and the channel
+    alone; ``sorts`` maps lengths n to the first of their columns and the (name, m) that take ``m * n`` of them each;
+    ``scales`` has each group and its first column; ``mixing`` has the groups whose matrices are drawn, and the
+    constants of the words for each.
     """
 
     augment: Augment

@@ -78,14 +78,8 @@ class Mover:
     precision elsewhere, at least float32: a weight that is scaled on two axes is rounded four times. No bit depends on
     the other checkpoints of a batch. Beside the result a few MiB, and a tensor of the batch where matrices act.
 
-    Parameters
-    ----------
-    shapes
-        tensor name to its shape in one checkpoint.
-    table
-        the symmetries; None where nothing is drawn.
-    statistics
-        by which weights are standardised between scales and permutations.
+    ``shapes`` maps tensor names to shapes in one checkpoint; ``table`` is None where nothing is drawn; weights are
+    standardised by ``statistics`` between scales and permutations.
     """
 
     def __init__(
@@ -109,14 +103,8 @@ class Mover:
     ) -> list[Tensors]:
         """A view of a batch for each of the draws.
 
-        Parameters
-        ----------
-        rows
-            (B,) rows of the tree.
-        empty
-            makes the arrays, from shape and dtype.
-        matrices
-            for each draw, matrices (B, blocks, k, k) or (B, n, 2) of the blocks in their old order, by group.
+        ``rows`` are (B,) rows of the tree; ``empty`` returns an array of a shape and dtype; ``matrices`` are, for each
+        draw, matrices (B, blocks, k, k) or (B, n, 2) of the blocks in their old order, by group.
         """
         views: list[Tensors] = [{} for _ in draws]
         # where standardisation is the same for all positions that a permutation exchanges, rows are moved first, so

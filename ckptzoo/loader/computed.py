@@ -25,17 +25,10 @@ PIECE_BYTES = 32 * 2**20
 class ComputedReader:
     """One tensor of a variant that stores only its group elements: ``cast(apply(g, raw))``.
 
-    Parameters
-    ----------
-    origins
-        (N,) int64, for each row of the variant its row of the raw tree.
-    table
-        the actions on this tensor alone, with their groups.
-    element
-        ``<group>.perm`` and ``<group>.scale`` of the table's groups, by row of the variant.
-    shards
-        (S, 2) int64, first row of each shard that the variant would have, and the one behind its last; so the
-        row blocks are those of a variant that is stored, and a stream has the same order.
+    ``origins`` are (N,) int64, for each row of the variant its row of the raw tree; ``table`` has the actions on this
+    tensor alone, with their groups; ``element`` holds ``<group>.perm`` and ``<group>.scale`` of the table's groups, by
+    row of the variant; ``shards`` are (S, 2) int64, the first row of each shard that the variant would have, and the
+    one behind its last, so that row blocks and the order of a stream are those of a stored variant.
     """
 
     def __init__(

@@ -258,14 +258,8 @@ class RemoteReader:
 class ConcatReader:
     """A tensor whose rows come from several readers.
 
-    Parameters
-    ----------
-    readers
-        of the same tensor, counting the same rows.
-    bounds
-        (R + 1,) int64, first row of every run of rows, and the number of rows.
-    owners
-        (R,) int64, which of the readers has the run.
+    All ``readers`` are of the same tensor and count the same rows; ``bounds`` are (R + 1,) int64, the first row of
+    every run of rows, and the number of rows; ``owners`` are (R,) int64, the number of the reader that has the run.
     """
 
     def __init__(self, readers: Sequence[TensorReader], bounds: NDArray[np.int64], owners: NDArray[np.int64]) -> None:

@@ -26,18 +26,10 @@ ShardMaps = dict[str, ShardMap]
 class TensorLocations:
     """One tensor in every shard that holds it, in zoo order.
 
-    Parameters
-    ----------
-    starts, stops
-        (S,) int64, the first row in each shard and the one behind its last.
-    shards
-        (S,) numbers of the shards in the index.
-    offsets
-        (S,) bytes from the start of each shard to its first row.
-    row_blocks
-        (P,) int64, first row of every block of rows that has a digest.
-    entries
-        (P,) int64, the index row of each block.
+    ``starts`` and ``stops`` are (S,) int64, the first row in each shard and the one behind its last; ``shards`` are the
+    (S,) numbers of the shards in the index; ``offsets`` are the (S,) bytes from the start of each shard to its first
+    row; ``row_blocks`` are (P,) int64, first row of every block of rows that has a digest; ``entries`` are (P,) int64,
+    the index row of each block.
     """
 
     dtype: str

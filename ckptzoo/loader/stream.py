@@ -46,17 +46,10 @@ State = dict[str, Any]
 class EpochPlan:
     """One epoch's order of ``count`` rows.
 
-    The order depends on these and on seed and epoch, never on batch size, workers or ranks. Memory O(P).
-
-    Parameters
-    ----------
-    row_blocks
-        (P + 1,) int64: the rows are in P blocks, runs that are together in one shard.
-    window
-        blocks that are shuffled together.
-    shuffle
-        False keeps the order. True shuffles the blocks, then the rows within each window of blocks, so that
-        memory and requests stay bounded. ``"global"`` shuffles all rows alike.
+    The order depends on these and on seed and epoch, never on batch size, workers or ranks. Memory O(P). ``row_blocks``
+    are (P + 1,) int64: the rows are in P blocks, runs that are together in one shard; ``window`` is the number of
+    blocks that are shuffled together; the ``shuffle`` False keeps the order. True shuffles the blocks, then the rows
+    within each window of blocks, so that memory and requests stay bounded. ``"global"`` shuffles all rows alike.
     """
 
     row_blocks: NDArray[np.int64]
@@ -219,14 +212,8 @@ class Batch:
 class Source:
     """The readers, rows and columns of a stream.
 
-    Parameters
-    ----------
-    rows
-        (N,) rows of the tree, in order.
-    prefetch
-        fetches blocks of a zoo on another machine ahead; None for one on this.
-    columns
-        of the metadata, (N,) rows, which go along with the tensors.
+    ``rows`` are (N,) rows of the tree, in order; ``prefetch`` fetches blocks of a zoo on another machine ahead, and is
+    None for one on this; ``columns`` are (N,) rows of the metadata that accompany the tensors.
     """
 
     readers: dict[str, TensorReader]

@@ -22,15 +22,10 @@ _T = TypeVar("_T")
 class Panel:
     """Distances of the rows ``start .. stop - 1`` of X and Y, one below the other, to the rows from ``start`` on.
 
-    Parameters
-    ----------
-    start, stop
-        its rows, all of X or all of Y.
-    x_columns
-        how many of its columns are rows of X; 0 where its own rows are Y's.
-    manhattan, squares
-        (stop - start, m + n - start) float64, sums of absolute and of squared differences; infinity on and
-        below the diagonal, so that every pair counts once and a kernel of it is 0.
+    ``start`` and ``stop`` are its rows, all of X or all of Y; ``x_columns`` is the number of its columns that are rows
+    of X, 0 where its own rows are Y's; ``manhattan`` and ``squares`` are (stop - start, m + n - start) float64, sums of
+    absolute and of squared differences; infinity on and below the diagonal, so that every pair counts once and a kernel
+    of it is 0.
     """
 
     start: int

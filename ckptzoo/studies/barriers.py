@@ -43,14 +43,8 @@ Values = NDArray[np.float64]
 class Lines:
     """Scores on the lines between P pairs, in one way.
 
-    Parameters
-    ----------
-    points
-        (T,) from 0 to 1.
-    losses, accuracies
-        (P, T).
-    distances
-        (P,) between the weights of both networks; of Gaussians the 2-Wasserstein distance.
+    ``points`` are (T,) from 0 to 1; ``losses`` and ``accuracies`` are (P, T); ``distances`` are (P,) between the
+    weights of both networks, for Gaussians the 2-Wasserstein distance.
     """
 
     points: Values
@@ -88,16 +82,8 @@ class Lines:
 class Simplices:
     """Scores on simplices of k networks each.
 
-    Parameters
-    ----------
-    corners
-        (S, k) losses of the networks.
-    centre
-        (S,) of their mean.
-    points
-        (S, ``SIMPLEX_POINTS``) of points drawn uniformly.
-    shares
-        (S, ``SIMPLEX_POINTS``, k) their weights.
+    ``corners`` are (S, k) losses of the networks; ``centre`` has the (S,) losses of their means, ``points`` the (S,
+    ``SIMPLEX_POINTS``) of points drawn uniformly, and ``shares`` the (S, ``SIMPLEX_POINTS``, k) weights of these.
     """
 
     corners: Values

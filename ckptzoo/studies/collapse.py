@@ -40,18 +40,10 @@ Values = NDArray[np.float64]
 class Collapse(StudyResult):
     """The mutual information of every pair of members on two sets of inputs; drawn as ``collapse.png``.
 
-    Parameters
-    ----------
-    set, ood
-        the networks' own inputs, and others.
-    usable
-        members to choose from, each at its last step; ``not_finite`` more were left out.
-    seed, permutations, resamples
-        of the test and of the interval.
-    information, ood_information
-        (P,) nats, for the P pairs i < j of members in order.
-    correlations
-        ``pearson`` and ``spearman``; empty where either information is the same for all pairs.
+    ``set`` and ``ood`` name the networks' own inputs, and others; ``usable`` counts the members to choose from, each at
+    its last step, and ``not_finite`` those left out; ``seed``, ``permutations`` and ``resamples`` belong to the test
+    and the interval; ``information`` and ``ood_information`` are (P,) nats, for the P pairs i < j of members in order;
+    ``correlations`` has ``pearson`` and ``spearman``, and is empty where either information is the same for all pairs.
     """
 
     file: ClassVar[str] = "collapse.json"

@@ -58,14 +58,8 @@ Values = NDArray[np.float64]
 class Quality:
     """The quality of the predictions of a set of networks.
 
-    Parameters
-    ----------
-    accuracy, loss
-        of the mean of their probabilities; the loss in nats.
-    alone
-        mean accuracy of each by itself.
-    agreement
-        share of the inputs for which it names the class that all samples together name.
+    ``accuracy`` and ``loss``, in nats, are of the mean of their probabilities; ``alone`` is the mean accuracy of single
+    networks; ``agreement`` is the share of inputs with the class that all samples together name.
     """
 
     accuracy: float
@@ -78,16 +72,10 @@ class Quality:
 class Gaussian:
     """A Gaussian with independent weights, and the quality of its predictions.
 
-    Parameters
-    ----------
-    mean, draws
-        the quality of the network of the means, and of draws.
-    sigma
-        (bins,) weights with log10 of their standard deviation in each of ``BINS``; those of 0 in the first.
-    median_sigma
-        of all weights.
-    pruned
-        what is kept to the accuracy for each of ``KEPT``, of the network of the means.
+    ``mean`` and ``draws`` are the quality of the network of the means, and of draws; ``sigma`` counts the (bins,)
+    weights with log10 of their standard deviation in each of ``BINS``, those of 0 in the first; ``median_sigma`` is
+    over all weights; ``pruned`` maps the rule of pruning to the accuracies of the network of the means for each of
+    ``KEPT``.
     """
 
     mean: Quality

@@ -40,19 +40,10 @@ class Peak:
 class Density:
     """A Gaussian kernel estimate on a square grid.
 
-    Parameters
-    ----------
-    low, high
-        the ends of both axes.
-    heights
-        (GRID, GRID) densities at the cells' centres, the first axis for the first coordinate; None for fewer
-        than ``FEW`` points or points without spread.
-    widths
-        the kernel's standard deviations along both axes.
-    inside
-        fraction of the points on the grid.
-    peaks
-        from the highest share to the lowest.
+    ``low`` and ``high`` are the ends of both axes; ``heights`` are (GRID, GRID) densities at the cells' centres, the
+    first axis for the first coordinate, None for fewer than ``FEW`` points or points without spread; ``widths`` are the
+    kernel's standard deviations along both axes; ``inside`` is the fraction of the points on the grid; ``peaks`` are
+    ordered from the highest share to the lowest.
     """
 
     low: float

@@ -57,20 +57,10 @@ class LayerDifference:
 class DifferenceStudy(StudyResult):
     """The difference of two checkpoints by layer, drawn as ``differences.png``.
 
-    Parameters
-    ----------
-    architecture
-        of the first.
-    layers
-        as they are; the last line is of all parameters together.
-    aligned
-        the same after the second was aligned with the first; none where it was not.
-    not_aligned
-        why it was not, or None.
-    equal_tensors, tensors
-        how many tensors have the same bits, buffers among them, and how many there are.
-    buffers
-        names of buffers that differ.
+    ``architecture`` is the first's; ``layers`` are compared as they are, in the last line all parameters together;
+    ``aligned`` is the same after the second was aligned with the first, empty where it was not, for the reason
+    ``not_aligned``; ``equal_tensors`` of all ``tensors``, with buffers, have the same bits; ``buffers`` names the
+    buffers that differ.
     """
 
     file: ClassVar[str] = "differences.json"

@@ -39,16 +39,9 @@ Values = NDArray[np.float64]
 class Side:
     """One of the two sets.
 
-    Parameters
-    ----------
-    variant
-        the gauge of its weights.
-    checkpoints
-        how many were compared.
-    left
-        checkpoints that were left out because they are not finite.
-    kept
-        compared ones that the gauge left as trained, because they are not representable in it.
+    ``variant`` is the gauge of its weights; ``checkpoints`` counts the compared ones; ``left`` counts those left out
+    because they are not finite, and ``kept`` the compared ones that the gauge left as trained, because they are not
+    representable in it.
     """
 
     name: str
@@ -67,16 +60,9 @@ class Side:
 class LayerDiscrepancy:
     """A layer or a tensor.
 
-    Parameters
-    ----------
-    mmd2
-        (20,) estimates, 10 of Laplace kernels and 10 of Gaussian ones.
-    bandwidths
-        (20,) of the kernels.
-    null
-        (B,) the median after exchanges of checkpoints; None where there were none.
-    squares
-        (3,) the mean squared Euclidean distance of different checkpoints: within X, within Y, and across.
+    ``mmd2`` has (20,) estimates, 10 of Laplace kernels and 10 of Gaussian ones, with their (20,) ``bandwidths``;
+    ``null`` has the (B,) medians after exchanges of checkpoints, None where there were none; ``squares`` are the (3,)
+    mean squared Euclidean distances of different checkpoints: within X, within Y, and across.
     """
 
     name: str
@@ -144,16 +130,9 @@ class LayerDiscrepancy:
 class Discrepancy(StudyResult):
     """The squared maximum mean discrepancy between two sets of checkpoints; drawn as ``mmd.png``.
 
-    Parameters
-    ----------
-    rule
-        of the bandwidths: ``paper``, ``fixed`` or ``given``.
-    shared
-        members of one zoo that are in both sets.
-    layers, tensors
-        in the architecture's order; tensors have p-values only where they are a layer alone.
-    left_out
-        tensors that do not count: buffers, and parameters that are not of floating point.
+    ``rule`` is the rule of the bandwidths: ``paper``, ``fixed`` or ``given``; ``shared`` counts members of one zoo that
+    are in both sets; ``layers`` and ``tensors`` are in the architecture's order, and tensors have p-values only where
+    they are a layer alone; ``left_out`` names the buffers, and the parameters that are not of floating point.
     """
 
     file: ClassVar[str] = "mmd.json"

@@ -44,15 +44,9 @@ _PERCENT = {"accuracy", "ece", *OTHER}
 class Size:
     """Ensembles of one size.
 
-    Parameters
-    ----------
-    size
-        members of each; 1 for the members themselves.
-    subsets
-        ensembles of this size that were scored, no two of which share a member; a set that some members are
-        left out for may have fewer, the ``count`` of its figures.
-    scores
-        set to figures by name, as in ``ckptzoo.studies.ensemble_scores.scores``, over the subsets.
+    ``size`` is 1 for the members themselves; ``subsets`` counts the scored ensembles, no two of which share a member. A
+    set for which some members are left out may have fewer, the ``count`` of its figures. ``scores`` maps sets to
+    figures by name, as in ``ckptzoo.studies.ensemble_scores.scores``, over the subsets.
     """
 
     size: int

@@ -45,14 +45,9 @@ _WHOLE = "of the whole zoo"
 class VariantSummary:
     """One variant of a whole zoo, the retracted checkpoints left out.
 
-    Parameters
-    ----------
-    nbytes
-        of its shards, the group elements and the retracted checkpoints included.
-    certificate_random, certificate_real
-        largest over the checkpoints; None where none was measured.
-    failed
-        checkpoints whose differences are larger than rounding explains (``ckptzoo.schema.equivalence``).
+    ``nbytes`` is the size of its shards, the group elements and the retracted checkpoints included;
+    ``certificate_random`` and ``certificate_real`` are the largest over the checkpoints, None where none was measured;
+    ``failed`` counts checkpoints whose differences are larger than rounding explains (``ckptzoo.schema.equivalence``).
     """
 
     name: str

@@ -29,16 +29,10 @@ MAX_ROWS = 24
 class Marginal:
     """How the weights of one tensor are distributed.
 
-    Parameters
-    ----------
-    histogram
-        of all its weights, raw and in the variant.
-    orbits
-        of its positions under the permutations of the symmetry table.
-    within
-        pairs of positions of one orbit, equal before symmetries are removed as far as training treats channels alike.
-    across
-        pairs of positions of different orbits, about which symmetry says nothing.
+    ``histogram`` has all its weights, raw and in the variant; ``orbits`` counts the orbits of its positions under the
+    permutations of the symmetry table; ``within`` has pairs of positions of one orbit, equal before symmetries are
+    removed as far as training treats channels alike, and ``across`` pairs of different orbits, about which symmetry
+    says nothing.
     """
 
     histogram: Histogram
@@ -65,15 +59,9 @@ class Marginals(StudyResult):
     """The marginals of a zoo's weights, raw and in a variant.
 
     Drawn as ``marginals.png``, ``pvalues.png`` and ``components.png``, the latter two where there is something to show.
-
-    Parameters
-    ----------
-    members
-        the checkpoints that were studied: each member's last step, finite, not diverged and in the gauge.
-    tensors
-        the floating-point parameters, in the architecture's order.
-    layers
-        the principal components of each layer's parameters.
+    ``members`` are the checkpoints that were studied: each member's last step, finite, not diverged and in the gauge;
+    ``tensors`` are the floating-point parameters, in the architecture's order; ``layers`` are the principal components
+    of each layer's parameters.
     """
 
     file: ClassVar[str] = "marginals.json"

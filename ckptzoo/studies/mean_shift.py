@@ -29,14 +29,8 @@ Values = NDArray[np.float64]
 class BandwidthEstimate:
     """What mean shift finds at a bandwidth that scikit-learn estimates.
 
-    Parameters
-    ----------
-    quantile
-        of the neighbours of each point whose mean largest distance is the bandwidth.
-    bandwidth
-        None where a quantile of so few points holds no neighbour.
-    largest
-        fraction of the points in the largest one.
+    The bandwidth is the mean over points of the largest distance to the quantile of neighbours, None where the quantile
+    of few points holds no neighbour; ``largest`` is the fraction of the points in the largest mode.
     """
 
     quantile: float
@@ -49,16 +43,8 @@ class BandwidthEstimate:
 class ModeCurve:
     """The number of modes of n points against the bandwidth.
 
-    Parameters
-    ----------
-    points, distinct
-        how many points there are, and how many that differ.
-    median
-        distance between two points.
-    bandwidths, modes
-        (B,) each, ascending bandwidths.
-    estimates
-        one for each of ``QUANTILES``.
+    ``points`` counts all points and ``distinct`` those that differ; ``median`` is the median distance between two
+    points; ``bandwidths``, ascending, and ``modes`` are (B,) each; ``estimates`` has one for each of ``QUANTILES``.
     """
 
     points: int

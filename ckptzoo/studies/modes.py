@@ -38,16 +38,9 @@ _COLUMNS = 2**16
 class Modes(StudyResult):
     """How many modes there are by symmetry, and how many mean shift finds; drawn as ``modes.png``.
 
-    Parameters
-    ----------
-    counts
-        permutations and degrees of freedom of the symmetry table.
-    usable
-        members to choose from, each at its last step.
-    left_out
-        checkpoints that diverged, are not finite or not in the gauge.
-    layers
-        layers with parameters; ``spaces`` has at most ``MAX_LAYERS`` of them, then all layers together.
+    ``counts`` has the permutations and degrees of freedom of the symmetry table; ``usable`` counts the members to
+    choose from, each at its last step, and ``left_out`` checkpoints that diverged, are not finite or not in the gauge;
+    ``layers`` are layers with parameters; ``spaces`` has at most ``MAX_LAYERS`` of them, then all layers together.
     """
 
     file: ClassVar[str] = "modes.json"

@@ -19,17 +19,10 @@ Keys = dict[str, NDArray[np.float64]]
 class NeuronOrder:
     """One or several orders of n things in every checkpoint.
 
-    Parameters
-    ----------
-    label
-        what is ordered: ``fc1``, ``conv2 within its 2 blocks``, ``blocks of conv1 and conv2``.
-    group
-        whose permutation holds the order, and whose keys decide it.
-    g, k
-        the group has g blocks of k channels; 1 and n where it has none.
-    blocks
-        True where whole blocks are ordered, by the smallest or the largest key of each; False for the channels
-        within each.
+    ``label`` names what is ordered: ``fc1``, ``conv2 within its 2 blocks``, ``blocks of conv1 and conv2``. The
+    permutation of ``group`` holds the order, and its keys decide it; the group has ``g`` blocks of ``k`` channels, 1
+    and n where it has none. ``blocks`` is True where whole blocks are ordered, by the smallest or the largest key of
+    each, and False for the channels within each.
     """
 
     label: str

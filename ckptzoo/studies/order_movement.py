@@ -100,14 +100,9 @@ class Movement:
 class MemberMovements:
     """One order of some members at two steps, one figure a member: (M,) each.
 
-    Parameters
-    ----------
-    changed
-        the share of the member's orders that are not the same at both steps.
-    before, after, change
-        sums of squares of the keys and of their change, within orders.
-    product
-        sums of products of the keys before and after, within orders.
+    ``changed`` is the share of the member's orders that are not the same at both steps; ``before``, ``after`` and
+    ``change`` are sums of squares of the keys and of their change, within orders; ``product`` has sums of products of
+    the keys before and after, within orders.
     """
 
     tau: Values

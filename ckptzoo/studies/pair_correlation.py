@@ -62,16 +62,9 @@ def correlate_pairs(
     fit, or there are NaNs. Time M^2 for each permutation and resample (10 ms each for 1,000 members), memory some
     copies of M^2 numbers. Tested in ``tests/studies/test_pair_correlation.py``.
 
-    Parameters
-    ----------
-    first, second
-        (M, M) symmetric; the diagonal does not count.
-    permutations
-        B of the test, 0 or more.
-    resamples
-        of the bootstrap, 0 or more.
-    done
-        called after each permutation and each resample.
+    ``first`` and ``second`` are (M, M) and symmetric, and their diagonals are ignored; ``permutations`` is B, and
+    ``resamples`` is the number for the bootstrap, each 0 or more; ``done`` is called after each permutation and each
+    resample.
     """
     if first.ndim != 2 or first.shape != second.shape or first.shape[0] != first.shape[1]:
         expected, got = "two of (M, M)", f"{first.shape} and {second.shape}"

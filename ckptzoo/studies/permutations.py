@@ -85,18 +85,10 @@ def kept_steps(zoo: Zoo) -> KeptSteps:
 class Permutations(StudyResult):
     """How the orders of a zoo's members move between their kept steps; drawn as ``permutations.png``.
 
-    Parameters
-    ----------
-    variant
-        whose gauge orders neurons; ``raw`` where ``key`` is ``largest-weight``.
-    members
-        those with two kept steps or more.
-    left_out
-        checkpoints that diverged, are not in the gauge or have no step.
-    explained
-        fraction of the orders that are those of the keys; what noise would do is worked out from the keys.
-    movements
-        every order between each step and the one before it, the first and the last, where members have both.
+    The gauge of ``variant`` orders neurons, ``raw`` where ``key`` is ``largest-weight``; ``members`` counts those with
+    two kept steps or more, ``left_out`` checkpoints that diverged, are not in the gauge or have no step; ``explained``
+    is the fraction of the orders that are those of the keys, from which the effect of noise is computed; ``movements``
+    has every order between each step and the one before it, the first and the last, where members have both.
     """
 
     file: ClassVar[str] = "permutations.json"

@@ -86,21 +86,11 @@ class LayerMeans:
 class MethodResult:
     """A method, around one mode or around several.
 
-    Parameters
-    ----------
-    method
-        its name; ``label`` has the settings that tell it from others of this name too.
-    modes
-        ``one`` or ``multi``.
-    mode_count, draws
-        modes of a replicate, and checkpoints in all of them together.
-    figures
-        those of ``REMOVALS`` with ``_median``, ``_mean`` and ``_max``, and of ``PERFORMANCE``: over replicates,
-        in hundredths.
-    detection
-        out-of-distribution set to the figures of ``DETECTION``.
-    published
-        the paper's figures.
+    ``label`` has the name and the settings that distinguish it from others of this name; ``modes`` is ``one`` or
+    ``multi``; a replicate has ``mode_count`` modes and ``draws`` checkpoints in all of them together; ``figures`` are
+    those of ``REMOVALS`` with ``_median``, ``_mean`` and ``_max``, and of ``PERFORMANCE``: over replicates, in
+    hundredths; ``detection`` maps out-of-distribution sets to the figures of ``DETECTION``; ``published`` has the
+    paper's figures.
     """
 
     method: str
@@ -163,21 +153,11 @@ class MethodResult:
 class Posteriors(StudyResult):
     """How near methods come to a target posterior, and how well they predict; drawn as ``posteriors.png``.
 
-    Written beside it: ``posteriors.csv`` and ``posteriors.tex``, the tables for other programs.
-
-    Parameters
-    ----------
-    members
-        of the target, after members were left out: ``starts`` from which modes were started, and ``ensembles``
-        that serve as ensembles.
-    set, ood
-        the predictions that are scored, and the sets to be distinguished from it, the first in the main table.
-    entries
-        one mode and several of each method.
-    published_of
-        the architecture of the published figures; another width than the target's is said beside them.
-    diverged
-        draws that diverged, by method; they count as they are.
+    Written beside it: ``posteriors.csv`` and ``posteriors.tex``, the tables for other programs. ``members`` counts the
+    target's, without ``starts`` from which modes were started, and ``ensembles`` that serve as ensembles; ``set`` is
+    scored, and ``ood`` are the sets to be distinguished from it, the first in the main table; ``entries`` has one mode
+    and several of each method; ``published_of`` is the architecture of the published figures, which are shown with its
+    width where the target has another; ``diverged`` counts diverged draws by method, which are scored as they are.
     """
 
     file: ClassVar[str] = "posteriors.json"

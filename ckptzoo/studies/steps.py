@@ -39,18 +39,10 @@ Values = NDArray[np.float64]
 class Steps(StudyResult):
     """Kept steps against the last one of each member; drawn as ``steps.png``.
 
-    Parameters
-    ----------
-    pairs
-        (P,) of a kept step and its member's last: the earlier step.
-    found
-        (P,) the transpositions of the permutation that brings the earlier network closest to the last.
-    distances
-        way to (P,), as trained and aligned.
-    set, inputs
-        what barriers were measured on; None and 0 without.
-    barriers
-        way to (P,), of the loss in nats; empty without inputs.
+    ``pairs`` has the (P,) earlier steps of pairs of a kept step and its member's last; ``found`` has the (P,)
+    transpositions of the permutation that brings the earlier network closest to the last; ``distances`` maps ways to
+    (P,), as trained and aligned. Barriers were measured on ``inputs`` inputs of ``set``, None and 0 without;
+    ``barriers`` maps ways to (P,), of the loss in nats, and is empty without inputs.
     """
 
     file: ClassVar[str] = "steps.json"

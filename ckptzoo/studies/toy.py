@@ -69,22 +69,10 @@ class ToyPanel:
 class Toy(StudyResult):
     """Two last-layer weights of many small networks, as trained and with symmetries removed step by step.
 
-    Drawn as ``toy.png``.
-
-    Parameters
-    ----------
-    norm
-        what the norms of the incoming weights are set to.
-    loss
-        networks whose training loss is above it are dropped.
-    dropped
-        their training loss is above ``loss``.
-    left_out
-        checkpoints that diverged or are not finite.
-    unmeasured
-        shown networks whose training loss is not known.
-    panels
-        as trained; incoming norms set to ``norm``; and the smaller weight first.
+    Drawn as ``toy.png``. ``norm`` is the value to which the norms of the incoming weights are set; ``dropped`` counts
+    the networks whose training loss is above ``loss``, ``left_out`` checkpoints that diverged or are not finite, and
+    ``unmeasured`` the shown networks whose training loss is not known. The panels are: as trained, with incoming norms
+    set to ``norm``, and with the smaller weight first.
     """
 
     file: ClassVar[str] = "toy.json"

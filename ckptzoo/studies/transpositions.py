@@ -47,14 +47,8 @@ Weights = dict[str, NDArray[Any]]
 class PlantedPair:
     """A reference and a member that started at its initial weights, permuted.
 
-    Parameters
-    ----------
-    run, transpositions
-        as ``extra.planted`` has them.
-    element
-        g, one group element.
-    rows
-        step to the rows of both in the zoo, of the steps that both have.
+    ``run`` and ``transpositions`` are as in ``extra.planted``; ``element`` is one group element; ``rows`` maps each
+    step that both have to the rows of both in the zoo.
     """
 
     run: int

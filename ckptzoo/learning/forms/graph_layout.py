@@ -36,17 +36,10 @@ class NodeTensor:
 class EdgeTensor:
     """A tensor whose elements are attributes of edges, those of an edge side by side.
 
-    Parameters
-    ----------
-    axes
-        the two axes of channels, the one that writes first.
-    edge_index
-        (2, edges) source and target node.
-    width
-        attributes of an edge.
-    places
-        (pairs,) where each pair of positions on ``axes`` comes among edges times slots; None where that is its
-        own number, so that the tensor need only be reshaped.
+    ``axes`` are the two axes of channels, the one that writes first; ``edge_index`` is (2, edges), source and target
+    node; ``width`` is the number of attributes of an edge; ``places`` are the (pairs,) positions of each pair of
+    positions on ``axes`` among edges times slots, None where that is its own number, so that the tensor need only be
+    reshaped.
     """
 
     tensor: Tensor
@@ -65,14 +58,9 @@ class EdgeTensor:
 class GraphLayout:
     """Where every element of a checkpoint is in its graph.
 
-    Parameters
-    ----------
-    groups
-        names of the sets of nodes, in order: inputs, groups of channels, outputs and what else does not move.
-    node_group
-        (N,) to which of these a node belongs.
-    features
-        names of the F columns of node features, such as ``bias``.
+    ``groups`` are the names of the sets of nodes, in order: inputs, groups of channels, outputs and what else does not
+    move; ``node_group`` has the (N,) numbers of the nodes' groups; ``features`` are the names of the F columns of node
+    features, such as ``bias``.
     """
 
     groups: tuple[str, ...]

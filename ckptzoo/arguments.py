@@ -188,7 +188,7 @@ def _is_ndarray(kind: Any) -> bool:
 
 
 def _alternatives(parts: Sequence[Any]) -> Sequence[Any]:
-    """The members of a union; of ``numpy.typing.ArrayLike`` without texts and bytes, which nobody means by it."""
+    """The members of a union; of ``numpy.typing.ArrayLike`` without texts and bytes, which are never meant by it."""
     if any(getattr(part, "__module__", "").startswith("numpy._typing") for part in parts):
         return [part for part in parts if part not in (str, bytes, complex)]
     return parts

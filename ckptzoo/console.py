@@ -61,7 +61,7 @@ def _grid(table: Table) -> html.Grid:
 
 
 def _text(item: RenderableType) -> str:
-    """What a wide console shows, without colours."""
+    """Render as a wide console would, without colours."""
     if isinstance(item, str | Text):
         return str(item)
     wide = Console(file=StringIO(), width=1_000, color_system=None, force_jupyter=False)

@@ -1,4 +1,4 @@
-"""What environment variables say of the cache, the network and the hub; importing this imports nothing large."""
+"""The environment variables of the cache, the network and the hub; importing this imports nothing large."""
 
 import os
 from collections.abc import Mapping

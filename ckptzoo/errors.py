@@ -1,4 +1,4 @@
-"""What can go wrong, and the one form of its message: ``raise ZooError(Problem(...))``.
+"""The errors of ckptzoo, and the one form of their messages: ``raise ZooError(Problem(...))``.
 
 ::
 

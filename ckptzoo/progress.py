@@ -1,4 +1,4 @@
-"""How far long work is: a bar in a terminal or a notebook, lines elsewhere; all on the standard error."""
+"""The progress of long work: a bar in a terminal or a notebook, lines elsewhere; all on the standard error."""
 
 import time
 from collections.abc import Iterator

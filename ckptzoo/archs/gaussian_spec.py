@@ -1,4 +1,4 @@
-"""What a Gaussian over a network's weights is, without its forward function: its tensors and its symmetry table."""
+"""The tensors and the symmetry table of a Gaussian over a network's weights, without its forward function."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What the channels of networks hold on the same inputs, summed for alignment by activations. Needs torch.
+"""Activations of channels on the same inputs, summed for alignment by activations. Needs torch.
 
 A group's channels are recorded where a linear layer or a convolution reads them: the table says which positions of its
 weight's input axis are whose. Every position of an image is an example of its channel (git re-basin: Ainsworth et al.,
@@ -107,7 +107,7 @@ class _RecordingForward(Forward):
             return self.reads(module, module.state_dict(keep_vars=True), torch.empty(2, *shape, device="meta"))
 
     def reads(self, module: torch.nn.Module, member: Mapping[str, torch.Tensor], batch: torch.Tensor) -> list[_Read]:
-        """What is read of a batch."""
+        """The reads of a batch."""
         with _Recording(self._readers, member, len(batch)) as recording:
             super().call(module, member, batch)
         return recording.reads

@@ -70,7 +70,7 @@ class DerivedTreeWriter:
         self.parts: list[str] = []
 
     def catch_up(self) -> None:
-        """Learn which raw parts have been derived, and refuse to mix facts."""
+        """Find which raw parts have been derived, and refuse to mix facts."""
         names = list_trees(Folder(self._root)).get(self._tree, ())
         unseen = tuple(name for name in names if name not in self._seen)
         contents = self._contents

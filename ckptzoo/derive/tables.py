@@ -26,7 +26,7 @@ def symmetry_of(contents: Contents, module: Any = None, input_shape: Sequence[in
 
     ``module`` is the network as a torch module, which is traced where neither the zoo nor the registry has a table;
     ``input_shape`` is that of one input, where the zoo's architecture does not say it. Raises ``SymmetryError`` if
-    there is none, or the module cannot be traced; and ``SpecError`` if the table does not fit the zoo's architecture.
+    there is none, or the module cannot be traced, and ``SpecError`` if the table does not fit the zoo's architecture.
     """
     if contents.symmetry is not None:
         return contents.symmetry

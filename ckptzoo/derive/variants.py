@@ -42,7 +42,7 @@ from ckptzoo.symmetry import GroupElement, gauge_named
 from ckptzoo.text import Progress
 
 STORE = ("weights", "element")
-"""What a variant's parts contain: weights and group elements, or group elements alone."""
+"""The contents of a variant's parts: weights and group elements, or group elements alone."""
 BATCH_BYTES = 96 * 2**20
 """The maximum of bytes of raw weights in a batch, unless one checkpoint has more."""
 _OF_GAUGED = {"ties", "margin", "dead", "unresolved", "clamped", "degenerate"}

@@ -1,4 +1,4 @@
-"""``examine``: all checks, one after the other; one that fails itself is a problem and does not end the others."""
+"""``examine``: all checks in order; one that fails itself is a problem and does not end the others."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -87,7 +87,7 @@ def _token(endpoint: str) -> Check:
 
 
 def _answer(endpoint: str) -> None:
-    """Return any answer but that of a server that fails; a refusal counts as an answer."""
+    """Require any answer but that of a server that fails; a refusal counts as an answer."""
     if urlsplit(endpoint).scheme not in ("http", "https"):
         raise ValueError("expected an address that begins with http:// or https://")
     request = urllib.request.Request(f"{endpoint}/api/datasets?limit=1", headers={"User-Agent": "ckptzoo"})

@@ -22,7 +22,7 @@ _FREE = 2**30
 """Bytes of free disk; with less, writing to the cache soon fails."""
 _PROBE_BYTES = 64 * 1024
 _CGROUPS = (("memory.max", Path("/sys/fs/cgroup")), ("memory.limit_in_bytes", Path("/sys/fs/cgroup/memory")))
-"""Where versions 2 and 1 of control groups have the limit, below the group of the process or at the root."""
+"""Files with the limit in versions 2 and 1 of control groups, below the group of the process or at the root."""
 _UNLIMITED = 2**60
 """Version 1 has a number of this size where there is no limit."""
 

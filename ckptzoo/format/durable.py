@@ -35,7 +35,7 @@ _STEPS = {
 
 
 def regular(path: str, flags: int) -> int:
-    """An opener for ``open`` that refuses what is no regular file, such as a pipe, which would make a reader wait."""
+    """An opener for ``open`` that refuses what is not a regular file, such as a pipe, which would block a reader."""
     # O_NONBLOCK changes nothing for regular files; opening a pipe for reading would wait for a writer without it
     descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -180,7 +180,7 @@ class Staging:
 
 
 def restore(target: Path) -> None:
-    """Bring a folder back that a process set aside and died before another one was in its place."""
+    """Restore a folder that a process set aside before it died without replacing it."""
     aside = target.with_name(f"{_SET_ASIDE}{target.name}")
     with locked(target.parent):
         if aside.exists() and target.exists():
@@ -203,7 +203,7 @@ def _exchange(first: Path, second: Path) -> bool:
 
 
 def sweep(parent: Path) -> None:
-    """Remove what processes that died left in ``parent``; those that live hold their folder's lock."""
+    """Remove the unfinished files that dead processes left in ``parent``; live ones hold their folder's lock."""
     for left in parent.glob(f"{TEMPORARY}*"):
         try:
             descriptor = os.open(left, os.O_RDONLY)

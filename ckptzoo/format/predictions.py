@@ -1,4 +1,4 @@
-"""What the parts of predictions must hold: the outputs of checkpoints on one set of inputs, and the labels."""
+"""The required contents of parts of predictions: the outputs of checkpoints on one set of inputs, and the labels."""
 
 import base64
 import binascii
@@ -62,7 +62,7 @@ def targets_of(facts: Document) -> NDArray[np.int64] | None:
 
 
 def prediction_problems(location: str, part: Part, stems: Iterable[str], kinds: Kinds) -> Iterator[Problem]:
-    """What is wrong with one part of predictions: its facts, and the tensor that they promise.
+    """Yield the problems of one part of predictions: of its facts, and of the tensor that they promise.
 
     ``location`` is the part; ``stems`` and ``kinds`` are its shards' stems and contents.
     """

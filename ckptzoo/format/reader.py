@@ -1,4 +1,4 @@
-"""What a zoo's folder holds, read and checked cheaply: every byte that opening reads, and every file's size."""
+"""The contents of a zoo's folder, read and checked cheaply: every byte that opening reads, and every file's size."""
 
 import hashlib
 import math
@@ -174,7 +174,7 @@ class Contents:
         return FailedChecks(tuple(standing), max(standing.values(), default=0.0), max(limits.values()))
 
     def kind(self, name: str) -> str | None:
-        """What the parts under ``derived/<name>`` are; from a snapshot's footer where one covers them."""
+        """The kind of the parts under ``derived/<name>``; from a snapshot's footer where one covers them."""
         kind = None if self.snapshot is None or name in self._trees else self.snapshot.kind(f"{layout.DERIVED}/{name}")
         return self.derived(name).kind if kind is None else kind
 

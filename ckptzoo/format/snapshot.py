@@ -28,7 +28,7 @@ from ckptzoo.schema.metadata import KINDS, LEAST, Column, columns_of
 _MAGIC = b"PAR1"
 """The first bytes of a Parquet file, which readers check before the footer."""
 INDEX = "index:"
-"""What names of the index's columns begin with; those of rows begin with their kind."""
+"""The prefix of the names of the index's columns; those of rows begin with their kind."""
 _STEP = "Remove it and run ckptzoo compact ZOO --index."
 
 

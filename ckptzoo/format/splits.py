@@ -42,7 +42,7 @@ def split_names(files: Files) -> tuple[str, ...]:
 def read_split(files: Files, name: str, identity: Identity) -> Split:
     """A split of a zoo, its digest checked.
 
-    Raises ``UnknownNameError`` if the zoo has no such split; and ``IntegrityError`` if the document is damaged, or that
+    Raises ``UnknownNameError`` if the zoo has no such split, and ``IntegrityError`` if the document is damaged, or that
     of another zoo or another split.
     """
     if name not in (known := split_names(files)):

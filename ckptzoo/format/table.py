@@ -88,7 +88,7 @@ METADATA_SCHEMA = schema_of(COLUMNS)
 def table_of(rows: list[dict[str, Any]], schema: pa.Schema, *, location: str) -> pa.Table:
     """Rows as a table of exactly this schema.
 
-    Raises ``UnknownNameError`` if a row has a column that the schema lacks; and ``SpecError`` if a value does not have
+    Raises ``UnknownNameError`` if a row has a column that the schema lacks, and ``SpecError`` if a value does not have
     its column's type, or an id is missing.
     """
     names = set(schema.names)  # which pyarrow puts together whenever it is asked for them

@@ -1,4 +1,4 @@
-"""Random group elements that follow from seed, epoch, id and view alone, whoever draws them and how many at a time."""
+"""Random group elements determined by seed, epoch, id and view alone, however many are drawn at a time."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping

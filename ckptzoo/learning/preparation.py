@@ -1,4 +1,4 @@
-"""What becomes of each batch of rows on its way to a network: views under group elements, standardised; targets."""
+"""The preparation of batches for a network: views under group elements, standardised; targets."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

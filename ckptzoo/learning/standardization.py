@@ -25,7 +25,7 @@ from ckptzoo.text import brief_repr
 
 Per = Literal["tensor", "orbit", "position", "sane"]
 PER = ("tensor", "orbit", "position", "sane")
-"""What shares one mean and one standard deviation."""
+"""The elements that share one mean and one standard deviation."""
 _FORMAT = "ckptzoo-statistics-1"
 
 

@@ -58,7 +58,7 @@ def extra_column(texts: pa.ChunkedArray, name: str, *, location: str) -> pa.Arra
     """The values under one name, null where a row has none.
 
     ``texts`` is the column ``extra``; ``name`` is ``extra.`` and the keys, joined by dots, which keys may contain.
-    Returns float64 for numbers, string, or bool. Raises ``UnknownNameError`` if no row has it; and ``ZooError`` if
+    Returns float64 for numbers, string, or bool. Raises ``UnknownNameError`` if no row has it, and ``ZooError`` if
     values are of several types, or objects or lists. Parsed by pyarrow where all rows have the same form, else by json,
     ten times more slowly.
     """
@@ -82,7 +82,7 @@ def extra_column(texts: pa.ChunkedArray, name: str, *, location: str) -> pa.Arra
 
 
 def _value(content: Any, path: list[str]) -> Any:
-    """What is under the keys of one row, one by one or several joined by dots; None where nothing is."""
+    """The value under the keys of one row, one by one or several joined by dots; None where there is none."""
     if not path:
         return content
     if not isinstance(content, dict):

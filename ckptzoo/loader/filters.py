@@ -24,7 +24,7 @@ from ckptzoo.loader.extra import dotted, extra_column, names_in
 from ckptzoo.text import excerpt
 
 Filters = Any
-"""What ``Zoo.where`` takes."""
+"""The conditions that ``Zoo.where`` accepts."""
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq,

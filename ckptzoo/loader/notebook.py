@@ -1,4 +1,4 @@
-"""What notebooks show of zoos, tensors and checkpoints: only what was read when the zoo was opened."""
+"""HTML of zoos, tensors and checkpoints for notebooks, from what was read when the zoo was opened."""
 
 from typing import Any
 

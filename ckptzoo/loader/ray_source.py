@@ -119,7 +119,7 @@ class _Slice:
         return pa.table({**columns, **{name: _column(reader.gather(rows)) for name, reader in self.readers.items()}})
 
     def tables(self) -> Iterator[pa.Table]:
-        """All rows, in blocks of bounded size."""
+        """Yield all rows in blocks of bounded size."""
         count = len(self.source.rows)
         step = max(1, _BYTES // max(1, sum(map(_row_bytes, self.readers.values()))))
         for start in range(0, count, step):

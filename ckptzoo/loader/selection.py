@@ -226,7 +226,7 @@ class Selection:
     def source(
         self, names: Sequence[str], variant: str, columns: str | Sequence[str] = (), dtype: Any = None
     ) -> Source:
-        """What a stream of these tensors, layers and columns reads; all tensors where there are no names."""
+        """The source of a stream of these tensors, layers and columns; of all tensors where there are no names."""
         opened, rows = self.variant_rows(variant)
         arch = self.contents.architecture
         wanted: list[str] = []

@@ -19,7 +19,7 @@ MAX_MAPS = 256
 """The maximum number of shards that are kept mapped; arrays in use keep their maps."""
 
 ShardMaps = dict[str, ShardMap]
-"""Maps of the caller's own, by the path of the file: what it writes into their arrays is seen by nobody else."""
+"""Maps that belong to the caller, by the path of the file: writing to their arrays affects no other reader."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class Variant:
         return {name: self._stored(layout.ELEMENT, name) for name in names}
 
     def will_need(self, row: int) -> None:
-        """Have one checkpoint read ahead: by the kernel, or in few requests."""
+        """Ask for one checkpoint to be read ahead: by the kernel, or in few requests."""
         files = self._contents.files
         if isinstance(files, RemoteFiles):
             readers = (self.reader(name) for name in self._contents.architecture.names)

@@ -22,7 +22,7 @@ def equality(first: ArrayLike, second: ArrayLike) -> Values:
     ``first`` and ``second`` are (P, m) and (P, n) with m and n of 1 or more: P pairs of samples. Returns (P,) float64
     in 0 .. 1: ``scipy.stats.ks_2samp`` of each pair, exact for up to 10,000 numbers a sample as long as m = n. p takes
     the values that d allows, and is at most each of them with that probability; equal numbers make it larger. NaN for a
-    pair with a NaN. Raises ``ZooError`` if shapes differ in P, or a sample is empty; and ``MissingExtraError`` if scipy
+    pair with a NaN. Raises ``ZooError`` if shapes differ in P, or a sample is empty, and ``MissingExtraError`` if scipy
     is not installed.
 
     Time P n log n where m = n, memory a few copies. Two samples of n are never closer than 1 / n, where p is 1; scipy's

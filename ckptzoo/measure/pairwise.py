@@ -1,4 +1,4 @@
-"""How much pairs of members differ in what they predict: the mutual information of every ensemble of two."""
+"""The difference of predictions of pairs of members: the mutual information of every ensemble of two."""
 
 import math
 from collections.abc import Callable

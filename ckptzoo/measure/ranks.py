@@ -1,4 +1,4 @@
-"""How alike two orders are: Kendall's tau with and without ties, and what to expect by chance."""
+"""The similarity of two orders: Kendall's tau with and without ties, and its expectation by chance."""
 
 from typing import Any
 

@@ -27,7 +27,7 @@ _BUFFERS = {
     "running_mean", "running_var", "num_batches_tracked", "n_averaged", "mask", "masks", "weight_u", "_u", "_v",
     "moving_mean", "moving_variance",
 }  # fmt: skip
-"""What PyTorch and Keras call the buffers of BatchNorm, of averages, masks, and vectors of spectral normalisation."""
+"""Names in PyTorch and Keras of the buffers of BatchNorm, of averages, masks, and vectors of spectral normalisation."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class Picture:
 
 
 def picture_problems(value: Any) -> Iterator[tuple[str, str, Any]]:
-    """What is wrong with the pictures of a card: which of them, what was expected, and what there is."""
+    """Yield the problems of a card's pictures: which of them, what was expected, and what there is."""
     if not isinstance(value, tuple):
         yield "pictures", "a list of tables [[pictures]]", value
         return

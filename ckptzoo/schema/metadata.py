@@ -126,7 +126,7 @@ KINDS = {
     "predictions": PREDICTION_COLUMNS,
     "measured": MEASURED_COLUMNS,
 }
-"""What a part can be, and the columns of its rows. Columns are only ever added at the end."""
+"""The kinds of parts, and the columns of their rows. Columns are only ever added at the end."""
 
 _OF_MATRICES = ("degenerate",)
 """Columns of a variant which only zoos have whose table has matrices; the last ones."""

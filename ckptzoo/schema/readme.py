@@ -31,7 +31,7 @@ LICENSES = frozenset((
 """Identifiers that the Hugging Face hub knows; others are ``other`` there, with a name."""
 
 _TYPES = {"timestamp": "timestamp[us, tz=UTC]"}
-"""What ``datasets`` calls our types, where it has another name for them."""
+"""Names in ``datasets`` of our types, where they differ."""
 _SIZES = (
     (10**3, "n<1K"),
     (10**4, "1K<n<10K"),

@@ -350,7 +350,7 @@ def _end(segment: Segment) -> int:
 
 
 def _mover(segments: tuple[Segment, ...], blocks: int, size: int, groups: dict[str, Group]) -> str | None:
-    """What moves an axis' blocks: the name of an outer permutation, nothing, or None where channels cross."""
+    """The mover of an axis' blocks: the name of an outer permutation, nothing, or None where channels cross."""
     perm = _perm(segments[0].group, groups)
     if len(segments) == 1 and isinstance(perm, Wreath) and perm.g == blocks and size % blocks == 0:
         return perm.outer if segments[0].offset == 0 else None

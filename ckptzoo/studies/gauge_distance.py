@@ -30,7 +30,7 @@ _Read = Callable[[int], None]
 
 @dataclass(frozen=True)
 class OrderDistance:
-    """What the permutations of one order do to raw checkpoints; spreads are over checkpoints.
+    """The effect of the permutations of one order on raw checkpoints; spreads are over checkpoints.
 
     An order holds ``n`` things, and a checkpoint has ``orders`` orders, over which figures are means; ``moved`` is the
     fraction of the things that are not in place; ``transpositions`` is the number of exchanges that bring them into

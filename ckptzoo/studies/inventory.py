@@ -76,7 +76,7 @@ class PredictionSummary:
 
 @dataclass(frozen=True)
 class Inventory(PrintedResult):
-    """What a zoo, or a selection of one, holds.
+    """The contents of a zoo, or of a selection of one.
 
     Parameters
     ----------

@@ -27,7 +27,7 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class BandwidthEstimate:
-    """What mean shift finds at a bandwidth that scikit-learn estimates.
+    """The modes that mean shift finds at a bandwidth that scikit-learn estimates.
 
     The bandwidth is the mean over points of the largest distance to the quantile of neighbours, None where the quantile
     of few points holds no neighbour; ``largest`` is the fraction of the points in the largest mode.

@@ -27,7 +27,7 @@ MAX_LAYERS = 11
 MAX_BYTES = 256 * 2**20
 """Fewer members are taken where the largest tensor of ``MAX_MEMBERS`` takes more."""
 ENOUGH = 14
-"""Members from which the steadiest number is told: fewer leave less than six to choose from, 2 to half of them."""
+"""The minimum number of members for the steadiest number of modes: fewer leave less than six to choose from."""
 ALL = "all layers"
 """Label of the space of all parameters together."""
 _COLUMNS = 2**16

@@ -1,4 +1,4 @@
-"""What is put in order: the channels of each group within their blocks, the blocks, and the keys they go by."""
+"""The orders of neurons: of channels of each group within their blocks, and of blocks, and their keys."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -105,7 +105,7 @@ class Permutations(StudyResult):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What is ordered, from input to output."""
+        """The names of the orders, from input to output."""
         return tuple(dict.fromkeys(item.label for item in self.movements))
 
     def of(self, label: str) -> dict[str, list[Movement]]:

@@ -73,7 +73,7 @@ class GraphLayout:
     def of(cls, architecture: Architecture, symmetry: Symmetry) -> "GraphLayout":
         """The graph of an architecture.
 
-        Raises ``SpecError`` if the table does not fit with the architecture; and ``SymmetryError`` if more than two
+        Raises ``SpecError`` if the table does not fit with the architecture, and ``SymmetryError`` if more than two
         axes of a tensor move, or a group permutes positions inside the channels of another one.
         """
         symmetry.check(architecture)

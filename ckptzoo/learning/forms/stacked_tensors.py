@@ -1,4 +1,4 @@
-"""What every form asks of the tensors that it takes, and constants beside them."""
+"""Requirements of every form on its tensors, and constants on the same device."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

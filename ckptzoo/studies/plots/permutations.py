@@ -20,7 +20,7 @@ NORMAL_COLOUR = "#009E73"
 """Okabe and Ito's bluish green."""
 
 Series = Mapping[str, Sequence[Movement]]
-"""What is compared, such as ``from the first``, to the movements in ascending steps."""
+"""A map of comparisons, such as ``from the first``, to the movements in ascending steps."""
 
 
 @styled

@@ -37,7 +37,7 @@ def evaluator_of(zoo: Zoo, labelled: Labelled, module: Any = None) -> "Evaluator
 
     ``labelled`` holds the inputs and labels for the scores; ``module`` is the network as a torch module, for
     architectures that are not in ``ckptzoo.archs``. Raises ``ZooError`` if the zoo holds Gaussians, the network does
-    not take such inputs, or labels are not classes of it; and ``MissingExtraError`` if torch is not installed.
+    not take such inputs, or labels are not classes of it, and ``MissingExtraError`` if torch is not installed.
     """
     base = archs.base_of(zoo.arch.forward)
     if base is not None:

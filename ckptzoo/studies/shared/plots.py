@@ -1,4 +1,4 @@
-"""How pictures look: matplotlib without pyplot, one style, colours that colour-blind readers can distinguish."""
+"""The style of pictures: matplotlib without pyplot, and colours that colour-blind readers can distinguish."""
 
 import io
 import warnings

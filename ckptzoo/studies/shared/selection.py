@@ -1,4 +1,4 @@
-"""What a study takes of a zoo: which tensors, checkpoints and predictions, and the symmetry table it needs."""
+"""A study's selection from a zoo: tensors, checkpoints, predictions, and the symmetry table it needs."""
 
 import math
 import re

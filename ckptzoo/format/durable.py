@@ -87,7 +87,7 @@ def check_replaceable(path: Path) -> None:
 def write_file(path: Path, data: bytes | bytearray) -> None:
     """Write a file atomically: a temporary file beside it, flush, rename, flush the folder.
 
-    Raises ``ZooError`` if there is no such folder, or the path is that of a folder, a device or a pipe; and
+    Raises ``ZooError`` if there is no such folder, or the path is that of a folder, a device or a pipe, and
     ``OSError``, whose ``filename`` is the path, if the disk is full or cannot be written.
     """
     if not path.parent.is_dir():

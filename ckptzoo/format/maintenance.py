@@ -43,8 +43,8 @@ def describe(root: Path, known: Mapping[str, str], *, without: Collection[str] =
     """The listing of a folder.
 
     ``known`` maps names to the hex sha256 of files that need not be read, such as those of shards, which the index has;
-    ``without`` names files to leave out. Names the files of the zoo and no others, and reads every one whose digest is
-    not known.
+    ``without`` names files to leave out. The listing names the files of the zoo and no others, and every file whose
+    digest is not known is read.
     """
     left_out = {LISTING, *without}
     named: list[tuple[str, Path]] = []

@@ -29,9 +29,9 @@ Arrays = Mapping[str, Any]
 class Part:
     """One committed part.
 
-    ``tree`` is ``parts`` or ``derived/<name>``; ``name`` is its folder, ``<6-digit sequence>-<8 hex>``; ``digest`` is
-    ``sha256:...`` of its rows, index and facts; the index holds the shards' digests; ``facts`` are recorded by its
-    maker, such as the gauge's version; ``facts["kind"]`` is the kind of part.
+    ``tree`` is ``parts`` or ``derived/<name>``; ``name`` is the part's folder, ``<6-digit sequence>-<8 hex>``;
+    ``digest`` is ``sha256:...`` of its rows, index and facts; the index holds the shards' digests; ``facts`` are
+    recorded by its maker, such as the gauge's version; ``facts["kind"]`` is the kind of part.
     """
 
     tree: str

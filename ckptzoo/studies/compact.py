@@ -59,7 +59,7 @@ class Quality:
     """The quality of the predictions of a set of networks.
 
     ``accuracy`` and ``loss``, in nats, are of the mean of their probabilities; ``alone`` is the mean accuracy of single
-    networks; ``agreement`` is the share of inputs with the class that all samples together name.
+    networks; ``agreement`` is the share of inputs to which it assigns the class that all samples together name.
     """
 
     accuracy: float

@@ -31,8 +31,7 @@ def least_midpoints(
     Returns one element, for ``apply(g, second, table)``. 2 s for 10,000 inputs on two cores; the loss is computed in
     float64 from outputs in float32. Tested against all networks halfway in tests/studies/test_barriers.py.
     ``evaluator`` scores OptuNets (``ckptzoo.derive.evaluation.Evaluator``), ``table`` is OptuNet's; ``first`` and
-    ``second`` map tensor names to (1, *shape), and ``targets`` are the (N,) labels of the evaluator's inputs. Returns
-    one element, for ``apply(g, second, table)``.
+    ``second`` map tensor names to (1, *shape), and ``targets`` are the (N,) labels of the evaluator's inputs.
     """
     tables, bias = _tables(evaluator, first, second)
     orders = np.array(list(permutations(range(_SIZE))))

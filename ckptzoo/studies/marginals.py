@@ -59,9 +59,9 @@ class Marginals(StudyResult):
     """The marginals of a zoo's weights, raw and in a variant.
 
     Drawn as ``marginals.png``, ``pvalues.png`` and ``components.png``, the latter two where there is something to show.
-    ``members`` are the checkpoints that were studied: each member's last step, finite, not diverged and in the gauge;
-    ``tensors`` are the floating-point parameters, in the architecture's order; ``layers`` are the principal components
-    of each layer's parameters.
+    ``members`` counts the checkpoints that were studied: each member's last step, finite, not diverged and in the
+    gauge; ``tensors`` are the floating-point parameters, in the architecture's order; ``layers`` are the principal
+    components of each layer's parameters.
     """
 
     file: ClassVar[str] = "marginals.json"

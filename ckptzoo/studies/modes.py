@@ -40,7 +40,8 @@ class Modes(StudyResult):
 
     ``counts`` has the permutations and degrees of freedom of the symmetry table; ``usable`` counts the members to
     choose from, each at its last step, and ``left_out`` checkpoints that diverged, are not finite or not in the gauge;
-    ``layers`` are layers with parameters; ``spaces`` has at most ``MAX_LAYERS`` of them, then all layers together.
+    ``layers`` counts the layers with parameters; ``spaces`` has at most ``MAX_LAYERS`` of them, then all layers
+    together.
     """
 
     file: ClassVar[str] = "modes.json"

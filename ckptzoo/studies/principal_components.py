@@ -24,9 +24,9 @@ _BLOCK_BYTES = 2**27
 class LayerComponents:
     """The principal components of the weights of one layer.
 
-    ``tensors`` are concatenated in this order. ``members`` is their number, at most ``MAX_SIDE`` drawn with the seed
-    where both they and the parameters are more; ``components`` are by variant, none where there are fewer than two
-    members.
+    ``tensors`` are concatenated in this order. ``members`` counts the members taken, all or ``MAX_SIDE`` drawn with the
+    seed where both they and the parameters are more; ``components`` maps variants to components, empty where there are
+    fewer than two members.
     """
 
     layer: str

@@ -28,8 +28,8 @@ class TensorLocations:
 
     ``starts`` and ``stops`` are (S,) int64, the first row in each shard and the one behind its last; ``shards`` are the
     (S,) numbers of the shards in the index; ``offsets`` are the (S,) bytes from the start of each shard to its first
-    row; ``row_blocks`` are (P,) int64, first row of every block of rows that has a digest; ``entries`` are (P,) int64,
-    the index row of each block.
+    row; ``row_blocks`` are (P,) int64, the first row of every block of rows that has a digest; ``entries`` are (P,)
+    int64, the index row of each block.
     """
 
     dtype: str

@@ -48,8 +48,8 @@ class EpochPlan:
 
     The order depends on these and on seed and epoch, never on batch size, workers or ranks. Memory O(P). ``row_blocks``
     are (P + 1,) int64: the rows are in P blocks, runs that are together in one shard; ``window`` is the number of
-    blocks that are shuffled together; the ``shuffle`` False keeps the order. True shuffles the blocks, then the rows
-    within each window of blocks, so that memory and requests stay bounded. ``"global"`` shuffles all rows alike.
+    blocks that are shuffled together; ``shuffle=False`` keeps the order, True shuffles the blocks, then the rows within
+    each window of blocks, so that memory and requests stay bounded. ``"global"`` shuffles all rows alike.
     """
 
     row_blocks: NDArray[np.int64]

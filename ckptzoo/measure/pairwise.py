@@ -67,8 +67,8 @@ class PairwiseInformation:
     def add(self, logits: ArrayLike) -> None:
         """Add the outputs of some inputs.
 
-        ``logits`` are (M, n, C), or logarithms of probabilities: both are normalised here. -inf is probability 0.
-        Raises ``ZooError`` if the shape does not fit, or an input has logits that are NaN, infinite, or all -inf.
+        ``logits`` are (M, n, C) logits, or logarithms of probabilities: both are normalised here. -inf is probability
+        0. Raises ``ZooError`` if the shape does not fit, or an input has logits that are NaN, infinite, or all -inf.
         """
         array = np.asarray(logits)
         if array.ndim != 3 or len(array) != self.members or not array.shape[2]:

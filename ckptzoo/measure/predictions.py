@@ -116,8 +116,8 @@ def mutual_information(mean_probabilities: ArrayLike, mean_entropy: ArrayLike) -
     .. math:: I = H\left( \frac{1}{S} \sum_s p_s \right) - \frac{1}{S} \sum_s H(p_s)
 
     (Houlsby et al., arXiv 1112.5745, equation 2; as functional diversity: arXiv 2310.08287.) It is also the mean of the
-    members' Kullback-Leibler divergences from the ensemble, and 0 where all agree. ``mean_probabilities`` are (..., C)
-    the average of the members' probabilities; ``mean_entropy`` is (...,) the average of the members' entropies. Returns
+    members' Kullback-Leibler divergences from the ensemble, and 0 where all agree. ``mean_probabilities`` are the (...,
+    C) averages of the members' probabilities, and ``mean_entropy`` the (...,) averages of their entropies. Returns
     (...,) float64 in 0 .. log C. Tested against both forms over all members in ``tests/measure/test_diversity.py``.
     """
     return np.maximum(entropy(mean_probabilities) - np.asarray(mean_entropy, np.float64), 0)

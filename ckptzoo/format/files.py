@@ -62,6 +62,7 @@ class Folder:
         return self.here.name
 
     def size(self, name: str) -> int | None:
+        """Bytes of a file, or None where there is none."""
         try:
             # asked once or more for every file: a path of pathlib costs three times as much as the call
             return os.stat(f"{self.here}/{name}").st_size  # noqa: PTH116
@@ -69,6 +70,7 @@ class Folder:
             return None
 
     def listed(self, folder: str) -> tuple[str, ...]:
+        """Names of the files and folders in a folder, in order."""
         try:
             return tuple(sorted(path.name for path in (self.here / folder).iterdir()))
         except (FileNotFoundError, NotADirectoryError):
@@ -79,9 +81,11 @@ class Folder:
         return table.read_bytes(self.here / name, location=f"{self.name}/{name}", max_bytes=max_bytes)
 
     def read_many(self, names: Sequence[str], *, max_bytes: int = table.MAX_FILE) -> list[bytes]:
+        """Several whole files."""
         return [self.read(name, max_bytes=max_bytes) for name in names]
 
     def spans(self, wanted: Sequence[Span]) -> list[bytes]:
+        """Pieces of files."""
         return [self._span(span) for span in wanted]
 
     def _span(self, span: Span) -> bytes:

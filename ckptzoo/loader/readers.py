@@ -101,9 +101,11 @@ class CastReader:
         return self._reader.gather(rows, key, private=private).astype(self.dtype, copy=False)
 
     def runs(self, rows: NDArray[np.int64]) -> Iterator[NDArray[Any]]:
+        """Rows in order, piece by piece."""
         return (piece.astype(self.dtype, copy=False) for piece in self._reader.runs(rows))
 
     def required_blocks(self, rows: NDArray[np.int64]) -> Sequence[Span]:
+        """The blocks on other machines from which these rows are read."""
         return self._reader.required_blocks(rows)
 
 
@@ -275,6 +277,7 @@ class ConcatReader:
     def gather(
         self, rows: NDArray[np.int64], key: tuple[Any, ...] = (), *, private: ShardMaps | None = None
     ) -> NDArray[Any]:
+        """Rows as one array, as ``TensorReader.gather``."""
         owner = self._owner(rows)
         if not len(rows) or (owner == owner[0]).all():
             return self._readers[owner[0] if len(rows) else 0].gather(rows, key, private=private)
@@ -285,10 +288,12 @@ class ConcatReader:
         return assemble(len(rows), pieces)
 
     def runs(self, rows: NDArray[np.int64]) -> Iterator[NDArray[Any]]:
+        """Rows in order, piece by piece."""
         for number, start, stop in owner_runs(self._owner(rows)):
             yield from self._readers[number].runs(rows[start:stop])
 
     def required_blocks(self, rows: NDArray[np.int64]) -> Sequence[Span]:
+        """The blocks on other machines from which these rows are read."""
         owner = self._owner(rows)
         return [
             span

@@ -61,15 +61,19 @@ class RemoteFiles:
         return folders_of(self._sizes)
 
     def size(self, name: str) -> int | None:
+        """Bytes of a file, or None where there is none."""
         return self._sizes.get(name)
 
     def listed(self, folder: str) -> tuple[str, ...]:
+        """Names of the files and folders in a folder, in order."""
         return self._folders.get(folder, ())
 
     def read(self, name: str, *, max_bytes: int = table.MAX_FILE) -> bytes:
+        """A whole file."""
         return self.read_many([name], max_bytes=max_bytes)[0]
 
     def read_many(self, names: Sequence[str], *, max_bytes: int = table.MAX_FILE) -> list[bytes]:
+        """Several whole files at once."""
         try:
             return self.remote.read_many(names, max_bytes=max_bytes)
         except AbsentError as error:
@@ -77,6 +81,7 @@ class RemoteFiles:
             raise IntegrityError(error.problem) from error
 
     def spans(self, wanted: Sequence[Span]) -> list[bytes]:
+        """Pieces of files."""
         for span in wanted:
             if span.stop - span.start > table.MAX_FILE:
                 location, expected = f"{self.name}/{span.name}", f"at most {table.MAX_FILE} bytes"

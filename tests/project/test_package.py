@@ -25,6 +25,9 @@ IMPORTS = [
 """Programs, and what none of them imports; each may import what those before it may."""
 
 
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
 def test_imports_are_light():
     checks = [
         f"{program}; print({program!r}, [name for name in {absent.split()} if name in sys.modules])"
@@ -55,15 +58,38 @@ def test_public_names_are_there_and_documented():
 
 
 def test_every_public_function_and_class_has_a_docstring():
-    missing = []
+    """But methods that override one which has."""
+    missing, classes, methods = [], {}, []
     for path in [*ROOT.glob("ckptzoo/**/*.py"), *ROOT.glob("builders/**/*.py")]:
-        tree = ast.parse(path.read_text())
+        tree, place = ast.parse(path.read_text()), str(path.relative_to(ROOT))
         if not ast.get_docstring(tree) and path.read_text().strip():
-            missing.append(str(path.relative_to(ROOT)))
+            missing.append(place)
         for node in outer_definitions(tree):
-            if not node.name.startswith("_") and not ast.get_docstring(node):
-                missing.append(f"{path.relative_to(ROOT)}: {node.name}")
+            own = [item for item in node.body if isinstance(item, FUNCTIONS)] if isinstance(node, ast.ClassDef) else []
+            if isinstance(node, ast.ClassDef):
+                bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
+                names = {ast.unparse(base).rpartition(".")[2] for base in bases}
+                documented = {item.name for item in own if ast.get_docstring(item)}
+                classes.setdefault(node.name, []).append((names, documented))
+            methods += [(place, node.name, item) for item in own]
+        inside = {id(item) for _, _, item in methods}
+        missing += [
+            f"{place}: {node.name}"
+            for node in outer_definitions(tree)
+            if id(node) not in inside and not node.name.startswith("_") and not ast.get_docstring(node)
+        ]
+    for place, owner, method in methods:
+        if not (method.name.startswith("_") or ast.get_docstring(method) or overrides(classes, owner, method.name)):
+            missing.append(f"{place}: {owner}.{method.name}")
     assert missing == []
+
+
+def overrides(classes, owner, name, seen=frozenset()):
+    """Whether a base of a class, by names, documents a method."""
+    bases = {base for names, _ in classes.get(owner, []) for base in names} - seen
+    return any(name in documented for base in bases for _, documented in classes.get(base, [])) or any(
+        overrides(classes, base, name, seen | {owner}) for base in bases
+    )
 
 
 def outer_definitions(node):

@@ -207,6 +207,7 @@ class BuildRequest:
 
     @property
     def transpositions(self) -> tuple[int, ...]:
+        """The transpositions that are planted; none here."""
         return ()
 
     def lacking_seeds(self, present: set[int], taken: set[int]) -> tuple[int, ...]:

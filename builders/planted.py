@@ -54,6 +54,7 @@ class PlantedMember:
         return cls(run, place - 1 if place else None)
 
     def seed(self, most: int) -> int:
+        """Return its seed, where there are ``most`` transpositions at most."""
         return self.run * (most + 2) + (0 if self.transpositions is None else 1 + self.transpositions)
 
 

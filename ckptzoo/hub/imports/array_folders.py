@@ -51,6 +51,7 @@ class ArrayFolders:
 
     @property
     def has_any(self) -> bool:
+        """Whether the source has such a folder."""
         return bool(self._held)
 
     def left(self, folder: str | None) -> Iterator[Whole]:

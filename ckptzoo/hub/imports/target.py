@@ -41,7 +41,7 @@ from ckptzoo.hub.imports.same_architecture import (
     widest,
 )
 from ckptzoo.schema import layout
-from ckptzoo.schema.architecture import ITEMSIZE, TENSOR_NAME, Architecture
+from ckptzoo.schema.architecture import ITEMSIZE, TENSOR_NAME, Architecture, Tensor
 from ckptzoo.schema.card import Card
 from ckptzoo.schema.documents import canonical
 from ckptzoo.schema.metadata import MAX_ID, parse_extra
@@ -388,7 +388,7 @@ class Target:
             if self._find(item, saved, signature, [_Zoo(self.folder, arch, item.label)]) is None:
                 self._refuse_misfit(saved, arch, location)
         elif item.arch is not None and self._fits(item, saved, signature, item.arch):
-            arch = _in_precision(item.arch, several)
+            arch = _in_own_precisions(item.arch, several)
             symmetry = archs.symmetry(arch.forward) if archs.known(arch.forward) else None
             if symmetry is None and declaration.symmetry_of is not None:
                 symmetry = declaration.symmetry_of(arch)
@@ -499,6 +499,17 @@ def _in_precision(arch: Architecture, several: Sequence[Saved]) -> Architecture:
     if dtype is None:
         return arch
     tensors = tuple(replace(item, dtype=dtype) if "float" in item.dtype else item for item in arch.tensors)
+    return Architecture(arch.name, tensors, arch.forward, arch.input_shape)
+
+
+def _in_own_precisions(arch: Architecture, several: Sequence[Saved]) -> Architecture:
+    """Give each float tensor of an exported architecture the widest dtype that it has in some state dicts."""
+
+    def dtype(tensor: Tensor) -> str:
+        own = [saved.tensors[tensor.name].dtype.name for saved in several if tensor.name in saved.tensors]
+        return (widest(own) if own and "float" in tensor.dtype else None) or tensor.dtype
+
+    tensors = tuple(replace(tensor, dtype=dtype(tensor)) for tensor in arch.tensors)
     return Architecture(arch.name, tensors, arch.forward, arch.input_shape)
 
 

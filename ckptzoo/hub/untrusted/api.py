@@ -4,9 +4,9 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Annotated
 
-from ckptzoo.arguments import checked
+from ckptzoo.arguments import SELF_CHECKED, checked
 from ckptzoo.errors import IntegrityError, ZooError
 from ckptzoo.hub.untrusted.errors import reject
 from ckptzoo.hub.untrusted.formats import HEAD_BYTES
@@ -50,7 +50,9 @@ def read(path: str | os.PathLike[str], *, limits: Limits | None = None) -> list[
 
 
 @checked
-def read_all(paths: Iterable[str | os.PathLike[str]], *, limits: Limits | None = None) -> Iterator[FileResult]:
+def read_all(
+    paths: Iterable[Annotated[str | os.PathLike[str], SELF_CHECKED]], *, limits: Limits | None = None
+) -> Iterator[FileResult]:
     """The state dicts in many untrusted files, in order; a file that is refused does not stop the others.
 
     Parameters

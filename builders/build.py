@@ -41,11 +41,11 @@ from ckptzoo.schema import layout
 from ckptzoo.schema.card import CARD_TOML
 
 SAVE_SECONDS = 20.0
-"""How much training is lost at most when the process is killed."""
+"""Seconds of training that are lost at most when the process is killed."""
 _WAIT_SECONDS = 2.0
-"""How often a build that has nothing left to do looks whether others are done."""
+"""Seconds between two looks of a build that has nothing left to do at whether others are done."""
 UNIT_SECONDS = 300.0
-"""About how long a unit takes of an engine that trains one member at a time; one member may take longer."""
+"""Approximate seconds of a unit with an engine that trains one member at a time; one member may take longer."""
 AnyUnit = TypeVar("AnyUnit", bound=Unit)
 _INSTALLED_CARDS, _CHECKOUT_CARDS = (Path(__file__).parents[above] / "cards" for above in (0, 1))
 CARDS = _INSTALLED_CARDS if _INSTALLED_CARDS.is_dir() else _CHECKOUT_CARDS
@@ -54,23 +54,11 @@ CARDS = _INSTALLED_CARDS if _INSTALLED_CARDS.is_dir() else _CHECKOUT_CARDS
 
 @dataclass(frozen=True)
 class Built:
-    """What a build did.
+    """The result of a build.
 
-    Parameters
-    ----------
-    zoo
-        its folder.
-    part
-        the name of the new part; None where nothing was to be done.
-    checkpoints, members
-        how many were added.
-    held
-        members of the recipe that the zoo holds now, retracted ones counted.
-    member_steps, seconds
-        optimiser steps of all members taken by this process, and the time they took, measuring the checkpoints
-        included.
-    cost
-        what the added members cost.
+    ``part`` is the new part's name, None where nothing was to be done; ``held`` counts the members of the recipe that
+    the zoo holds now, retracted ones included. ``member_steps`` and ``seconds`` are the optimiser steps of all members
+    taken by this process, and their time, measuring the checkpoints included.
     """
 
     zoo: Path
@@ -85,16 +73,10 @@ class Built:
 
 @dataclass(frozen=True)
 class Settled:
-    """What a build is to do.
+    """The work of a build.
 
-    Parameters
-    ----------
-    plan
-        None where nothing is to be done.
-    units
-        of the plan those that the zoo lacks.
-    held
-        members of the recipe that the zoo holds, retracted ones counted.
+    ``plan`` is None where nothing is to be done; ``units`` are those of the plan that the zoo lacks, and ``held``
+    counts the members of the recipe that the zoo holds, retracted ones included.
     """
 
     plan: BuildPlan | None
@@ -136,9 +118,8 @@ class TrainingOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False)
 class BuildRequest:
-    """What ``build`` and ``builders.shared.plan`` were asked for; the parameters are those of ``build``.
-
-    Derived classes build other members, which have seeds all the same.
+    """The arguments of ``build`` and ``builders.shared.plan``; derived classes build other members, which have seeds
+    too.
     """
 
     recipe: Recipe
@@ -182,17 +163,10 @@ class BuildRequest:
     def settle(self, build_folder: BuildFolder, measure_size: Callable[[str], int]) -> Settled:
         """Settle the plan, or find that of the unfinished build, and the units that the zoo lacks.
 
-        Parameters
-        ----------
-        build_folder
-            locked.
-        measure_size
-            from an engine's name to the members of a unit; called where nobody has said them.
+        The build folder is locked. ``measure_size`` maps an engine's name to the members of a unit; it is called where
+        their number is not given.
 
-        Raises
-        ------
-        ZooError
-            The arguments do not fit the zoo, or an unfinished build there.
+        Raises ZooError: the arguments do not fit the zoo, or an unfinished build there.
         """
         contents = read_zoo(self.root, self.recipe)
         unfinished = build_folder.settle_plan(None, BuildPlan)
@@ -233,18 +207,19 @@ class BuildRequest:
 
     @property
     def transpositions(self) -> tuple[int, ...]:
+        """The transpositions that are planted; none here."""
         return ()
 
     def lacking_seeds(self, present: set[int], taken: set[int]) -> tuple[int, ...]:
-        """The seeds to be trained, where the zoo has these members, and these ids are taken."""
+        """Return the seeds to train, where the zoo has these members and these ids are taken."""
         return allot(present, self.members, self.first_seed, taken)
 
     def open_trainer(self, engine: str) -> AbstractContextManager[Trainer]:
-        """A trainer for the members."""
+        """Open a trainer for the members."""
         return open_trainer(self.recipe, self.source, device=self.device, engine=engine, threads=self.threads)
 
     def training(self, *arguments: Any) -> "MemberTraining":
-        """The training of the members, with the arguments of ``MemberTraining``."""
+        """Return the training of the members, with the arguments of ``MemberTraining``."""
         return MemberTraining(*arguments)
 
 
@@ -259,33 +234,16 @@ def build(
     console: Console | None = None,
     **options: Unpack[TrainingOptions],
 ) -> Built:
-    """Train members until a zoo holds a number of a recipe's, and add them as one part.
+    """Train members until a zoo holds ``members`` of a recipe's, with new seeds from ``first_seed`` on, and add them as
+    one part. Called again after it was stopped or killed, with the same arguments, it continues from the last saved
+    state.
 
-    Called again after it was stopped or killed, with the same arguments, it carries on where it was last saved.
+    The zoo is made where there is none. At most ``save_seconds`` of training are lost when the process is killed; more
+    where a save takes more than 1 % of that. ``counter`` counts the joules of the device; by default NVML's for a CUDA
+    device, and none for a CPU.
 
-    Parameters
-    ----------
-    recipe
-        a recipe, its name, or the path of its file.
-    to
-        the zoo's folder; made where there is none.
-    members
-        how many of this recipe the zoo is to hold. Seeds that it does not have are allotted.
-    first_seed
-        the smallest seed to allot.
-    save_seconds
-        how much training is lost at most when the process is killed; more where a save takes more than 1 % of that.
-    counter
-        of the joules that the device uses; by default NVML's for a CUDA device, and none for a CPU.
-    options
-        those of ``TrainingOptions``.
-
-    Raises
-    ------
-    Interrupted
-        On Ctrl-C or SIGTERM, after the state was saved.
-    ZooError
-        The arguments do not fit each other, the zoo, or an unfinished build there.
+    Raises Interrupted on Ctrl-C or SIGTERM, after the state was saved. Raises ZooError: the arguments do not fit each
+    other, the zoo, or an unfinished build there.
     """
     request = BuildRequest.of(recipe, to, members=members, first_seed=first_seed, **options)
     return build_requested(request, save_seconds=save_seconds, counter=counter, console=console)
@@ -309,7 +267,7 @@ def build_requested(
         trainers: dict[str, Trainer] = {}
 
         def trainer_of(engine: str) -> Trainer:
-            """Opened once: the one that a unit's size is measured with also trains."""
+            """Open a trainer once: the one that measures a unit's size also trains."""
             if engine not in trainers:
                 trainers[engine] = opened.enter_context(request.open_trainer(engine))
             return trainers[engine]
@@ -331,7 +289,9 @@ def build_requested(
 
 
 def train_all(job: UnitTraining, units: Sequence[Unit], console: Console) -> tuple[int, float]:
-    """Train units, and wait for those that other processes hold; steps of all members taken here, and their seconds."""
+    """Train units, and wait for those that other processes hold; return the steps of all members taken here, and their
+    seconds.
+    """
     steps, seconds = job.train(units, console)
     while waiting := [unit for unit in units if not job.is_finished(unit)]:
         holders = [job.claims.holder(unit.name) for unit in waiting]
@@ -346,18 +306,20 @@ def train_all(job: UnitTraining, units: Sequence[Unit], console: Console) -> tup
 
 
 def code_version() -> str:
-    """What bits depend on besides the recipe, the data and the device."""
+    """Return the versions that bits depend on besides the recipe, the data and the device."""
     return f"ckptzoo {ckptzoo.__version__}, torch {torch.__version__.partition('+')[0]}"
 
 
 def lacking_units(root: Path, contents: Contents, recipe: Recipe, plan: BuildPlan) -> list[Unit]:
-    """The units of a plan that the zoo lacks; raises as ``units_to_build``."""
+    """Return the units of a plan that the zoo lacks; raises as ``units_to_build``."""
     ids = {unit: _ids(recipe, unit, plan.keep_steps) for unit in plan.units}
     return units_to_build(root.name, contents.raw, ids)
 
 
 def default_size(trainer: Trainer, engine: str, counter: Counter) -> int:
-    """Members of a unit: those that take about ``UNIT_SECONDS`` where one at a time is trained, found by some steps."""
+    """Return the members of a unit: as many as take about ``UNIT_SECONDS`` where one is trained at a time, measured by
+    some steps.
+    """
     if not trainer.one_at_a_time:
         return default_unit_size(trainer.source, str(trainer.data_source.device), engine)
     timed = time_steps(trainer, lambda: trainer.start(range(trainer.threads)), trainer.recipe.steps, counter)
@@ -383,7 +345,7 @@ def create_zoo(root: Path, recipe: Recipe, card: ckptzoo.Card) -> None:
 
 
 def card_of(root: Path, recipe: Recipe) -> ckptzoo.Card:
-    """The recipe's published card, if it is trained in full, without its pictures, which show another zoo."""
+    """Return the recipe's published card, if it is trained in full, without its pictures, which show another zoo."""
     path = CARDS / recipe.name / CARD_TOML
     if path.is_file() and recipe.name in names() and Recipe.load(recipe.name).digest == recipe.digest:
         return replace(ckptzoo.Card.from_toml(path), name=root.name, pictures=())
@@ -391,7 +353,7 @@ def card_of(root: Path, recipe: Recipe) -> ckptzoo.Card:
 
 
 def read_zoo(root: Path, recipe: Recipe) -> Contents:
-    """The zoo as it is; its architecture must be the recipe's."""
+    """Read the zoo's contents; its architecture must be the recipe's."""
     contents = read_contents(Folder(root))
     if contents.architecture.digest != recipe.arch.digest:
         got, step = contents.architecture.name, "Build into another folder."
@@ -400,10 +362,9 @@ def read_zoo(root: Path, recipe: Recipe) -> Contents:
 
 
 def seeds_of(contents: Contents, recipe: Recipe) -> tuple[set[int], set[int]]:
-    """Seeds of the recipe's members in the zoo, and seeds whose ids other checkpoints have; retracted ones keep theirs.
-
-    Other writers of a zoo may write any id and any digest into them, so that a member of the recipe is what has the
-    digest, the seed and the id that go together.
+    """Return the seeds of the recipe's members in the zoo, and the seeds whose ids other checkpoints have; retracted
+    ones keep theirs. Other writers may put any id and any digest into a zoo, so a member of the recipe is a row whose
+    digest, seed and id agree.
     """
     rows = contents.raw.rows.select(["id", "member", "recipe_digest", "seed"])
     # what only starts like an id of the recipe may still be one of a seed and a step
@@ -423,7 +384,7 @@ def _ids(recipe: Recipe, unit: Unit, steps: Sequence[int]) -> set[str]:
 
 
 def allot(present: set[int], members: int, first_seed: int, taken: Set[int] = frozenset()) -> tuple[int, ...]:
-    """Seeds that the zoo lacks, as many as it lacks members, but for those whose ids are taken."""
+    """Return seeds that the zoo lacks, as many as it lacks members, except those whose ids are taken."""
     missing, used = max(0, members - len(present)), present | taken
     # as many of these as there are used seeds may be left out, so that enough are left
     candidates = range(first_seed, first_seed + missing + len(used))
@@ -431,21 +392,11 @@ def allot(present: set[int], members: int, first_seed: int, taken: Set[int] = fr
 
 
 def units_to_build(location: str, raw: Tree, ids_by_unit: Mapping[AnyUnit, set[str]]) -> list[AnyUnit]:
-    """The units that a zoo lacks, in the given order.
+    """Return the units that a zoo lacks, in the given order, from its raw tree and the ids of all checkpoints of each
+    unit.
 
-    Parameters
-    ----------
-    location
-        the zoo's name.
-    raw
-        its raw tree.
-    ids_by_unit
-        of each unit the ids of all its checkpoints.
-
-    Raises
-    ------
-    IntegrityError
-        Checkpoints of others have some of these ids, or one of these units: what is trained could not be added.
+    Raises IntegrityError: checkpoints of others have some of these ids, or one of these units: what is trained could
+    not be added.
     """
     rows = raw.rows.select(["id", "unit"])
     present: dict[str | None, set[str]] = {}
@@ -461,7 +412,7 @@ def units_to_build(location: str, raw: Tree, ids_by_unit: Mapping[AnyUnit, set[s
 
 
 def _cost(root: Path, units: Sequence[Unit]) -> tuple[Spending, ...]:
-    """What these units cost, from their rows in the zoo."""
+    """Return the cost of these units, from their rows in the zoo."""
     if not units:
         return ()
     rows = read_contents(Folder(root)).raw.metadata
@@ -516,7 +467,7 @@ class MemberTraining(UnitTraining):
         self.build_folder.keep(unit, state.step, state.weights, self.rows(unit, state, total))
 
     def rows(self, unit: Unit, state: TrainingState, total: Spent) -> list[dict[str, Any]]:
-        """The metadata of the members at a step."""
+        """Return the metadata of the members at a step."""
         return metadata.rows(
             self.trainer.recipe,
             self.trainer.source,

@@ -49,28 +49,23 @@ if TYPE_CHECKING:
 WORK_FOLDER = ".work"
 """The folder of unfinished builds, in a zoo's folder."""
 PLAN = "plan.json"
-"""What is being built, in the folder of a build."""
+"""The file that describes what is being built, in the folder of a build."""
 Plan = TypeVar("Plan", bound="DataclassInstance")
 """A dataclass whose fields are texts, numbers, tuples of such and mappings."""
 Row = dict[str, Any]
 WORK_AGAIN = "Run python -m builders work, which trains such units again, and then merge; or build, which does both."
-"""What to do about units whose files are missing, or have no digest."""
+"""The advice about units whose files are missing, or have no digest."""
 _OLD_SECONDS = 3600.0
-"""No file takes longer to be written."""
+"""Seconds; no file takes longer to be written."""
 StopRequested = Callable[[], bool]
-"""Whether the process was asked to stop."""
+"""A function that returns whether the process was asked to stop."""
 
 
 @dataclass(frozen=True)
 class Unit:
     """Members that are trained together and appear in the zoo together.
 
-    Parameters
-    ----------
-    name
-        the value of the ``unit`` column; no other unit of the zoo has it, because no seed is allotted twice.
-    seeds
-        one a member.
+    Its name is the value of the ``unit`` column; no other unit of the zoo has it, because no seed is allotted twice.
     """
 
     name: str
@@ -79,36 +74,13 @@ class Unit:
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """What a build makes, settled when it starts.
+    """The plan of a build, settled when it starts.
 
-    Parameters
-    ----------
-    recipe
-        the recipe's digest.
-    prefix
-        how its ids begin.
-    members
-        how many the zoo holds when it is done.
-    seeds
-        those allotted to this build.
-    unit_size
-        members a unit.
-    keep_steps
-        rising optimiser steps at which checkpoints are kept, the last step included.
-    device
-        ``cpu`` or ``cuda``.
-    engine
-        its name.
-    dataset_digest
-        of the data.
-    first_seed
-        the smallest seed that could be allotted; None where that is not known.
-    code
-        versions of this package and of torch; None where that is not known.
-    transpositions
-        of a build of planted pairs, see ``builders.planted``; none of others.
-    recipe_content
-        the recipe's keys and values, see ``builders.recipe.Recipe.from_content``; None in plans of older versions.
+    ``members`` counts those of the zoo when the build is done, ``seeds`` are those allotted to it, ``keep_steps`` the
+    rising optimiser steps at which checkpoints are kept, the last included. ``first_seed`` is the smallest seed that
+    could be allotted, and ``code`` has the versions of this package and of torch; None where not known.
+    ``transpositions`` are those of planted pairs (``builders.planted``), ``recipe_content`` is for
+    ``builders.recipe.Recipe.from_content``, None in plans of older versions.
     """
 
     recipe: str
@@ -127,7 +99,7 @@ class BuildPlan:
 
     @property
     def units(self) -> list[Unit]:
-        """The work, piece by piece."""
+        """The units of the plan, in order."""
         pieces = [self.seeds[start : start + self.unit_size] for start in range(0, len(self.seeds), self.unit_size)]
         return [Unit(f"{self.prefix}-{piece[0]:06d}-{piece[-1]:06d}", piece) for piece in pieces]
 
@@ -135,12 +107,7 @@ class BuildPlan:
 class BuildFolder:
     """The folder of one build, locked by one process; made by ``locked_build_folder``.
 
-    Parameters
-    ----------
-    folder
-        where it is.
-    plan_digest
-        of its plan, which its files name; by default that of the plan in the folder.
+    ``plan_digest`` is that of its plan, which its files name; by default it is computed from the plan in the folder.
     """
 
     def __init__(self, folder: Path, plan_digest: str | None = None) -> None:
@@ -163,25 +130,18 @@ class BuildFolder:
         return {key: tuple(value) if type(value) is list else value for key, value in content.items()}, digest
 
     def plans_members(self) -> bool:
-        """Whether the plan is a ``BuildPlan``, and not one of draws."""
+        """Return whether the plan is a ``BuildPlan``, and not one of draws."""
         return {"unit_size", "seeds", "keep_steps"} <= self._read_plan()[0].keys()
 
     def settle_plan(
         self, wanted: Plan | None, kind: type[Plan], allotted: Collection[str] = ("seeds", "code", "recipe_content")
     ) -> Plan | None:
-        """The plan of the unfinished build, or ``wanted`` when there is none.
+        """Return the plan of the unfinished build, or ``wanted`` when there is none.
 
-        Parameters
-        ----------
-        kind
-            the dataclass of plans.
-        allotted
-            fields that may differ, because they were settled by how things were when the build started.
+        ``kind`` is the dataclass of plans; the fields in ``allotted`` may differ, because they were settled by the
+        state of the zoo when the build started.
 
-        Raises
-        ------
-        ZooError
-            An unfinished build has another plan, or its plan is damaged.
+        Raises ZooError: an unfinished build has another plan, or its plan is damaged.
         """
         path = self.folder / PLAN
         if not os.path.lexists(path):
@@ -217,16 +177,18 @@ class BuildFolder:
         write_file(self.folder / name, data)
 
     def state_name(self, unit: Unit) -> str:
-        """The name of the file with the unit's saved state."""
+        """Return the name of the file with the unit's saved state."""
         return self._state(unit).name
 
     def saved_file(self, unit: Unit) -> Path | None:
-        """The file with the unit's saved state, if there is one; raises as ``restore``, but for damaged tensors."""
+        """Return the file with the unit's saved state, if there is one; raises as ``restore``, except for damaged
+        tensors.
+        """
         path = self._state(unit)
         return None if work_files.read_facts(path, self._of_state(unit)) is None else path
 
     def saved_step(self, unit: Unit) -> int:
-        """The optimiser step up to which a unit in progress is saved; 0 where nothing is, or nothing readable."""
+        """Return the optimiser step up to which a unit in progress is saved; 0 where nothing readable is."""
         try:
             facts = work_files.read_facts(self._state(unit), self._of_state(unit))
             return 0 if facts is None else max(0, int(facts.get("step", "0")))
@@ -242,12 +204,9 @@ class BuildFolder:
         self.write(self._state(unit).name, work_files.sealed(arrays, facts | self._of_state(unit)))
 
     def restore(self, unit: Unit, state: TrainingState) -> Spent:
-        """Bring a fresh state to where the unit was saved, if it was; return what it took to get there.
+        """Bring a fresh state to where the unit was saved, if it was; return the time and energy spent until then.
 
-        Raises
-        ------
-        IntegrityError
-            The file is damaged, or of another unit or plan.
+        Raises IntegrityError: the file is damaged, or of another unit or plan.
         """
         found = work_files.read(self._state(unit), self._of_state(unit))
         if found is None:
@@ -268,10 +227,7 @@ class BuildFolder:
     def read_kept(self, unit: Unit, number: int) -> tuple[dict[str, NDArray[Any]], list[Row]]:
         """Read checkpoints back.
 
-        Raises
-        ------
-        IntegrityError
-            There are none, they are damaged, or of another unit, step or plan.
+        Raises IntegrityError: there are none, they are damaged, or of another unit, step or plan.
         """
         path = self._kept(unit, number)
         found = work_files.read(path, self._of_kept(unit, number))
@@ -282,17 +238,17 @@ class BuildFolder:
         return arrays, [{**row, "created": datetime.fromisoformat(row["created"])} for row in rows]
 
     def is_kept(self, unit: Unit, number: int) -> bool:
-        """Whether the unit's checkpoints of a step, or of a draw, are stored; raises as ``read_kept``, but for damaged
-        tensors.
+        """Return whether the unit's checkpoints of a step, or of a draw, are stored; raises as ``read_kept``, except
+        for damaged tensors.
         """
         return work_files.read_facts(self._kept(unit, number), self._of_kept(unit, number)) is not None
 
     def is_finished(self, unit: Unit, numbers: Sequence[int]) -> bool:
-        """Whether all of these are stored; the last are stored last, so that they are looked for first."""
+        """Return whether all of these are stored; the last are stored last, so they are looked for first."""
         return all(self.is_kept(unit, number) for number in reversed(numbers))
 
     def has_unsealed(self, unit: Unit, number: int) -> bool:
-        """Whether an earlier version stored these checkpoints, without a seal."""
+        """Return whether an earlier version stored these checkpoints, without a seal."""
         return os.path.lexists(self._kept(unit, number)) and not self.is_kept(unit, number)
 
     def forget_state(self, unit: Unit) -> None:
@@ -325,12 +281,9 @@ class BuildFolder:
 
 
 def member_plans(zoo: Path) -> Iterator[tuple[BuildFolder, BuildPlan]]:
-    """The plans of members in a zoo's folder, in order of their names; those of draws are passed over.
+    """Yield the plans of members in a zoo's folder, ordered by name; those of draws are skipped.
 
-    Raises
-    ------
-    ZooError
-        A plan is damaged, or of a later version.
+    Raises ZooError: a plan is damaged, or of a later version.
     """
     for path in sorted((zoo / WORK_FOLDER).glob(f"*/{PLAN}")):
         build_folder = BuildFolder(path.parent)
@@ -342,12 +295,10 @@ def member_plans(zoo: Path) -> Iterator[tuple[BuildFolder, BuildPlan]]:
 
 @contextmanager
 def locked_build_folder(zoo: Path, prefix: str) -> Iterator[BuildFolder]:
-    """The folder of a zoo's build of one recipe, locked against other processes until the end or this one's death.
+    """Lock the folder of a zoo's build of one recipe against other processes, until the end of the block or this
+    process's death.
 
-    Raises
-    ------
-    LockedError
-        Another process holds it.
+    Raises LockedError: another process holds it.
     """
     folder = zoo / WORK_FOLDER / prefix
     while True:
@@ -383,7 +334,7 @@ def locked_build_folder(zoo: Path, prefix: str) -> Iterator[BuildFolder]:
 
 @contextmanager
 def _tolerating_no_locks() -> Iterator[None]:
-    """Go on where the file system has no locks, as Lustre without ``flock``: claims then keep processes apart."""
+    """Continue where the file system has no locks, as Lustre without ``flock``: claims then keep processes apart."""
     try:
         yield
     except OSError as error:
@@ -392,7 +343,7 @@ def _tolerating_no_locks() -> Iterator[None]:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what killed processes were writing; others may be at work here, so only what is old."""
+    """Remove temporary files of killed processes; others may be at work here, so only old ones."""
     for left in folder.glob(f"{TEMPORARY}*"):
         with suppress(OSError):
             if time.time() - left.stat().st_mtime > _OLD_SECONDS:
@@ -415,7 +366,7 @@ def _iso(value: object) -> str:
 
 
 def _format_value(value: object) -> str:
-    """The text of a plan's field; of more than three values the first and the last."""
+    """Return the text of a plan's field; of more than three values the first and the last."""
     if not isinstance(value, tuple):
         return str(value)
     values = [str(entry) for entry in value]
@@ -432,7 +383,9 @@ class Interrupted(ZooError):
 
 @contextmanager
 def catch_stop_signals() -> Iterator[StopRequested]:
-    """Whether Ctrl-C or SIGTERM came; a second one ends the process at once. Outside the main thread: never."""
+    """Yield a function that returns whether Ctrl-C or SIGTERM came; a second one ends the process at once. Outside the
+    main thread it always returns False.
+    """
     asked = threading.Event()
     # Python sets signal handlers in the main thread only, else raises ValueError
     if threading.current_thread() is not threading.main_thread():

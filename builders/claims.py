@@ -7,7 +7,7 @@ have (Lustre without ``flock``: ENOSYS) and some only pretend to (NFS with ``loc
 ::
 
     <name>.claim-000001      who works on it: host, process, how far. Made by link(2), so one process makes it
-    <name>.claim-000002      who took it over, when no sign of life came from the first for some time
+    <name>.claim-000002      who took it over, when the first had sent no heartbeat for some time
 
 The highest number counts, and who takes over removes those below. A holder writes into its file now and then; the time
 of that is compared with the time of a file that was just written to the same folder, both by the clock of the file
@@ -33,27 +33,21 @@ from builders.work_files import read_small
 from ckptzoo.format.durable import TEMPORARY
 
 HEARTBEAT_SECONDS = 15.0
-"""How often a holder gives a sign of life."""
+"""Seconds between two heartbeats of a holder."""
 STALE_SECONDS = 180.0
-"""How long there is none before others take over: several times what a busy file server may keep a write waiting."""
+"""Seconds without a heartbeat before others take over: several times what a busy file server may delay a write."""
 _NAME = re.compile(r"(?P<name>.+)\.claim-(?P<number>\d{6})")
+# Bytes of a claim's file that are parsed: a file that another program wrote may be longer.
 _MAX_CONTENT = 4096
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a claim.
+    """The holder of a claim.
 
-    Parameters
-    ----------
-    host, process
-        where.
-    progress
-        how far, in optimiser steps.
-    age
-        seconds since the last sign of life, by the clock of the file system.
-    alive
-        whether the claim counts: a sign of life came lately, and the process is not known to have ended.
+    ``progress`` counts optimiser steps; ``age`` is the seconds since the last heartbeat, by the clock of the file
+    system; ``alive`` tells whether the claim counts: the heartbeat is recent, and the process is not known to have
+    ended.
     """
 
     host: str
@@ -66,14 +60,9 @@ class Holder:
 class Claim:
     """A claim that this process holds.
 
-    Attributes
-    ----------
-    lost
-        whether another process has taken over; checked with every sign of life.
-    taken_over
-        whether it was taken over from a holder that ended without giving it up.
-    progress
-        optimiser steps taken; written with the next heartbeat.
+    ``lost`` tells whether another process has taken over, checked with every heartbeat; ``taken_over`` whether it was
+    taken over from a holder that ended without giving it up. ``progress`` counts optimiser steps taken, and is written
+    with the next heartbeat.
     """
 
     def __init__(self, claims: "Claims", path: Path) -> None:
@@ -82,7 +71,7 @@ class Claim:
         self._claims, self._path = claims, path
 
     def beat(self) -> None:
-        """Give a sign of life, and see whether another process took over."""
+        """Send a heartbeat, and note whether another process took over."""
         name = _claimed(self._path)
         self.lost = self._claims.newest(name) != self._path
         if not self.lost:
@@ -92,14 +81,8 @@ class Claim:
 
 
 class Claims:
-    """The claims of a folder.
-
-    Parameters
-    ----------
-    folder
-        shared by all who work.
-    heartbeat, stale
-        seconds; see ``HEARTBEAT_SECONDS`` and ``STALE_SECONDS``.
+    """The claims of a folder that all processes share; ``heartbeat`` and ``stale`` are seconds, see
+    ``HEARTBEAT_SECONDS`` and ``STALE_SECONDS``.
     """
 
     def __init__(self, folder: Path, *, heartbeat: float = HEARTBEAT_SECONDS, stale: float = STALE_SECONDS) -> None:
@@ -124,12 +107,12 @@ class Claims:
                 path.unlink()
 
     def holder(self, name: str) -> Holder | None:
-        """Who holds a claim; None where nobody does, or it is given up at this moment."""
+        """Return the holder of a claim; None where there is none, or it is given up at this moment."""
         path = self.newest(name)
         return None if path is None else self._holder(path, self._now())
 
     def holders(self) -> dict[str, Holder]:
-        """Who holds what, of all claims of the folder."""
+        """Return the holders of all claims of the folder, by name."""
         newest: dict[str, int] = {}
         for match in self._listed():
             newest[match["name"]] = max(newest.get(match["name"], 0), int(match["number"]))
@@ -138,7 +121,7 @@ class Claims:
         return {name: holder for name, holder in found.items() if holder is not None}
 
     def newest(self, name: str) -> Path | None:
-        """The file of a claim that counts."""
+        """Return the file of a claim that counts."""
         numbers = [int(match["number"]) for match in self._listed() if match["name"] == name]
         return self._path(name, max(numbers)) if numbers else None
 
@@ -159,7 +142,7 @@ class Claims:
         return path
 
     def _make(self, path: Path) -> bool:
-        """Make the file of a claim; False where another process was faster."""
+        """Make the file of a claim; return False where another process was faster."""
         temporary = self._folder / f"{TEMPORARY}{secrets.token_hex(8)}"
         try:
             temporary.write_bytes(_content(0))
@@ -186,7 +169,7 @@ class Claims:
             return None
         content = _parsed(data)
         age = now - heard
-        # a sign of life from the future is of a clock that was wrong since, and would count for ever
+        # a heartbeat from the future comes from a clock that was wrong then, and would count for ever
         alive = abs(age) < self._stale and not _has_ended(content)
         host, process, progress = (content.get(key) for key in ("host", "process", "progress"))
         return Holder(
@@ -198,7 +181,7 @@ class Claims:
         )
 
     def _now(self) -> float:
-        """The time of the file system's clock."""
+        """Return the time of the file system's clock."""
         path = self._folder / f"{TEMPORARY}{secrets.token_hex(8)}"
         try:
             path.write_bytes(b"")
@@ -219,7 +202,7 @@ class Claims:
 
 
 def _make_exclusively(path: Path) -> bool:
-    """The same on a file system without hard links."""
+    """Make the file of a claim on a file system without hard links."""
     try:
         # O_EXCL: of those who try, one makes the file, on NFS too (version 3 and later)
         with path.open("xb") as file:
@@ -236,7 +219,9 @@ def _claimed(path: Path) -> str:
 
 
 def _content(progress: int) -> bytes:
-    """What a claim's file holds, in a fixed number of bytes, so that a later write replaces an earlier one whole."""
+    """Return the content of a claim's file, in a fixed number of bytes, so that a later write replaces an earlier one
+    whole.
+    """
     own = {
         "host": socket.gethostname(),
         "process": os.getpid(),
@@ -256,7 +241,9 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 
 def _process_space() -> str:
-    """Names this boot of this machine and its numbers of processes, which containers have of their own; or nothing."""
+    """Return a name of this boot of this machine and its process numbers, which containers have of their own; or
+    nothing.
+    """
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:  # not Linux
@@ -264,7 +251,7 @@ def _process_space() -> str:
 
 
 def _has_ended(content: dict[str, Any]) -> bool:
-    """Whether a holder on this machine is known to have ended; of others nothing is known."""
+    """Return whether a holder on this machine is known to have ended; of others nothing is known."""
     process, space = content.get("process"), content.get("space")
     if not isinstance(process, int) or process <= 0 or not space or space != _process_space():
         return False
@@ -279,7 +266,8 @@ def _has_ended(content: dict[str, Any]) -> bool:
 
 
 def _started(process: int) -> int | None:
-    """When a process of this machine started, in clock ticks since boot; 0 where it ended, None where that is hidden.
+    """Return when a process of this machine started, in clock ticks since boot; 0 where it ended, None where that is
+    hidden.
 
     A number is given to another process later, and a process that was killed keeps its number until its parent asks
     how it ended (state Z), which some parents never do.

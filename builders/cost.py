@@ -1,4 +1,4 @@
-"""``cost``: what a zoo cost, device-hours and energy, from its metadata alone."""
+"""``cost``: device-hours and energy of a zoo, from its metadata alone."""
 
 import math
 from collections.abc import Iterable
@@ -23,23 +23,12 @@ _Key = tuple[str | None, str | None, str | None]
 
 @dataclass(frozen=True)
 class Spending:
-    """What the members of one recipe took on one kind of device with one engine.
+    """The time and energy of the members of one recipe on one kind of device with one engine.
 
-    Parameters
-    ----------
-    recipe
-        its name and the first 8 digits of its digest; None, as for device and engine, where unknown.
-    members, checkpoints
-        how many there are.
-    timed
-        members of whom it is known how long they were trained.
-    member_steps, seconds
-        of those: optimiser steps, and the shares of their units' time on the device, both up to each one's last
-        checkpoint. Measuring the checkpoints is not counted.
-    metered
-        members of whom it is known how much energy their training took.
-    joules
-        the shares of those.
+    ``recipe`` is its name and the first 8 digits of its digest; it, the device and the engine are None where unknown.
+    ``timed`` counts the members whose time of training is known; ``member_steps`` and ``seconds`` are their optimiser
+    steps and their shares of their units' time on the device, both up to each one's last checkpoint, without measuring
+    the checkpoints. ``metered`` counts the members whose energy is known, and ``joules`` is the sum of their shares.
     """
 
     recipe: str | None
@@ -55,32 +44,32 @@ class Spending:
 
     @property
     def device_hours(self) -> float | None:
-        """Hours of a device that members took whose time is known."""
+        """Hours of a device for the members whose time is known."""
         return self.seconds / 3600 if self.timed else None
 
     @property
     def members_per_device_hour(self) -> float | None:
-        """Trained from beginning to end."""
+        """Members that a device trains from beginning to end in an hour."""
         return self.timed / self.seconds * 3600 if self.seconds else None
 
     @property
     def steps_per_second(self) -> float | None:
-        """Optimiser steps of all members together."""
+        """Optimiser steps a second of all members together."""
         return self.member_steps / self.seconds if self.seconds else None
 
     @property
     def kilowatt_hours(self) -> float | None:
-        """Kilowatt-hours that members took whose energy is known."""
+        """Kilowatt-hours of the members whose energy is known."""
         return self.joules / JOULES_PER_KWH if self.metered else None
 
     def to_json(self) -> dict[str, Any]:
-        """Everything by name; what is unknown is None."""
+        """Return everything by name; unknown values are None."""
         names = ("recipe", "device", "engine", "members", "checkpoints", "timed", "member_steps", "device_hours")
         names += ("members_per_device_hour", "steps_per_second", "metered", "kilowatt_hours")
         return {name: getattr(self, name) for name in names}
 
     def line(self) -> str:
-        """The figures in a sentence's length."""
+        """Return the figures in one sentence."""
         parts = [counted(self.members, "member")]
         if (hours := self.device_hours) is not None:
             parts.append(f"{hours:,.3g} device-hours on {self.device or 'an unknown device'} with {self.engine or '?'}")
@@ -93,7 +82,7 @@ class Spending:
         return printable(", ".join(parts))
 
     def cells(self) -> list[str]:
-        """The figures as a row of a table."""
+        """Return the figures as a row of a table."""
         hours, energy = self.device_hours, self.kilowatt_hours
         return [
             printable(self.recipe or "-"),
@@ -114,21 +103,13 @@ class Spending:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a zoo, or a selection of one, cost.
-
-    Parameters
-    ----------
-    zoo
-        its name.
-    spendings
-        one a recipe, device and engine, in the order of their names.
-    """
+    """The cost of a zoo, or of a selection of one, by recipe, device and engine in the order of their names."""
 
     zoo: str
     spendings: tuple[Spending, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Everything by name; what is unknown is None."""
+        """Return everything by name; unknown values are None."""
         return {"zoo": self.zoo, "spendings": [item.to_json() for item in self.spendings]}
 
     def print(self, console: Console | None = None) -> None:
@@ -148,24 +129,17 @@ class Cost:
 
 
 def cost(zoo: Zoo) -> Cost:
-    """What the members of a zoo, or of a selection of one, cost.
+    """Add up the time and energy of the members of a zoo, or of a selection of one.
 
-    Parameters
-    ----------
-    zoo
-        what ``ckptzoo.open`` gives, or a selection of it.
-
-    Notes
-    -----
     Reads metadata; no weights. A member's last checkpoint holds all its time (``wall_seconds``) and energy
     (``energy_joules`` of the ``extra`` column), each an equal share of its unit's, so that the sum over members is the
-    time of the device. Draws that were taken of a mode in one piece of work are one member here.
+    time of the device. Draws that were taken from a mode in one piece of work are one member here.
     """
     return Cost(zoo.name, spendings(zoo.metadata))
 
 
 def spendings(metadata: pa.Table) -> tuple[Spending, ...]:
-    """The same from rows of raw metadata."""
+    """Return the same from rows of raw metadata."""
     groups: dict[_Key, dict[object, dict[str, Any]]] = {}
     counts: dict[_Key, int] = {}
     for row in metadata.select(_COLUMNS).to_pylist():
@@ -192,6 +166,6 @@ def _spending(key: _Key, checkpoints: int, last: Iterable[dict[str, Any]]) -> Sp
 
 
 def _is_amount(value: object) -> bool:
-    """Whether an untrusted figure can be added up."""
+    """Return whether an untrusted figure can be added up."""
     # JSON's true is an int for Python, and its parser takes NaN and Infinity
     return isinstance(value, int | float) and value is not True and 0 <= value < math.inf

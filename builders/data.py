@@ -26,16 +26,8 @@ _DIGITS = "digits"
 class Data:
     """A training and a test set.
 
-    Parameters
-    ----------
-    name
-        of the data set.
-    train_images, test_images
-        (N, C, H, W) uint8, raw pixels; perhaps memory maps.
-    train_labels, test_labels
-        (N,) int64, from 0.
-    class_names
-        in the order of the labels; None where the data set has none.
+    Images are (N, C, H, W) uint8, raw pixels, perhaps memory maps; labels are (N,) int64, from 0. ``class_names`` are
+    in the order of the labels; None where the data set has none.
     """
 
     name: str
@@ -47,16 +39,16 @@ class Data:
 
     @classmethod
     def of(cls, train: ImageSet, test: ImageSet) -> "Data":
-        """The two halves of a data set."""
+        """Combine the two halves of a data set."""
         return cls(train.name, train.images, train.labels, test.images, test.labels, train.class_names)
 
     @property
     def classes(self) -> int:
-        """How many labels there are."""
+        """The number of labels."""
         return int(self.train_labels.max()) + 1
 
     def half(self, name: str) -> tuple[Images, Labels]:
-        """Raw images (N, C, H, W) and labels (N,) of ``"train"`` or ``"test"``."""
+        """Return raw images (N, C, H, W) and labels (N,) of ``"train"`` or ``"test"``."""
         return getattr(self, f"{name}_images"), getattr(self, f"{name}_labels")
 
     @cached_property
@@ -76,23 +68,14 @@ class Data:
 
 
 def load(recipe: Recipe, folder: str | Path | None = None) -> Data:
-    """The images that a recipe names; ``builders.sources.load`` loads the data of any recipe.
+    """Load the images that a recipe names; ``builders.sources.load`` loads the data of any recipe.
 
-    Parameters
-    ----------
-    recipe
-        names the data set and says how many images each half has.
-    folder
-        where the files are, or a folder with a subfolder of the data set's name; by default the environment variable
-        ``CKPTZOO_DATA``, and where that is not set either the data set is fetched through ``datasets``. ``digits`` is
-        bundled with scikit-learn and needs neither. ``ckptzoo.image_sets.find`` lists the forms.
+    ``folder`` has the files, or a subfolder of the data set's name; by default it is the environment variable
+    ``CKPTZOO_DATA``, and where that is not set either the data set is fetched through ``datasets``. ``digits`` is
+    bundled with scikit-learn and needs neither. ``ckptzoo.image_sets.find`` lists the forms.
 
-    Raises
-    ------
-    ZooError
-        A file is missing, or nothing could be fetched.
-    IntegrityError
-        A file is not what it should be, or the recipe counts other images than there are.
+    Raises ZooError: a file is missing, or nothing could be fetched. Raises IntegrityError: a file is not what it should
+    be, or the recipe counts other images than there are.
     """
     if not image_sets.has_training_set(recipe.dataset):
         raise UnknownNameError(f"recipe {recipe.name!r}", "data set", recipe.dataset, (_DIGITS, *TRAINING_SETS))
@@ -114,26 +97,17 @@ def load(recipe: Recipe, folder: str | Path | None = None) -> Data:
 
 
 def inputs(recipe: Recipe, images: Images) -> NDArray[np.float32]:
-    """(N, C, H, W) float32: what the network sees of raw pixels, ``(pixel / 255 - mean) / std`` rounded once.
-
-    Parameters
-    ----------
-    recipe
-        its ``mean`` and ``std`` are one number or one a channel.
-    images
-        (N, C, H, W) uint8.
+    """Return (N, C, H, W) float32, the inputs from raw uint8 pixels: ``(pixel / 255 - mean) / std`` rounded once,
+    with one mean and deviation or one a channel.
     """
     recipe = require_images(recipe)
     return image_sets.network_inputs(images, recipe.mean, recipe.std)
 
 
 def require_images(recipe: Recipe) -> ImageRecipe:
-    """A recipe that trains on images.
+    """Return a recipe that trains on images.
 
-    Raises
-    ------
-    ZooError
-        It trains on something else.
+    Raises ZooError: it trains on something else.
     """
     if not isinstance(recipe, ImageRecipe):
         got = f"one for {type(recipe).__name__.removesuffix('Recipe').lower()} data"
@@ -142,7 +116,7 @@ def require_images(recipe: Recipe) -> ImageRecipe:
 
 
 def _digits(recipe: Recipe) -> Data:
-    """scikit-learn's 1,797 digits, enlarged from 8x8 to 28x28; a fixed shuffled split."""
+    """Load scikit-learn's 1,797 digits, enlarged from 8x8 to 28x28, with a fixed shuffled split."""
     digits = read_digits()
     if digits is None:
         raise MissingExtraError("scikit-learn", "build")
@@ -152,9 +126,8 @@ def _digits(recipe: Recipe) -> Data:
 
 
 def from_datasets(name: str, splits: Mapping[str, Any]) -> Data:
-    """A known data set from a ``datasets.DatasetDict`` with the splits and columns that it has on the hub.
-
-    The number of images may be any.
+    """Return a known data set from a ``datasets.DatasetDict`` with the splits and columns that it has on the hub, with
+    any number of images.
     """
     found = image_sets.halves_from(name, splits)
     return Data.of(found["train"], found["test"])

@@ -19,19 +19,11 @@ _DRAWN_AT_ONCE = 2**15
 
 
 class TrainingBatch(NamedTuple):
-    """What M members see in one optimiser step of B examples.
+    """The batches of M members in one optimiser step of B examples.
 
-    Attributes
-    ----------
-    rate
-        the learning rate.
-    inputs
-        (M, B, ...) float32; float64 where the recipe's precision is.
-    targets
-        (M, B).
-    scales
-        (M, B, U) of the same dtype, by which the inputs of the last linear layer are multiplied: 0 where dropout drops
-        one, 1 / (1 - p) elsewhere; None without dropout.
+    ``inputs`` are (M, B, ...) float32, or float64 where the recipe's precision is; ``targets`` are (M, B). The inputs
+    of the last linear layer are multiplied by ``scales`` (M, B, U) of the same dtype: 0 where dropout drops one, 1 / (1
+    - p) elsewhere; None without dropout.
     """
 
     rate: float
@@ -45,20 +37,20 @@ class Feed(Protocol):
 
     @property
     def recipe(self) -> Recipe:
-        """What is trained."""
+        """The recipe that is trained."""
         ...
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """The device of the data."""
         ...
 
     def network_inputs(self, raw: torch.Tensor) -> torch.Tensor:
-        """The inputs of the network in float32, from inputs as the source holds them."""
+        """Return the inputs of the network in float32, from inputs as the source holds them."""
         ...
 
     def batches(self, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[TrainingBatch]:
-        """The steps from ``start`` to ``stop`` of the members with these keys."""
+        """Yield the steps from ``start`` to ``stop`` of the members with these keys."""
         ...
 
 
@@ -66,16 +58,8 @@ class Feed(Protocol):
 class DataSource:
     """A training set of images.
 
-    Parameters
-    ----------
-    recipe
-        what is trained.
-    pixels
-        (N * C * H * W,) uint8: raw images padded by ``recipe.crop_pad``, one after another.
-    labels
-        (N,) int64.
-    channels, height, width
-        C, H and W of a padded image.
+    ``pixels`` (N * C * H * W,) uint8 holds raw images padded by ``recipe.crop_pad``, one after another; ``labels`` is
+    (N,) int64; ``channels``, ``height`` and ``width`` are C, H and W of a padded image.
     """
 
     recipe: ImageRecipe
@@ -87,12 +71,9 @@ class DataSource:
 
     @classmethod
     def of(cls, recipe: Recipe, source: Data, device: str) -> Self:
-        """Pad with raw 0, move to the device.
+        """Pad the images with raw 0, and move them to the device.
 
-        Raises
-        ------
-        ZooError
-            The recipe is not for images, or has means of another number of channels.
+        Raises ZooError: the recipe is not for images, or has means of another number of channels.
         """
         recipe = require_images(recipe)
         raw, targets = source.half("train")
@@ -105,7 +86,6 @@ class DataSource:
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
         return self.pixels.device
 
     @property
@@ -120,17 +100,12 @@ class DataSource:
         return self.height - 2 * pad, self.width - 2 * pad
 
     def network_inputs(self, raw: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The network's inputs from raw pixels: ``(pixel - 255 mean) / (255 std)``, in the arithmetic of their dtype.
+        """Return the network's inputs from raw pixels: ``(pixel - 255 mean) / (255 std)``, in the arithmetic of their
+        dtype.
 
-        Parameters
-        ----------
-        raw
-            uint8, (..., C, H, W); of any shape where all channels have the same mean and deviation.
-        out
-            where they are written, which decides their dtype; by default new memory in float32.
+        ``raw`` is uint8 (..., C, H, W), or of any shape where all channels have the same mean and deviation. The dtype
+        of ``out`` decides that of the result; by default it is new memory in float32.
 
-        Notes
-        -----
         float32 inputs may differ from those of ``builders.data.inputs`` by the last bit.
         """
         pixels = raw.float() if out is None else out.copy_(raw)
@@ -144,7 +119,7 @@ class DataSource:
         return pixels.sub_(shift).mul_(scale)
 
     def batches(self, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[TrainingBatch]:
-        """Inputs (M, B, C, H, W) are crops, mirrored where the recipe flips, and normalised last."""
+        """Yield batches whose inputs (M, B, C, H, W) are crops, mirrored if the recipe flips, and normalised last."""
         windows = self._windows()
         for step in steps(self, keys, start, stop):
             raw = windows[step.corners]
@@ -154,9 +129,9 @@ class DataSource:
             yield TrainingBatch(step.rate, images, step.labels, step.scales)
 
     def _windows(self) -> torch.Tensor:
-        """(P, C, H, W): a view of the crop that starts at each place of ``pixels``, except those too near the end.
-
-        An index into it copies whole rows of a crop, at a tenth of the time of an index into ``pixels`` for each pixel.
+        """Return (P, C, H, W): a view of the crop that starts at each place of ``pixels``, except those too near the
+        end. An index into it copies whole rows of a crop, at a tenth of the time of an index into ``pixels`` for each
+        pixel.
         """
         height, width = self.crop_shape
         plane = self.height * self.width
@@ -169,14 +144,8 @@ class DataSource:
 class TabularData:
     """A training set of rows.
 
-    Parameters
-    ----------
-    recipe
-        what is trained.
-    inputs
-        (N, D) float32; float64, of the same values, where the recipe's precision is.
-    targets
-        (N,) float32.
+    ``inputs`` are (N, D) float32, or float64 of the same values where the recipe's precision is; ``targets`` are (N,)
+    float32.
     """
 
     recipe: Recipe
@@ -185,21 +154,20 @@ class TabularData:
 
     @classmethod
     def of(cls, recipe: Recipe, source: Table, device: str) -> Self:
-        """Move to the device."""
+        """Move a table to the device."""
         inputs, targets = (torch.from_numpy(array).to(device) for array in source.half("train"))
         return cls(recipe, inputs.to(dtype_of(recipe)), targets)
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
         return self.inputs.device
 
     def network_inputs(self, raw: torch.Tensor) -> torch.Tensor:
-        """The inputs as they are: a table holds what the network sees."""
+        """Return the inputs unchanged: a table holds what the network sees."""
         return raw
 
     def batches(self, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[TrainingBatch]:
-        """Inputs have the shape (M, B, D)."""
+        """Yield batches with inputs (M, B, D)."""
         batch, rates = self.recipe.batch, self.recipe.rates
         for epoch, positions, items in _draw_order(self.recipe, keys, self.device, start, stop):
             scales = _dropout_scales(self.recipe, _lanes(keys, self.device), epoch, positions)
@@ -215,20 +183,11 @@ class TabularData:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """What M members take for one optimiser step of B images, as places of crops.
+    """The batches of M members in one optimiser step of B images, as places of crops.
 
-    Parameters
-    ----------
-    rate
-        the learning rate.
-    corners
-        (M, B) int64: the place in ``DataSource.pixels`` of the first pixel of each crop.
-    labels
-        (M, B) int64.
-    scales
-        as in ``TrainingBatch``.
-    flips
-        (M, B) bool: which crops are mirrored; None where the recipe does not flip.
+    ``corners`` (M, B) int64 is the place in ``DataSource.pixels`` of the first pixel of each crop, ``labels`` are (M,
+    B) int64, ``scales`` are as in ``TrainingBatch``, and ``flips`` (M, B) bool tells which crops are mirrored; it is
+    None where the recipe does not flip.
     """
 
     rate: float
@@ -239,7 +198,7 @@ class Step:
 
 
 def steps(data_source: DataSource, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[Step]:
-    """The steps from ``start`` to ``stop`` of the members with these keys, as places of crops."""
+    """Yield the steps from ``start`` to ``stop`` of the members with these keys, as places of crops."""
     recipe = data_source.recipe
     batch, lanes = recipe.batch, _lanes(keys, data_source.device)
     for epoch, positions, items in _draw_order(recipe, keys, data_source.device, start, stop):
@@ -259,7 +218,7 @@ def steps(data_source: DataSource, keys: NDArray[np.uint64], start: int, stop: i
 
 
 def _dropout_scales(recipe: Recipe, lanes: Any, epoch: int, positions: Any) -> torch.Tensor | None:
-    """(M, P, U) as in ``TrainingBatch``."""
+    """Return scales (M, P, U) as in ``TrainingBatch``."""
     if not recipe.dropout:
         return None
     units = recipe.arch[recipe.head].shape[1]
@@ -270,10 +229,9 @@ def _dropout_scales(recipe: Recipe, lanes: Any, epoch: int, positions: Any) -> t
 def _draw_order(
     recipe: Recipe, keys: NDArray[np.uint64], device: torch.device, start: int, stop: int
 ) -> Iterator[tuple[int, Any, torch.Tensor]]:
-    """An epoch, positions (P,) in it, which begin with a batch, and the items (M, P) that members meet there.
-
-    The numbers are drawn for many steps at once, in numpy where the device is the CPU and else on the device; the
-    positions are of that kind.
+    """Yield an epoch, positions (P,) in it, which begin with a batch, and the items (M, P) that members meet there. The
+    numbers are drawn for many steps at once, in numpy where the device is the CPU and else on the device; the positions
+    are of that kind.
     """
     count, batch = recipe.train, recipe.batch
     at_once = max(1, _DRAWN_AT_ONCE // (len(keys) * batch))
@@ -289,6 +247,6 @@ def _draw_order(
 
 
 def _lanes(keys: NDArray[np.uint64], device: torch.device) -> Any:
-    """The keys where the numbers are drawn: numpy on a CPU, int64 torch of the same bits elsewhere."""
+    """Return the keys where the numbers are drawn: numpy on a CPU, int64 torch of the same bits elsewhere."""
     # torch has hardly any arithmetic on uint64
     return keys if device.type == "cpu" else torch.from_numpy(keys.view(np.int64)).to(device)

@@ -10,32 +10,27 @@ from typing import Any
 import torch
 
 Counter = Callable[[], float | None]
-"""Joules that a device has used since some moment in the past; None where they are not counted."""
+"""A function that returns the joules a device has used since some moment in the past; None where they are not counted.
+"""
 
 
 @dataclass(frozen=True)
 class Spent:
-    """What training took; ``+`` adds up, and what is unknown of one is unknown of the sum.
+    """The time and energy of training; ``+`` adds, and an unknown term makes the sum unknown.
 
-    Parameters
-    ----------
-    seconds
-        of the device.
-    joules
-        of the device, whatever else ran on it at the time; None where unknown.
+    Both are those of the device, the joules whatever else ran on it at the time; None where unknown.
     """
 
     seconds: float = 0.0
     joules: float | None = 0.0
 
     def __add__(self, other: "Spent") -> "Spent":
-        """Both together."""
         joules = None if self.joules is None or other.joules is None else self.joules + other.joules
         return Spent(self.seconds + other.seconds, joules)
 
 
 def spent(work: Callable[[], object], counter: Counter) -> Spent:
-    """Do some work, which ends when the device is done with it, and return what it took."""
+    """Do some work, which ends when the device is done with it, and return its time and energy."""
     first, began = counter(), time.monotonic()
     work()
     seconds, last = time.monotonic() - began, counter()
@@ -44,16 +39,11 @@ def spent(work: Callable[[], object], counter: Counter) -> Spent:
 
 @contextmanager
 def counter_of(device: str) -> Iterator[Counter]:
-    """The counter of a CUDA device, read through NVML (extra ``gpu``).
+    """Open the counter of a CUDA device, read through NVML (extra ``gpu``).
 
-    Parameters
-    ----------
-    device
-        ``"cpu"``, ``"cuda"`` or ``"cuda:1"``. The counter says None for a CPU, without the package or the driver's
-        library, and for a device that does not count (those before Volta, and slices of one).
+    ``device`` is ``"cpu"``, ``"cuda"`` or ``"cuda:1"``. The counter returns None for a CPU, without the package or the
+    driver's library, and for a device that does not count (those before Volta, and slices of one).
 
-    Notes
-    -----
     ``nvmlDeviceGetTotalEnergyConsumption``: millijoules of the whole board since the driver was loaded.
     """
     nvml = _library() if device.startswith("cuda") else None
@@ -67,7 +57,7 @@ def counter_of(device: str) -> Iterator[Counter]:
 
 
 def _library() -> Any | None:
-    """NVML, started; None where there is none."""
+    """Return NVML, initialised; None where there is none."""
     try:
         # the module of the package nvidia-ml-py
         nvml: Any = import_module("pynvml")
@@ -81,7 +71,7 @@ def _library() -> Any | None:
 
 
 def _reader(nvml: Any, device: str) -> Counter:
-    """The counter of a device, found by its UUID: torch and NVML may number devices differently."""
+    """Return the counter of a device, found by its UUID: torch and NVML may number devices differently."""
 
     def read() -> float | None:
         try:

@@ -22,47 +22,25 @@ from ckptzoo.schema.architecture import ITEMSIZE
 from ckptzoo.text import counted, printable, size
 
 WARM_UP = 2
-"""Steps that are taken and not counted: an engine is compiled, memory is allocated."""
+"""Steps that are taken first and not counted: an engine is compiled, memory is allocated."""
 SECONDS = 3.0
-"""How long steps are taken."""
+"""Seconds for which steps are taken."""
 _MEASURED_MEMBERS = 8
-"""Members a core that are measured together; see ``Trainer.measure``."""
+"""Members a core that are measured together; ``Trainer.measure`` takes as many."""
 _MEASURED_EXAMPLES = 64
-"""Examples of each half on which networks are measured first where one at a time is trained."""
+"""Examples of each half on which networks are measured first where one is trained at a time."""
 _PART_BYTES, _ROW_BYTES = 18_000, 55
-"""Metadata and index of a part, and of each checkpoint in it, about; measured on zoos of 64 to 10,000 networks."""
+"""Approximate metadata and index of a part, and of each checkpoint in it; measured on zoos of 64 to 10,000 networks."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a build will take.
+    """The time and disk space of a build.
 
-    Parameters
-    ----------
-    recipe
-        its name and the first 8 digits of its digest.
-    device, engine
-        where and how it is trained.
-    members, checkpoints
-        how many will be added.
-    parameter_bytes
-        of the weights of one checkpoint.
-    member_steps
-        optimiser steps of all members together.
-    steps_per_second
-        of those.
-    measuring
-        seconds that the checkpoints' losses and accuracies take; None where unknown.
-    joules_per_step
-        of a member-step; None where unknown.
-    output_bytes
-        of the outputs of one checkpoint that are stored too.
-    unit_members
-        members of a unit; None where that is not known.
-    devices
-        how many devices such as this one train units side by side.
-    price
-        of an hour of one of them, in any currency; None where it is not given.
+    ``parameter_bytes`` and ``output_bytes`` are those of the weights and of the stored outputs of one checkpoint.
+    ``member_steps`` are the optimiser steps of all members together; ``measuring`` is the seconds that the checkpoints'
+    losses and accuracies take. ``unit_members`` are the members of a unit; ``devices`` such as this one train units
+    side by side, and an hour of one has the ``price``, in any currency. None means unknown.
     """
 
     recipe: str
@@ -95,9 +73,8 @@ class Estimate:
         name: str | None = None,
         steps: int | None = None,
     ) -> "Estimate":
-        """For a number of members, with this number of checkpoints each, at a measured speed.
-
-        ``name`` and ``steps`` of each member are those of the trainer's recipe where they are not given.
+        """Estimate a number of members, with this number of checkpoints each, at a measured speed. ``name`` and
+        ``steps`` of each member are those of the trainer's recipe where they are not given.
         """
         recipe = trainer.recipe
         return cls(
@@ -121,7 +98,7 @@ class Estimate:
 
     @property
     def hours(self) -> float:
-        """From beginning to end: training and, where it is known, measuring."""
+        """Hours from beginning to end: training and, where it is known, measuring."""
         return self.device_hours + (self.measuring or 0.0) / 3600
 
     @property
@@ -137,20 +114,20 @@ class Estimate:
 
     @property
     def money(self) -> tuple[float, float] | None:
-        """What it costs to pay the devices while they train, and to pay all of them to the end at the latest."""
+        """The price of the devices while they train, and the price of all of them to the end at the latest."""
         return (
             None if self.price is None else (self.price * self.hours, self.price * self.devices * self.elapsed_hours[1])
         )
 
     @property
     def disk_bytes(self) -> int:
-        """While it is built, about: the zoo, the units' files until they are merged, and the saved states."""
+        """Approximate bytes during the build: the zoo, the units' files until they are merged, and saved states."""
         states = self.devices * (self.unit_members or self.members) * 2 * self.parameter_bytes
         return 2 * self.nbytes + states
 
     @property
     def members_per_device_hour(self) -> float:
-        """Trained from beginning to end."""
+        """Members that a device trains from beginning to end in an hour."""
         return self.members / self.device_hours
 
     @property
@@ -160,7 +137,7 @@ class Estimate:
 
     @property
     def nbytes(self) -> int:
-        """About the bytes of the new part: raw weights, metadata and index; and of the outputs that are stored too."""
+        """Approximate bytes of the new part: raw weights, metadata, index, and the outputs that are stored too."""
         return self.checkpoints * (self.parameter_bytes + _ROW_BYTES + self.output_bytes) + _PART_BYTES
 
     @property
@@ -168,13 +145,13 @@ class Estimate:
         return f"{rate(self.members_per_device_hour)} members"
 
     def to_json(self) -> dict[str, Any]:
-        """Everything by name; what is unknown is None."""
+        """Return everything by name; unknown values are None."""
         derived = ("hours", "device_hours", "members_per_device_hour", "kilowatt_hours", "nbytes")
         derived += ("elapsed_hours", "money", "disk_bytes")
         return {**asdict(self), **{name: getattr(self, name) for name in derived}}
 
     def line(self) -> str:
-        """What is known when a build has begun, in a sentence's length."""
+        """Return what is known when a build has begun, in one sentence."""
         what = f"{counted(self.members, 'member')} on {self.device} with {self.engine}"
         speed = f"{self._hourly} a device-hour, {rate(self.steps_per_second)} member-steps a second"
         return printable(
@@ -224,29 +201,15 @@ def estimate(
 ) -> Estimate:
     """Train one unit for a few seconds, measure some of it, and report what ``builders.build.build`` would take.
 
-    Parameters
-    ----------
-    recipe, folder, keep_steps, epochs, device, unit_size, engine, threads
-        as for ``builders.build.build``.
-    members
-        how many are to be added.
-    examples
-        inputs on which the outputs of every checkpoint are stored too, in float16; that is not timed.
-    devices, price
-        how many devices such as this one work side by side, and what an hour of one costs.
-    seconds
-        how long steps are taken; compiling comes before, and measuring after.
+    Nothing is written. The timed steps are the first of a build. Members of a unit are measured on the whole data set,
+    more and more of them until that takes a second; with an engine that trains one member at a time, one member for
+    each worker, on as many examples as take a second.
 
-    Raises
-    ------
-    ZooError
-        As in ``builders.build.build``.
+    Raises ZooError as in ``builders.build.build``.
 
-    Notes
-    -----
-    Nothing is written. Steps are those that a build takes first; a unit's members are measured on the whole data set,
-    more and more of them until that takes a second or they are all measured; of an engine that trains one member at a
-    time, one for each worker, on as many examples as take a second.
+    Arguments are those of ``builders.build.build``. ``examples`` are inputs on which the outputs of every checkpoint
+    are stored too, in float16, which is not timed; ``devices`` such as this one work side by side, and ``price`` is
+    that of an hour of one. Steps are taken for ``seconds``; compiling comes before, and measuring after.
     """
     require_at_least(members=members, unit_size=unit_size, threads=threads, devices=devices)
     require_at_least(0, examples=examples)
@@ -284,14 +247,10 @@ def require_at_least(minimum: int = 1, **values: int | None) -> None:
 
 @dataclass(frozen=True, eq=False)
 class TimedSteps:
-    """Steps that were taken for the clock.
+    """Steps that were taken to measure their speed.
 
-    Parameters
-    ----------
-    state
-        where they ended.
-    member_steps, spent
-        how many, of all members together, and what they took.
+    ``state`` is where they ended; ``member_steps`` counts those of all members together, and ``spent`` is their time
+    and energy.
     """
 
     state: TrainingState
@@ -312,9 +271,8 @@ class TimedSteps:
 def time_steps(
     trainer: Trainer, start: Callable[[], TrainingState], steps: int, counter: Counter, seconds: float = SECONDS
 ) -> TimedSteps:
-    """Take steps for some seconds, beginning again where a state has taken all of its ``steps``.
-
-    A step or two before are not timed, so that what is done once is done.
+    """Take steps for some seconds, beginning again where a state has taken all of its ``steps``. The first ``WARM_UP``
+    steps are not timed, because they include one-time costs.
     """
     if steps > WARM_UP:
         trainer.advance(start(), WARM_UP)
@@ -331,9 +289,8 @@ def time_steps(
 
 
 def time_measuring(trainer: Trainer, state: TrainingState) -> float:
-    """Seconds that it takes to measure a checkpoint.
-
-    More and more members are measured; where one at a time is trained, one by each worker, on more and more examples.
+    """Return the seconds that it takes to measure a checkpoint. More and more members are measured; where one is
+    trained at a time, one by each worker, on more and more examples.
     """
     sizes = [len(trainer.source.half(half)[1]) for half in ("train", "test")]
     count, limit = min(len(state), _MEASURED_MEMBERS * trainer.threads), max(sizes)

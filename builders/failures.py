@@ -18,7 +18,7 @@ from builders.work_files import read_small
 from ckptzoo.format.durable import regular, write_file
 
 ATTEMPTS = 5
-"""How often a unit may end without progress before it is set aside."""
+"""The number of times that a unit may end without progress before it is set aside."""
 
 
 def log(build_folder: BuildFolder, unit: str, text: str, *, begin: bool = False) -> None:
@@ -44,7 +44,7 @@ def note_failure(build_folder: BuildFolder, unit: str, step: int, error: Excepti
 
 
 def failures_of(build_folder: BuildFolder, unit: str) -> list[dict[str, Any]]:
-    """The failures of a unit that count; none where the file cannot be read."""
+    """Return the failures of a unit that count; none where the file cannot be read."""
     try:
         noted = json.loads(read_small(_path(build_folder, unit)))
     except (FileNotFoundError, ValueError, RecursionError):
@@ -53,7 +53,7 @@ def failures_of(build_folder: BuildFolder, unit: str) -> list[dict[str, Any]]:
 
 
 def forget_failures(build_folder: BuildFolder, unit: str) -> None:
-    """Forget those of a unit that is finished."""
+    """Forget the failures of a unit that is finished."""
     _path(build_folder, unit).unlink(missing_ok=True)
 
 

@@ -1,4 +1,6 @@
-"""Losses: what training minimises, what is measured of a network that was trained with it, and when it diverged."""
+"""Losses: the objective of training, the measured columns of a network trained with it, and the condition of
+divergence.
+"""
 
 import math
 from collections.abc import Mapping
@@ -17,15 +19,7 @@ Columns = dict[str, NDArray[Any]]
 
 
 class MemberOutputs(NamedTuple):
-    """Outputs of M networks on N examples, and the targets.
-
-    Attributes
-    ----------
-    outputs
-        (M, N, K) float64.
-    targets
-        (N,).
-    """
+    """The outputs (M, N, K) float64 of M networks on N examples, and the targets (N,)."""
 
     outputs: NDArray[np.float64]
     targets: NDArray[Any]
@@ -34,12 +28,8 @@ class MemberOutputs(NamedTuple):
 class Likelihood(NamedTuple):
     """The likelihood of the targets that a loss stands for.
 
-    Attributes
-    ----------
-    log
-        logarithm of the likelihood of all targets, at its greatest over the variance of the noise where there is one.
-    scale
-        what the summed loss and its derivatives are multiplied by for those of the negative log-likelihood.
+    ``log`` is the logarithm of the likelihood of all targets, maximised over the variance of the noise where there is
+    one. The summed loss and its derivatives times ``scale`` are those of the negative log-likelihood.
     """
 
     log: float
@@ -47,18 +37,19 @@ class Likelihood(NamedTuple):
 
 
 class Loss(Protocol):
-    """What a recipe may name as its loss."""
+    """A loss that a recipe may name."""
 
     def outputs(self, targets: NDArray[Any]) -> int:
-        """How many outputs a network needs for these training targets (N,)."""
+        """Return how many outputs a network needs for these training targets (N,)."""
         ...
 
     def mean(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The mean over a batch, differentiable: outputs (B, K) and targets (B,) of one network to a scalar."""
+        """Return the mean over a batch, differentiable: outputs (B, K) and targets (B,) of one network to a scalar."""
         ...
 
     def output_gradient(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The gradient of ``mean`` with respect to the outputs, of many networks: (M, B, K) and (M, B) to (M, B, K).
+        """Return the gradient of ``mean`` with respect to the outputs, of many networks: (M, B, K) and (M, B) to (M, B,
+        K).
 
         Exponentials are rounded from double precision: in single precision their last bit depends on where in memory
         a number is.
@@ -66,18 +57,19 @@ class Loss(Protocol):
         ...
 
     def hessian_root(self, outputs: torch.Tensor) -> torch.Tensor:
-        """S with S S^T the Hessian of one example's loss with respect to its outputs: (..., K) to (..., K, R), float64.
+        """Return S with S S^T the Hessian of one example's loss with respect to its outputs: (..., K) to (..., K, R),
+        float64.
 
         It must not depend on the target, so that it is the Fisher information of the outputs up to a factor.
         """
         ...
 
     def likelihood(self, mean: float, count: int) -> Likelihood:
-        """The likelihood of ``count`` targets of which the loss has this mean."""
+        """Return the likelihood of ``count`` targets with this mean loss."""
         ...
 
     def columns(self, train: MemberOutputs, test: MemberOutputs) -> Columns:
-        """Every column of the metadata that makes sense for it, ``{column: (M,)}``."""
+        """Return every column of the metadata that is defined for the loss, ``{column: (M,)}``."""
         ...
 
 
@@ -88,14 +80,13 @@ class CrossEntropy:
     """
 
     def outputs(self, targets: NDArray[Any]) -> int:
-        """One a label."""
         return int(targets.max()) + 1
 
     def mean(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(outputs, targets.long())
 
     def output_gradient(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        r"""The gradient is :math:`(\mathrm{softmax}(z)_k - [k = y]) / B`."""
+        r"""Return the gradient :math:`(\mathrm{softmax}(z)_k - [k = y]) / B`."""
         probabilities = torch.softmax(outputs.double(), -1)
         index = targets.long()[..., None]
         # each row has one label, so that no two additions meet and the order of a GPU does not matter
@@ -105,13 +96,13 @@ class CrossEntropy:
         return (probabilities / targets.shape[-1]).to(outputs.dtype)
 
     def hessian_root(self, outputs: torch.Tensor) -> torch.Tensor:
-        r"""The root is :math:`S_{kl} = \sqrt{p_k} [k = l] - p_k \sqrt{p_l}` of the Hessian diag(p) - p p^T; R = K."""
+        r"""Return the root :math:`S_{kl} = \sqrt{p_k} [k = l] - p_k \sqrt{p_l}` of diag(p) - p p^T; R = K."""
         probabilities = torch.softmax(outputs.double(), -1)
         roots = probabilities.sqrt()
         return torch.diag_embed(roots) - probabilities[..., :, None] * roots[..., None, :]
 
     def likelihood(self, mean: float, count: int) -> Likelihood:
-        """The loss is the negative log-likelihood."""
+        """Return the likelihood, of which the loss is the negative logarithm."""
         return Likelihood(-count * mean, 1.0)
 
     def columns(self, train: MemberOutputs, test: MemberOutputs) -> Columns:
@@ -127,23 +118,22 @@ class BinaryCrossEntropy:
     """
 
     def outputs(self, targets: NDArray[Any]) -> int:
-        """One."""
         return 1
 
     def mean(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return functional.binary_cross_entropy_with_logits(outputs[:, 0], targets.to(outputs.dtype))
 
     def output_gradient(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        r"""The gradient is :math:`(1 / (1 + e^{-z}) - y) / B`."""
+        r"""Return the gradient :math:`(1 / (1 + e^{-z}) - y) / B`."""
         return ((torch.sigmoid(outputs.double()) - targets[..., None]) / targets.shape[-1]).to(outputs.dtype)
 
     def hessian_root(self, outputs: torch.Tensor) -> torch.Tensor:
-        r"""The root is :math:`\sqrt{p (1 - p)}`, R = 1."""
+        r"""Return the root :math:`\sqrt{p (1 - p)}`, R = 1."""
         logits = outputs.double()
         return (torch.sigmoid(logits) * torch.sigmoid(-logits)).sqrt()[..., None]
 
     def likelihood(self, mean: float, count: int) -> Likelihood:
-        """The loss is the negative log-likelihood."""
+        """Return the likelihood, of which the loss is the negative logarithm."""
         return Likelihood(-count * mean, 1.0)
 
     def columns(self, train: MemberOutputs, test: MemberOutputs) -> Columns:
@@ -160,31 +150,27 @@ class SquaredError:
     """
 
     def outputs(self, targets: NDArray[Any]) -> int:
-        """One."""
         return 1
 
     def mean(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return functional.mse_loss(outputs[:, 0], targets.to(outputs.dtype))
 
     def output_gradient(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The gradient is ``2 (f - y) / B``."""
+        """Return the gradient ``2 (f - y) / B``."""
         return (outputs - targets[..., None]) * (2 / targets.shape[-1])
 
     def hessian_root(self, outputs: torch.Tensor) -> torch.Tensor:
-        r"""The root is :math:`\sqrt 2`, R = 1."""
+        r"""Return the root :math:`\sqrt 2`, R = 1."""
         return torch.full_like(outputs, math.sqrt(2), dtype=torch.float64)[..., None]
 
     def likelihood(self, mean: float, count: int) -> Likelihood:
-        r"""The likelihood is that of :math:`y = f + \epsilon` with normal noise of variance :math:`s^2`.
+        r"""Return the likelihood of :math:`y = f + \epsilon` with normal noise of variance :math:`s^2`.
 
         The negative log-likelihood is :math:`(f - y)^2 / (2 s^2) + \log(2 \pi s^2) / 2`, so that the loss as it is
         would mean noise of variance 1/2, whatever the unit of the targets. The variance taken is that of the greatest
         likelihood, the mean squared error of training: too small where the network fits the noise.
 
-        Raises
-        ------
-        ZooError
-            The mean is not above 0: without errors no variance is the likeliest.
+        Raises ZooError: the mean is not above 0: without errors no variance is the likeliest.
         """
         if not 0 < mean < math.inf:
             step = "Use a network whose training errors are finite and not all 0."
@@ -205,12 +191,9 @@ LOSSES: Mapping[str, Loss] = {
 
 
 def get(name: str) -> Loss:
-    """A loss by name.
+    """Return a loss by name.
 
-    Raises
-    ------
-    UnknownNameError
-        No such loss.
+    Raises UnknownNameError: no such loss.
     """
     if name not in LOSSES:
         raise UnknownNameError("builders", "loss", name, tuple(LOSSES))
@@ -218,7 +201,7 @@ def get(name: str) -> Loss:
 
 
 def _classifier_columns(logs: list[NDArray[np.float64]], labels: list[NDArray[np.int64]]) -> Columns:
-    """The columns of a classifier, from log-probabilities (M, N, C) of the two halves."""
+    """Return the columns of a classifier, from log-probabilities (M, N, C) of the two halves."""
     train, test = logs
     loss, test_nll = predictions.nll(train, labels[0]), predictions.nll(test, labels[1])
     return {

@@ -20,7 +20,7 @@ BUILDER = f"ckptzoo-builders {ckptzoo.__version__}"
 
 
 def member_id(recipe: Recipe, seed: int) -> str:
-    """``<recipe>-<8 digits of its digest>-<seed>``."""
+    """Return ``<recipe>-<8 digits of its digest>-<seed>``."""
     return f"{recipe.prefix}-{seed:06d}"
 
 
@@ -36,15 +36,10 @@ def rows(
     device: str,
     engine: str,
 ) -> list[dict[str, Any]]:
-    """One row a member: every column of ``ckptzoo.schema.metadata.COLUMNS`` that is known when training ends.
+    """Return one row a member: every column of ``ckptzoo.schema.metadata.COLUMNS`` that is known when training ends.
 
-    Parameters
-    ----------
-    measured
-        ``{column: (M,)}`` from ``Trainer.measure``.
-    spent
-        what the unit's training took, of which each member bears an equal share; energy is in ``extra``, where it is
-        known.
+    ``measured`` is ``{column: (M,)}`` from ``Trainer.measure``. Each member bears an equal share of ``spent``, the time
+    and energy of the unit's training; energy is in ``extra``, where it is known.
     """
     energy = {} if spent.joules is None else {"energy_joules": spent.joules / len(seeds)}
     common = {
@@ -73,15 +68,14 @@ def rows(
 
 
 def device_name(device: str) -> str:
-    """The device as the metadata names it."""
+    """Return the device as the metadata names it."""
     return f"cuda: {torch.cuda.get_device_name(device)}" if device.startswith("cuda") else device
 
 
 @cache
 def commit() -> str | None:
-    """The commit of this checkout, if it is one, with ``+`` where files differ from it.
-
-    An installation within somebody else's checkout has none: these files are not among those that it tracks.
+    """Return the commit of this checkout, if it is one, with ``+`` where files differ from it. An installation within
+    another project's checkout has none, because that checkout does not track these files.
     """
     here = ["git", "-C", str(Path(__file__).parent)]
     try:

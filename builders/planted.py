@@ -40,14 +40,8 @@ _PLANTED = 1
 
 @dataclass(frozen=True)
 class PlantedMember:
-    """One member of a run.
-
-    Parameters
-    ----------
-    run
-        its number, from 0.
-    transpositions
-        of the permutation of its initial weights; None for the reference.
+    """One member of a run: the run's number, from 0, and the transpositions of the permutation of its initial weights,
+    None for the reference.
     """
 
     run: int
@@ -55,26 +49,23 @@ class PlantedMember:
 
     @classmethod
     def of(cls, seed: int, most: int) -> "PlantedMember":
-        """The member with a seed, where there are ``most`` transpositions at most."""
+        """Return the member with a seed, where ``most`` is the largest number of transpositions."""
         run, place = divmod(seed, most + 2)
         return cls(run, place - 1 if place else None)
 
     def seed(self, most: int) -> int:
+        """Return its seed, where there are ``most`` transpositions at most."""
         return self.run * (most + 2) + (0 if self.transpositions is None else 1 + self.transpositions)
 
 
 def planted_recipe(recipe: Recipe) -> Recipe:
-    """The recipe of the members: the same under another name, so that it has a digest and ids of its own."""
+    """Return the recipe of the members: the same under another name, so that it has a digest and ids of its own."""
     return replace(recipe, name=f"{recipe.name}-planted")
 
 
 def initial_weights(recipe: Recipe, seeds: Sequence[int]) -> tuple[dict[str, Any], GroupElement]:
-    """Weights ``{name: (M, *shape)}`` at which members with these seeds start, and g of each: that of a reference is 1.
-
-    Parameters
-    ----------
-    recipe
-        that of ``planted_recipe``.
+    """Return weights ``{name: (M, *shape)}`` at which members with these seeds start, and g of each: that of a
+    reference is 1. ``recipe`` is that of ``planted_recipe``.
     """
     table = archs.symmetry(recipe.architecture)
     most = most_transpositions(table)
@@ -102,30 +93,16 @@ def build(
     console: Console | None = None,
     **options: Unpack[TrainingOptions],
 ) -> Built:
-    """Train references and planted members until a zoo holds those of ``runs`` runs, and add them as one part.
+    """Train references and planted members until a zoo holds those of ``runs`` runs, and add them as one part. Called
+    again after it was stopped or killed, with the same arguments, it continues from the last saved state. Further runs
+    or numbers are added to the existing ones.
 
-    Called again after it was stopped or killed, with the same arguments, it carries on where it was last saved. More
-    runs or numbers are added to those that are there.
+    Each run has other initial weights, and a member for each number of ``transpositions``, 0 to the most that the
+    architecture has (n - 1 for one layer of n hidden neurons), in any order. Other arguments are those of
+    ``builders.build.build``.
 
-    Parameters
-    ----------
-    recipe
-        how all are trained: a recipe, its name, or the path of its file.
-    runs
-        with other initial weights each.
-    transpositions
-        the numbers of them in each run, 0 to the most that the architecture has (n - 1 of one layer of n hidden
-        neurons); the order does not matter.
-    to, save_seconds, counter, options
-        as for ``builders.build.build``.
-
-    Raises
-    ------
-    Interrupted
-        On Ctrl-C or SIGTERM, after the state was saved.
-    ZooError
-        The architecture has no permutation with one of the numbers; or the arguments do not fit each other, the zoo, or
-        an unfinished build there.
+    Raises Interrupted on Ctrl-C or SIGTERM, after the state was saved. Raises ZooError: the architecture has no
+    permutation with one of the numbers; or the arguments do not fit each other, the zoo, or an unfinished build there.
     """
     wanted = planted_recipe(Recipe.of(recipe, options.pop("epochs", None)))
     require_at_least(runs=runs)
@@ -142,14 +119,8 @@ def build(
 
 @dataclass(frozen=True, eq=False)
 class _PlantedRequest(BuildRequest):
-    """What ``build`` was asked for.
-
-    Parameters
-    ----------
-    runs, numbers
-        of them, and of transpositions, in rising order.
-    most
-        transpositions of the architecture.
+    """The arguments of ``build``: the number of runs, and the numbers of transpositions in rising order; ``most`` is
+    the largest that the architecture has.
     """
 
     runs: int
@@ -161,7 +132,7 @@ class _PlantedRequest(BuildRequest):
         return self.numbers
 
     def lacking_seeds(self, present: set[int], taken: set[int]) -> tuple[int, ...]:
-        """Ids that others have are found when units are compared with the zoo."""
+        """Return the seeds to train; ids of other checkpoints are found when units are compared with the zoo."""
         members = [PlantedMember(run, number) for run in range(self.runs) for number in (None, *self.numbers)]
         return tuple(seed for member in members if (seed := member.seed(self.most)) not in present)
 
@@ -178,7 +149,7 @@ class _PlantedTraining(MemberTraining):
         return self.trainer.start(unit.seeds, weights)
 
     def rows(self, unit: Unit, state: TrainingState, total: Spent) -> list[dict[str, Any]]:
-        """Rows have ``planted`` in ``extra``, see docs/format.md."""
+        """Return rows with ``planted`` in ``extra``, see docs/format.md."""
         recipe = self.trainer.recipe
         table = archs.symmetry(recipe.architecture)
         most, leaders = most_transpositions(table), {table.leader(group.id).id for group in table.groups}

@@ -20,16 +20,10 @@ from ckptzoo.image_sets import Images
 
 @dataclass(frozen=True, eq=False)
 class InputSet:
-    """A set of inputs.
+    """A set of inputs, with a name such as ``mnist/test``.
 
-    Parameters
-    ----------
-    name
-        such as ``mnist/test``.
-    inputs
-        (N, ...) float32, as the network sees them.
-    targets
-        (N,) int64 labels; None where they are not whole numbers, or not among the K outputs of the networks.
+    ``inputs`` are (N, ...) float32, as the network sees them; ``targets`` are (N,) int64 labels, None where they are
+    not whole numbers, or not among the K outputs of the networks.
     """
 
     name: str
@@ -38,31 +32,21 @@ class InputSet:
 
 
 NORMALISATIONS = ("own-statistics", "unnormalised")
-"""Other ways to show the out-of-distribution set: by its own mean and deviation, and as pixels divided by 255."""
+"""Further normalisations of the out-of-distribution set: by its own mean and deviation, and as pixels divided by 255.
+"""
 
 
 def input_sets(
     recipe: Recipe, folder: str | Path | None = None, *, normalisations: Sequence[str] = ()
 ) -> tuple[InputSet, ...]:
-    """The test set of a recipe, then its out-of-distribution set where it names one.
+    """Return the test set of a recipe, then its out-of-distribution set where it names one.
 
-    Parameters
-    ----------
-    normalisations
-        of ``NORMALISATIONS``: the out-of-distribution set again, in each of these ways, as a set
-        ``<name>/test-<normalisation>``.
-    folder
-        where the data is; see ``builders.sources.load``. The other set is a subfolder of its name, or a folder of its
-        name beside this one.
+    That set is repeated in each of the ``normalisations``, as ``<name>/test-<normalisation>``. It is a subfolder of
+    ``folder`` with its name, or a folder of its name beside that one.
 
-    Notes
-    -----
     A recipe names the other set as ``svhn``, or as ``svhn/test-10000`` for its first 10,000 test images.
 
-    Raises
-    ------
-    ZooError
-        As in ``builders.sources.load``, or the other set is not there or of another shape.
+    Raises ZooError as in ``builders.sources.load``, or the other set is not there or of another shape.
     """
     source = sources.load(recipe, folder)
     targets = source.half("test")[1]
@@ -81,7 +65,7 @@ def input_sets(
 
 
 def _ood_images(recipe: Recipe, ood: str, source: Source, folder: str | Path | None) -> tuple[str, Images]:
-    """The name of a set of another data set, and its pixels (N, C, H, W)."""
+    """Return the name of a set of another data set, and its pixels (N, C, H, W)."""
     name = ood if "/" in ood else f"{ood}/test"
     dataset = name.partition("/")[0]
     data_folder = image_sets.folder_of(folder)
@@ -99,7 +83,7 @@ def _ood_images(recipe: Recipe, ood: str, source: Source, folder: str | Path | N
 
 
 def _statistics(images: Images) -> tuple[float | list[float], float | list[float]]:
-    """Mean and deviation of pixels divided by 255; of each channel where there are several."""
+    """Return mean and deviation of pixels divided by 255; of each channel where there are several."""
     if images.shape[1] == 1:
         pixels = images / 255
         return float(pixels.mean()), float(pixels.std())
@@ -108,7 +92,7 @@ def _statistics(images: Images) -> tuple[float | list[float], float | list[float
 
 
 def predict(zoo: str | Path, sets: Sequence[InputSet], console: Console, *, device: str = "cpu") -> None:
-    """Store the outputs of every checkpoint on these sets, computed on a device; those that are there stay."""
+    """Store the outputs of every checkpoint on these sets, computed on a device; existing ones stay."""
     for item in sets:
         with bar(f"outputs on {item.name}") as progress:
             report = derive.predict(

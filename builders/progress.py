@@ -1,4 +1,4 @@
-"""How far a build is: a bar on a terminal, a plain line every few seconds elsewhere."""
+"""The progress of a build: a bar on a terminal, a plain line every few seconds elsewhere."""
 
 import time
 from types import TracebackType
@@ -8,31 +8,15 @@ from rich import progress
 from rich.console import Console
 
 _LINE_SECONDS = 5.0
-"""Between two plain lines."""
+"""Seconds between two plain lines."""
 
 
 class Progress:
     """Counts optimiser steps of all members together; a context manager.
 
-    Parameters
-    ----------
-    console
-        where it is shown.
-    name
-        of the recipe.
-    members, member_steps
-        all there is to do.
-    done
-        member-steps done before, which do not count for the speed.
-    finished
-        members done before.
-
-    Attributes
-    ----------
-    taken
-        member-steps of this process.
-    seconds
-        how long they took it.
+    ``members`` and ``member_steps`` are the totals; ``done`` and ``finished`` count the member-steps and members done
+    before, which do not count for the speed. ``taken`` counts the member-steps of this process, and ``seconds`` is
+    their time.
     """
 
     def __init__(
@@ -89,7 +73,7 @@ class Progress:
         self._show()
 
     def facts(self) -> str:
-        """Members, steps, speed and time left, as text."""
+        """Return members, steps, speed and time left, as text."""
         seconds = time.monotonic() - self._started
         text = f"{self.finished:,}/{self._members:,} members, {self.done:,}/{self._total:,} steps"
         if not self.taken or not seconds:
@@ -113,12 +97,12 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """``h:mm:ss``."""
+    """Format seconds as ``h:mm:ss``."""
     whole = round(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
 def rate(value: float) -> str:
-    """A whole number, or three digits of one below 100."""
+    """Format a whole number, or three digits of one below 100."""
     # from 99.5 on three digits are a whole number, and ".3g" would write 1e+03 from 999.5 on
     return f"{value:,.0f}" if value >= 99.5 else f"{value:.3g}"

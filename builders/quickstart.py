@@ -26,19 +26,19 @@ RECIPE = "digits-optunet"
 GAUGE = "canonical"
 BATCH = 64
 LEAST_MEMBERS = 4
-"""Two halves of the members are compared, and a sample of MMD needs two."""
+"""The smallest number of members: two halves of them are compared, and a sample of MMD needs two."""
 _T = TypeVar("_T")
 
 
 @dataclass
 class _Steps:
-    """What was done, how much of it, and how long it took."""
+    """The steps that were done, with their amount and their time."""
 
     console: Console
     rows: list[tuple[str, str, float, str]] = field(default_factory=list)
 
     def run(self, name: str, work: Callable[[], _T], describe: Callable[[_T, float], tuple[str, str]]) -> _T:
-        """Do one step and note what it did and how fast."""
+        """Do one step and note its result and speed."""
         self.console.print(f"[bold]{name}[/bold]")
         started = time.perf_counter()
         outcome = work()
@@ -48,7 +48,7 @@ class _Steps:
         return outcome
 
     def table(self) -> Table:
-        """The steps as a table."""
+        """Return the steps as a table."""
         table = Table(title="What was done", title_justify="left", box=None, pad_edge=False)
         table.add_column("step")
         table.add_column("what", overflow="fold")
@@ -60,21 +60,10 @@ class _Steps:
 
 
 def run(*, members: int, to: str | Path, console: Console | None = None) -> None:
-    """Make a zoo of ``members`` OptuNets in the folder ``to`` and show what is in it.
+    """Make a zoo of ``members`` OptuNets in the folder ``to`` and show its content; pictures go to ``<to>-pictures``.
 
-    Parameters
-    ----------
-    members
-        how many networks the zoo is to hold; those that are there already are not trained again.
-    to
-        the zoo's folder; the pictures go to the folder of the same name with ``-pictures`` behind it.
-
-    Raises
-    ------
-    ZooError
-        Fewer than ``LEAST_MEMBERS`` members; nothing is trained.
-    IntegrityError
-        Verification found problems.
+    Raises ZooError: fewer than ``LEAST_MEMBERS`` members; nothing is trained. Raises IntegrityError: verification found
+    problems.
     """
     if members < LEAST_MEMBERS:
         expected, step = f"{LEAST_MEMBERS} or more, because two halves are compared", "Choose another number."
@@ -160,7 +149,7 @@ def run(*, members: int, to: str | Path, console: Console | None = None) -> None
 
 
 def _streamed(zoo: ckptzoo.Zoo, layer: str) -> int:
-    """Stream a layer of everyone, raw and derived, and look at every number; returns the bytes."""
+    """Stream a layer of all members, raw and derived, and look at every number; return the bytes."""
     total = 0
     for variant in ("raw", GAUGE):
         for batch in zoo.stream(layer, variant=variant, batch_size=BATCH, shuffle=True, seed=0):
@@ -169,13 +158,13 @@ def _streamed(zoo: ckptzoo.Zoo, layer: str) -> int:
 
 
 def _compared(zoo: ckptzoo.Zoo) -> list[Discrepancy]:
-    """One half of the members against the other: as trained, in the gauge, and as trained against the gauge."""
+    """Compare one half of the members with the other: as trained, in the gauge, and as trained against the gauge."""
     even, odd = zoo.take(slice(0, None, 2)), zoo.take(slice(1, None, 2))
     return [mmd(even, odd, left, right) for left, right in (("raw", "raw"), (GAUGE, GAUGE), ("raw", GAUGE))]
 
 
 def _discrepancies(compared: list[Discrepancy]) -> Table:
-    """The comparisons side by side, a layer a row."""
+    """Return the comparisons side by side, a layer a row."""
     title = "100 x MMD^2, one half of the members against the other"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("layer")
@@ -188,7 +177,7 @@ def _discrepancies(compared: list[Discrepancy]) -> Table:
 
 
 def _worst(root: Path) -> str:
-    """The largest certificate of the variant."""
+    """Return the largest certificate of the variant."""
     zoo = ckptzoo.open(root)
     table = zoo.variant_metadata(GAUGE)
     values = [
@@ -205,7 +194,7 @@ def _size(root: Path) -> int:
 
 
 def _bar(console: Console, unit: str) -> Progress:
-    """A progress bar that goes away when it is done."""
+    """Return a progress bar that goes away when it is done."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

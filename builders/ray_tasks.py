@@ -25,27 +25,17 @@ from builders.sources import Source
 from builders.train import open_trainer
 
 SIGN_SECONDS = 5.0
-"""At least so often a task yields something, whatever it is at."""
+"""The longest time in seconds between two values that a task yields."""
 _REPORT_SECONDS = 1.0
-"""At most so often it yields only how far it is."""
+"""The shortest time in seconds between two values that report progress alone."""
 
 
 @dataclass(frozen=True, eq=False)
 class UnitTask:
-    """What a task is to train.
+    """The training that a task does.
 
-    Parameters
-    ----------
-    recipe, plan, plan_digest, unit
-        which members, and what is kept of them.
-    state
-        the content of the file with the unit's saved state; None where it begins.
-    state_name
-        the name of that file.
-    kept
-        steps whose checkpoints are stored already.
-    device, threads, save_seconds
-        as for ``builders.shared.work``.
+    ``state`` is the content of the file ``state_name`` with the unit's saved state, None where it begins; ``kept`` are
+    the steps whose checkpoints are stored already.
     """
 
     recipe: Recipe
@@ -62,18 +52,11 @@ class UnitTask:
 
 @dataclass(frozen=True)
 class Report:
-    """What a task yields.
+    """The progress of a task.
 
-    Parameters
-    ----------
-    step
-        optimiser steps of the unit so far.
-    member_steps
-        optimiser steps of all members together, since the last report; in the first one those that were taken before.
-    seconds
-        that they took.
-    files
-        ``{name: content}``, to be written in this order.
+    ``step`` counts the optimiser steps of the unit so far; ``member_steps`` those of all members together since the
+    last report, in the first one those that were taken before, and ``seconds`` their time. ``files`` ``{name:
+    content}`` are to be written in this order.
     """
 
     step: int
@@ -84,7 +67,9 @@ class Report:
 
 @cache
 def version() -> str:
-    """What bits depend on besides the recipe, the data and the device; sources too: nodes have copies."""
+    """Return the versions that bits depend on besides the recipe, the data and the device; sources too, because nodes
+    have copies.
+    """
     total = hashlib.sha256()
     for package in (builders, ckptzoo):
         root = Path(str(package.__file__)).parent
@@ -94,16 +79,12 @@ def version() -> str:
 
 
 def train_unit(task: UnitTask, source: Source) -> Iterator[str | Report]:
-    """Train a unit from its saved state to its end.
-
-    Yields
-    ------
-    str | Report
-        First ``version()``, then reports. One with nothing new comes where nothing else has come for some seconds.
+    """Train a unit from its saved state to its end; yield first ``version()``, then reports. A report with nothing new
+    comes where nothing else has come for some seconds.
     """
     yield version()
     reports, step = _reports(task, source), 0
-    # another thread trains, so that this one can give signs of life in the middle of a long step
+    # another thread trains, so that this one can send heartbeats during a long step
     with ThreadPoolExecutor(1) as thread:
         while True:
             coming: Future[Report | None] = thread.submit(next, reports, None)
@@ -142,7 +123,7 @@ def _never() -> bool:
 
 
 class _YieldedFiles(BuildFolder):
-    """Keeps what is written in memory, until it is taken."""
+    """A build folder that keeps written files in memory, until they are taken."""
 
     def __init__(self, folder: Path, plan_digest: str, kept: frozenset[int]) -> None:
         super().__init__(folder, plan_digest)
@@ -153,7 +134,7 @@ class _YieldedFiles(BuildFolder):
         self.written[name] = bytes(data)
 
     def take(self) -> dict[str, bytes]:
-        """Everything that was written since the last time."""
+        """Return everything that was written since the last time."""
         taken, self.written = self.written, {}
         return taken
 

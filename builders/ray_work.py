@@ -34,19 +34,20 @@ from ckptzoo.errors import Problem, ZooError
 from ckptzoo.ray_cluster import connected
 
 SILENT_SECONDS = 12 * SIGN_SECONDS
-"""After these without a sign of life a task is taken for lost: some are, when nodes die (Ray's issues 39109, 46425)."""
+"""Seconds without a heartbeat after which a task counts as lost: some are, when nodes die (Ray's issues 39109, 46425).
+"""
 START_SECONDS = 30.0
-"""How long a task may wait while there is room for it before it is submitted again; each time twice as long."""
+"""Seconds that a task may wait while there is room for it before it is submitted again; doubled each time."""
 _MAX_WAIT_SECONDS = 600.0
 _ROOM_SECONDS = 60.0
-"""When no unit has started after these, what is missing is said."""
+"""Seconds after which the missing resources are named when no unit has started."""
 _POLL_SECONDS = 0.2
 _UNREAD = 2
-"""Reports that a task may be ahead of what was read; then it waits, which counts as time of its saves."""
+"""Reports by which a task may be ahead of the reader; then it waits, which counts as time of its saves."""
 
 
 class _SilentError(Exception):
-    """A task gives no sign of life any more."""
+    """A task sends no heartbeat any more."""
 
 
 class _OutdatedError(Exception):
@@ -69,29 +70,17 @@ def work(
 ) -> Worked:
     """Train units of a plan on a cluster of Ray, beside other ``work`` processes if there are any.
 
-    Parameters
-    ----------
-    address
-        of the cluster's head, ``host:6379``; this machine must belong to the cluster. By default the environment
-        variable ``RAY_ADDRESS``, else the cluster that this machine belongs to, else one of this machine alone.
-    threads
-        cores of a unit, by default 1; on a GPU, of which a unit has one, streams.
-    to, recipe, unit, share, seconds, folder, device, save_seconds
-        as for ``builders.shared.work``. Only this machine needs the data.
+    Other arguments are those of ``builders.shared.work``; only this machine needs the data. Weights have the bits of
+    ``builders.shared.work``. Workers that die lose at most what was trained since the last save; a unit that is lost
+    five times without progress counts as failed.
 
-    Raises
-    ------
-    Interrupted
-        On Ctrl-C or SIGTERM; units carry on from their last saved states.
-    MissingExtraError
-        Ray is not installed.
-    ZooError
-        As ``builders.shared.work``; there is no cluster at the address, or its nodes have other code.
+    Raises Interrupted on Ctrl-C or SIGTERM; units carry on from their last saved states. Raises MissingExtraError: Ray
+    is not installed. Raises ZooError as ``builders.shared.work``; there is no cluster at the address, or its nodes have
+    other code.
 
-    Notes
-    -----
-    Weights have the bits of ``builders.shared.work``. Workers that die lose at most what was trained since the last
-    save; a unit that is lost five times without progress counts as failed.
+    ``address`` is that of the cluster's head, ``host:6379``; this machine must belong to the cluster. By default it is
+    the environment variable ``RAY_ADDRESS``, else the cluster that this machine belongs to, else one of this machine
+    alone. ``threads`` are the cores of a unit, by default 1; on a GPU, of which a unit has one, streams.
     """
     console = console or Console()
     order = WorkOrder.of(to, recipe, folder, unit=unit, share=share)
@@ -122,12 +111,8 @@ def work(
 
 @dataclass(frozen=True, eq=False)
 class _Driver:
-    """Has units trained by tasks, and writes what they yield.
-
-    Parameters
-    ----------
-    done, failed
-        filled with the names of units, and with the errors of those that failed.
+    """Runs units as tasks, and writes what they yield; ``done`` and ``failed`` collect the names of units, and the
+    errors of those that failed.
     """
 
     ray: Any
@@ -152,7 +137,7 @@ class _Driver:
 
     @cached_property
     def needs(self) -> dict[str, float]:
-        """What a node must have free for a unit."""
+        """The resources that a node must have free for a unit."""
         return {"CPU": 1, "GPU": 1} if self.device.startswith("cuda") else {"CPU": self.threads}
 
     async def run(self, should_stop: Callable[[], bool]) -> None:
@@ -201,11 +186,11 @@ class _Driver:
                 return None
 
     def submit(self, task: UnitTask) -> Any:
-        """Submit a task to the cluster; the generator of references to what it yields."""
+        """Submit a task to the cluster; return the generator of references to what it yields."""
         return self._remote_task.remote(task, self.source)
 
     def has_room(self) -> bool:
-        """Whether a unit could start now."""
+        """Return whether a unit could start now."""
         free = self.ray.available_resources()
         return all(free.get(name, 0) >= number for name, number in self.needs.items())
 
@@ -222,21 +207,10 @@ class _Driver:
 
 
 class _Attempt:
-    """One task of a unit.
+    """One task of a unit, which may wait ``patience`` seconds to be started while there is room for it.
 
-    Parameters
-    ----------
-    patience
-        seconds that it may wait to be started while there is room for it.
-
-    Attributes
-    ----------
-    started
-        whether the task has begun to train, and this process holds the unit.
-    step
-        optimiser steps that it is known to have taken.
-    saved_step
-        optimiser steps that are saved.
+    ``started`` tells whether the task has begun to train, and this process holds the unit; ``step`` counts the
+    optimiser steps that it is known to have taken, ``saved_step`` those that are saved.
     """
 
     def __init__(self, driver: _Driver, unit: Unit, patience: float) -> None:
@@ -302,7 +276,7 @@ class _Attempt:
         self.step, self._counted = report.step, self._counted + report.member_steps
 
     async def _first(self, reports: Any) -> str | Report | None:
-        """What a task yields first; it may wait for a free node for as long as it takes."""
+        """Return the first value that a task yields; it may wait for a free node without limit."""
         coming = asyncio.ensure_future(_read(reports))
         try:
             seconds = self._patience
@@ -316,7 +290,7 @@ class _Attempt:
             coming.cancel()
 
     async def _next(self, reports: Any) -> Any:
-        """The next report; None behind the last."""
+        """Return the next report; None behind the last."""
         try:
             async with asyncio.timeout(SILENT_SECONDS):
                 return await _read(reports)
@@ -324,7 +298,7 @@ class _Attempt:
             raise _SilentError(f"no sign of life for {SILENT_SECONDS:.0f} s") from None
 
     def _changed(self) -> int:
-        """When the unit was last saved; 0 where it was not."""
+        """Return when the unit was last saved; 0 where it was not."""
         path = self._folder.saved_file(self._unit)
         with suppress(FileNotFoundError):
             return 0 if path is None else path.stat().st_mtime_ns
@@ -332,13 +306,13 @@ class _Attempt:
 
 
 async def _read(reports: Any) -> Any:
-    """The next value of a generator of references; None behind the last."""
+    """Return the next value of a generator of references; None behind the last."""
     reference = await anext(reports, None)
     return None if reference is None else await reference
 
 
 def _cause(error: Any) -> Exception:
-    """The error that a task ended with, with its traceback there as a note."""
+    """Return the error that a task ended with, with its traceback there as a note."""
     cause = error.cause if isinstance(error.cause, Exception) else error
     if cause is not error:
         cause.add_note(str(error))

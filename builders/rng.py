@@ -35,22 +35,13 @@ def philox(counter: tuple[Any, Any, Any, Any], key: Any) -> tuple[Any, Any, Any,
     after each of which ``k0 += 0x9E3779B9, k1 += 0xBB67AE85``; low and high are the 32-bit halves of the 64-bit product
     (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 3.3).
 
-    Parameters
-    ----------
-    counter
-        four 32-bit words: integers or int64 arrays; they broadcast with the key.
-    key
-        64 bits, k0 the low half: an integer, a numpy uint64 array, or an int64 torch tensor of the same bits.
+    ``counter`` has four 32-bit words, integers or int64 arrays, which broadcast with the key of 64 bits (k0 the low
+    half): an integer, a numpy uint64 array, or an int64 torch tensor of the same bits.
 
-    Returns
-    -------
-    tuple[Any, Any, Any, Any]
-        Four int64 arrays of values in 0 .. 2**32 - 1, of the broadcast shape, at least one-dimensional.
+    The result is four int64 arrays of values in 0 .. 2**32 - 1, of the broadcast shape, at least one-dimensional.
 
-    Notes
-    -----
-    Integer arithmetic on 32-bit words, so that numpy, torch, Numba and Triton give the same bits. About 100
-    nanoseconds a counter in numpy. Tested in ``tests/builders/test_trainer.py``, with Random123's known answers.
+    Integer arithmetic on 32-bit words gives the same bits in numpy, torch, Numba and Triton. It takes about 100
+    nanoseconds a counter in numpy. ``tests/builders/test_trainer.py`` has Random123's known answers.
     """
     if not hasattr(key, "new_tensor"):
         key = np.atleast_1d(np.asarray(key, dtype=np.uint64)).view(np.int64)
@@ -67,17 +58,17 @@ def philox(counter: tuple[Any, Any, Any, Any], key: Any) -> tuple[Any, Any, Any,
 
 
 def below(word: Any, n: int) -> Any:
-    """An integer in ``0 .. n-1`` from a random word: ``(word * n) >> 32``; the bias is below ``n / 2**32``."""
+    """Return an integer in ``0 .. n-1`` from a random word: ``(word * n) >> 32``; the bias is below ``n / 2**32``."""
     return (word * n) >> 32
 
 
 def uniform(words: NDArray[np.int64]) -> NDArray[np.floating[Any]]:
-    """Numbers strictly between 0 and 1, symmetric about 1/2: ``((word >> 8) + 1/2) / 2**24``."""
+    """Return numbers strictly between 0 and 1, symmetric about 1/2: ``((word >> 8) + 1/2) / 2**24``."""
     return ((words >> 8) + 0.5) * 2.0**-24
 
 
 def normal_pair(u: Any, v: Any) -> tuple[Any, Any]:
-    r"""Two independent standard normal numbers from two uniform ones, u not 0, in numpy or torch.
+    r"""Return two independent standard normal numbers from two uniform ones, u not 0, in numpy or torch.
 
     :math:`\sqrt{-2 \log u}\,\cos 2 \pi v` and the same with the sine (Box and Muller, "A note on the generation of
     random normal deviates", 1958, equation 1).
@@ -88,28 +79,19 @@ def normal_pair(u: Any, v: Any) -> tuple[Any, Any]:
 
 
 def normals(keys: Any, draw: int | range, count: int, purpose: int) -> Any:
-    """(M, count) independent standard normal numbers, a row a function of its key, ``draw`` and ``purpose`` alone.
+    """Return (M, count) independent standard normals, a row a function of its key, ``draw`` and ``purpose`` alone.
 
     Of a range of draws, (M, D, count): each as if it were drawn alone.
 
     Numbers 4 b to 4 b + 3 of a row are the pairs that ``normal_pair`` makes of words 0 and 1, and 2 and 3, of Philox
     block ``(b, draw, purpose, 0)``, a word w as the uniform number ``(w + 1/2) / 2**32``; none is beyond 6.7.
 
-    Parameters
-    ----------
-    keys
-        (M,) numpy uint64, or int64 torch of the same bits; the numbers are float64 of the same kind.
-    draw
-        0 to 2**32 - 1, or a range of such; different draws are independent.
-    purpose
-        keeps these numbers apart from all others of the keys; those that are taken are at the top of this module.
+    ``keys`` are (M,) numpy uint64, or int64 torch of the same bits; the numbers are float64 of the same kind. ``draw``
+    is 0 to 2**32 - 1, or a range of such; different draws are independent. ``purpose`` keeps these numbers apart from
+    all others of the keys; the used ones are at the top of this module.
 
-    Notes
-    -----
-    60 nanoseconds a number, of many members at once. Tested in ``tests/builders/posterior/test_normals.py``.
+    Takes 60 nanoseconds a number, of many members at once.
 
-    Examples
-    --------
     >>> keys = member_keys("sha256:" + 64 * "0", [5, 6])
     >>> normals(keys, 0, 3, purpose=9).shape
     (2, 3)
@@ -129,14 +111,14 @@ def normals(keys: Any, draw: int | range, count: int, purpose: int) -> Any:
 
 
 def member_keys(digest: str, seeds: Sequence[int]) -> NDArray[np.uint64]:
-    """(M,) one 64-bit key a member, from the recipe's digest (``sha256:...``) and the member's seed."""
+    """Return (M,) one 64-bit key a member, from the recipe's digest (``sha256:...``) and the member's seed."""
     text = digest.removeprefix("sha256:")
     words = [int(text[start : start + 16], 16) for start in range(0, 64, 16)]
     return np.array([derive_key(seed, *words) for seed in seeds], dtype=np.uint64)
 
 
 def initial_weights(arch: Architecture, keys: NDArray[np.uint64]) -> dict[str, NDArray[Any]]:
-    r"""PyTorch's default initialisation of every member, ``{name: (M, *shape)}``.
+    r"""Return PyTorch's default initialisation of every member, ``{name: (M, *shape)}``.
 
     Weights and biases of convolutions and linear layers are :math:`U(-1/\sqrt{f}, 1/\sqrt{f})` with the fan-in f of the
     layer's weight (``torch.nn.Linear.reset_parameters``); a normalisation starts as the identity, its buffers at
@@ -161,9 +143,8 @@ def initial_weights(arch: Architecture, keys: NDArray[np.uint64]) -> dict[str, N
 
 
 def order(keys: Any, epoch: int, positions: Any, count: int) -> Any:
-    """(M, P) the training items that members meet at these positions (P,) of an epoch of ``count`` items.
-
-    ``keys`` (M,): numpy uint64, or int64 torch of the same bits; the positions are of the same kind.
+    """Return (M, P), the training items that members meet at these positions (P,) of an epoch of ``count`` items.
+    ``keys`` (M,) are numpy uint64, or int64 torch of the same bits; the positions are of the same kind.
     """
     # one block an epoch makes the key of its permutation
     low, high, _, _ = philox((0, epoch, _ORDER, 0), keys)
@@ -174,26 +155,23 @@ def order(keys: Any, epoch: int, positions: Any, count: int) -> Any:
 
 
 def crops(keys: Any, epoch: int, positions: Any, pad: int) -> tuple[Any, Any]:
-    """(M, P) each: rows and columns, 0 to 2 pad, at which crops of padded images start."""
+    """Return rows and columns (M, P), 0 to 2 pad, at which crops of padded images start."""
     down, right, _, _ = philox((positions, epoch, _CROP, 0), keys[:, None])
     return below(down, 2 * pad + 1), below(right, 2 * pad + 1)
 
 
 def flips(keys: Any, epoch: int, positions: Any) -> Any:
-    """(M, P) bool: which crops are mirrored, each with probability 1/2.
-
-    The top bit of the third word of the block whose first two are the places of ``crops``: a recipe with flips has the
-    crops that it has without. Tested in ``tests/builders/test_augmentation.py``.
+    """Return (M, P) bool: which crops are mirrored, each with probability 1/2. It is the top bit of the third word of
+    the block whose first two are the places of ``crops``, so a recipe with flips has the same crops as without.
     """
     _, _, word, _ = philox((positions, epoch, _CROP, 0), keys[:, None])
     return word >= 2**31
 
 
 def kept_units(keys: Any, epoch: int, positions: Any, units: int, dropout: float, purpose: int = _DROPOUT) -> Any:
-    """(M, P, U) bool: which of U units dropout keeps for the example at each position of an epoch.
-
-    A unit is kept where its word is at least ``dropout_threshold(dropout)``; the word's number within the counters'
-    blocks of four is the unit's.
+    """Return (M, P, U) bool: which of U units dropout keeps for the example at each position of an epoch. A unit is
+    kept where its word is at least ``dropout_threshold(dropout)``; the word's number within the counters' blocks of
+    four is the unit's.
     """
     words = [philox((positions, epoch, purpose, block), keys[:, None]) for block in range(-(-units // 4))]
     threshold = dropout_threshold(dropout)
@@ -202,5 +180,5 @@ def kept_units(keys: Any, epoch: int, positions: Any, units: int, dropout: float
 
 
 def dropout_threshold(dropout: float) -> int:
-    """The least 32-bit word that keeps a unit: the probability of a smaller one is ``dropout``, within 2**-33."""
+    """Return the least 32-bit word that keeps a unit: a smaller one has the probability ``dropout``, within 2**-33."""
     return round(dropout * 2**32)

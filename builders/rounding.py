@@ -24,25 +24,17 @@ from ckptzoo.text import counted
 DTYPES = ("float16", "bfloat16")
 _WIDE = ("float32", "float64")
 _MEASURED_BYTES = 64 * 2**20
-"""Bytes of the checkpoints that are measured before the bar of progress moves."""
+"""Bytes of the checkpoints that are measured before the progress bar moves."""
 _PART = 256
-"""Checkpoints of a part: as many are measured again at most when a copy was interrupted."""
+"""Checkpoints of a part: at most as many are measured again after an interrupted copy."""
 
 
 @dataclass(frozen=True)
 class Rounded:
-    """What was rounded.
+    """The result of rounding.
 
-    Parameters
-    ----------
-    zoo
-        the copy's folder.
-    dtype
-        of its weights.
-    added, held
-        checkpoints that were added, and that the copy holds.
-    largest_change
-        of the test accuracy of a checkpoint that was added, as a fraction; NaN where there is none.
+    ``added`` and ``held`` count checkpoints that were added, and that the copy holds; ``largest_change`` is that of the
+    test accuracy of an added checkpoint, as a fraction, NaN where there is none.
     """
 
     zoo: Path
@@ -52,7 +44,7 @@ class Rounded:
     largest_change: float
 
     def line(self) -> str:
-        """For people."""
+        """Return the result in a sentence for people."""
         if not self.added:
             return f"{self.zoo}: holds {counted(self.held, 'checkpoint')} already; nothing was added."
         change = f"; test accuracy changed by at most {100 * self.largest_change:.2f} points"
@@ -76,28 +68,12 @@ def round_weights(
     figures that the recipe's loss gives are those of the rounded weights, computed in float32; ``extra`` keeps the
     dtype before, as ``rounded_from``. Called again after it was stopped, it adds what the copy lacks.
 
-    Parameters
-    ----------
-    zoo
-        a folder or an address; every checkpoint that is copied was trained by the recipe.
-    recipe
-        a recipe, its name, or the path of its file.
-    to
-        the copy's folder; made where there is none.
-    dtype
-        one of ``DTYPES``.
-    where
-        a condition on the metadata, such as ``step == 2346``.
-    folder
-        where the data set is; see ``builders.sources.load``.
-    device
-        on which it is measured.
+    Raises ZooError: the zoo has other networks, or checkpoints that the recipe did not train; a weight is beyond the
+    dtype's range; the copy is another zoo.
 
-    Raises
-    ------
-    ZooError
-        The zoo has other networks, or checkpoints that the recipe did not train; a weight is beyond the dtype's range;
-        the copy is another zoo.
+    Every copied checkpoint of ``zoo``, a folder or an address, was trained by the recipe; ``where`` is a condition on
+    the metadata, such as ``step == 2346``. ``dtype`` is one of ``DTYPES``; the data set is in ``folder``, see
+    ``builders.sources.load``.
     """
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
     if dtype not in DTYPES:
@@ -134,7 +110,7 @@ def round_weights(
 
 
 def _narrowed(arch: Architecture, dtype: str) -> Architecture:
-    """The architecture with its tensors of floating point in another dtype."""
+    """Return the architecture with its tensors of floating point in another dtype."""
     return replace(
         arch, tensors=tuple(replace(item, dtype=dtype) if item.dtype in _WIDE else item for item in arch.tensors)
     )
@@ -159,7 +135,7 @@ def _check(zoo: ckptzoo.Zoo, recipe: Recipe) -> None:
 
 
 def _open_copy(root: Path, original: ckptzoo.Zoo, recipe: Recipe, arch: Architecture) -> ckptzoo.Zoo:
-    """The zoo of rounded weights, made where there is none."""
+    """Open the zoo of rounded weights, made where there is none."""
     if not (root / layout.ZOO).exists():
         ckptzoo.create(root, arch=arch, card=card_of(root, recipe), symmetry=original.symmetry)
     copy = ckptzoo.open(root)
@@ -170,7 +146,7 @@ def _open_copy(root: Path, original: ckptzoo.Zoo, recipe: Recipe, arch: Architec
 
 
 def _rounded(values: NDArray[Any], tensor: Tensor, location: str) -> NDArray[Any]:
-    """A stacked tensor (K, *shape) in its new dtype, to nearest; finite numbers stay finite."""
+    """Round a stacked tensor (K, *shape) to its new dtype, to nearest; finite numbers stay finite."""
     with np.errstate(over="ignore"):
         rounded = np.asarray(values).astype(numpy_dtype(tensor.dtype))
     if tensor.dtype in DTYPES and bool((np.isfinite(values) & ~np.isfinite(rounded.astype(np.float32))).any()):
@@ -181,7 +157,7 @@ def _rounded(values: NDArray[Any], tensor: Tensor, location: str) -> NDArray[Any
 
 
 def _widened(weights: dict[str, NDArray[Any]]) -> dict[str, torch.Tensor]:
-    """The same numbers for measuring: floating point as float32."""
+    """Convert floating point to float32, with the same values, for measuring."""
     return {
         name: torch.from_numpy(values if values.dtype.kind in "iub" else values.astype(np.float32))
         for name, values in weights.items()
@@ -189,7 +165,7 @@ def _widened(weights: dict[str, NDArray[Any]]) -> dict[str, torch.Tensor]:
 
 
 def _rows(rows: list[dict[str, Any]], measured: dict[str, NDArray[Any]]) -> list[dict[str, Any]]:
-    """The metadata of checkpoints with what was measured of their rounded weights; training diverged or did not."""
+    """Return the metadata of checkpoints with the measures of their rounded weights; ``diverged`` stays."""
     measured = {column: values for column, values in measured.items() if column != "diverged"}
     return [
         {
@@ -204,7 +180,7 @@ def _rows(rows: list[dict[str, Any]], measured: dict[str, NDArray[Any]]) -> list
 
 
 def _changes(rows: list[dict[str, Any]], measured: dict[str, NDArray[Any]]) -> list[float]:
-    """By how much the test accuracy of checkpoints changed, where it was measured before."""
+    """Return the changes of the test accuracy of checkpoints, where it was measured before."""
     if "test_accuracy" not in measured:
         return []
     pairs = zip((row["test_accuracy"] for row in rows), measured["test_accuracy"].tolist(), strict=True)

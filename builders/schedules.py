@@ -7,18 +7,18 @@ from typing import Any, Protocol
 
 MILESTONES, COSINE = "milestones", "cosine"
 NAMES = (MILESTONES, COSINE)
-"""What the key ``schedule`` of a recipe may be."""
+"""The values of the key ``schedule`` of a recipe."""
 
 
 class Schedule(Protocol):
     """The learning rates of a training."""
 
     def learning_rate_at(self, epoch: int) -> float:
-        """The learning rate during an epoch, counted from 0."""
+        """Return the learning rate during an epoch, counted from 0."""
         ...
 
     def wrong_values(self) -> Iterator[tuple[str, str]]:
-        """For each value that cannot be used: its name, and what is expected; values may be of any type."""
+        """Yield the name of each value that cannot be used, and what is expected; values may be of any type."""
         ...
 
 
@@ -29,21 +29,9 @@ class MilestoneSchedule:
     During the first ``warmup`` epochs it moves in equal steps from ``warmup_from``, which is the rate before the first
     epoch, to where it would be without: in the last of them it is there.
 
-    Parameters
-    ----------
-    learning_rate
-        before the first milestone.
-    milestones
-        rising epochs, counted from 0, at least 1.
-    factor
-        at least 0; below 1 the rate falls.
-    warmup
-        epochs, at least 0.
-    warmup_from
-        at least 0; it may be above the rate that follows.
+    Milestones are rising epochs, counted from 0, at least 1. ``factor``, ``warmup`` (epochs) and ``warmup_from`` are at
+    least 0; ``warmup_from`` may be above the rate that follows.
 
-    Examples
-    --------
     >>> schedule = MilestoneSchedule(0.5, milestones=(2, 3), factor=0.5)
     >>> [schedule.learning_rate_at(epoch) for epoch in range(4)]
     [0.5, 0.5, 0.25, 0.125]
@@ -59,14 +47,12 @@ class MilestoneSchedule:
     warmup_from: float = 0.0
 
     def learning_rate_at(self, epoch: int) -> float:
-        """The learning rate during an epoch, counted from 0."""
         rate = self.learning_rate * self.factor ** sum(epoch >= milestone for milestone in self.milestones)
         if epoch + 1 < self.warmup:
             return self.warmup_from + (rate - self.warmup_from) * (epoch + 1) / self.warmup
         return rate
 
     def wrong_values(self) -> Iterator[tuple[str, str]]:
-        """For each value that cannot be used: its name, and what is expected; values may be of any type."""
         if type(self.warmup) is not int or self.warmup < 0:
             yield "warmup", "an integer, at least 0"
         for name in ("learning_rate", "factor", "warmup_from"):
@@ -88,19 +74,6 @@ class CosineSchedule:
     gradient descent with warm restarts", ICLR 2017, equation 5, without a restart), the same for every step of the
     epoch.
 
-    Parameters
-    ----------
-    learning_rate
-        of the first epoch.
-    epochs
-        E, of the whole training.
-
-    Notes
-    -----
-    Compared with torch's in ``tests/builders/test_schedules.py``.
-
-    Examples
-    --------
     >>> schedule = CosineSchedule(0.5, epochs=4)
     >>> [round(schedule.learning_rate_at(epoch), 4) for epoch in range(4)]
     [0.5, 0.4268, 0.25, 0.0732]
@@ -110,11 +83,10 @@ class CosineSchedule:
     epochs: int
 
     def learning_rate_at(self, epoch: int) -> float:
-        """The learning rate during an epoch, counted from 0."""
         return self.learning_rate / 2 * (1 + math.cos(math.pi * epoch / self.epochs))
 
     def wrong_values(self) -> Iterator[tuple[str, str]]:
-        """A recipe checks its epochs itself."""
+        """Yield nothing, because a recipe checks its epochs itself."""
         if not _is_rate(self.learning_rate):
             yield "learning_rate", "a finite number, at least 0"
 

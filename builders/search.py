@@ -40,27 +40,11 @@ BEST, PICTURE = "best.toml", "pareto.png"
 
 @dataclass(frozen=True)
 class Found:
-    """What a search has found.
+    """The result of a search.
 
-    Parameters
-    ----------
-    name
-        of the search: the prefix of the recipe for this number of epochs, the members of a trial, and the seed.
-    recipe, epochs, members, seed
-        as they were asked for.
-    folder
-        where its journal, picture and recipe are.
-    trials
-        how many have a result or have failed.
-    networks
-        those that were trained, in the order of their first trials.
-    front
-        those of them than which no other has as few parameters and as good an accuracy, and one of them better; by
-        rising parameters.
-    best
-        the most accurate of the front that has at most ``max_parameters``, else its smallest.
-    failures
-        trials that have no result.
+    ``name`` is the prefix of the recipe for this number of epochs, the members of a trial, and the seed; ``folder`` has
+    the journal, picture and recipe. ``trials`` counts those with a result or a failure. ``front`` is the Pareto front
+    by rising parameters, and ``best`` its most accurate network that has at most ``max_parameters``, else its smallest.
     """
 
     name: str
@@ -77,7 +61,7 @@ class Found:
     failures: "tuple[Failure, ...]"
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as JSON-ready values."""
+        """Return everything, as JSON-ready values."""
         return {**asdict(self), "folder": str(self.folder)}
 
     def print(self, console: Console | None = None) -> None:
@@ -118,41 +102,19 @@ def search(
     threads: int | None = None,
     console: Console | None = None,
 ) -> Found:
-    """Search until a folder has a number of trials, and write the picture and the recipe of the best.
+    """Search until a folder has ``trials`` trials, failed ones included, and write the picture and the recipe of the
+    best. Called again after it was stopped or killed, it continues; a larger number adds trials. Any number of
+    processes may search in one folder at the same time. OptuNet is the first trial. A network that is drawn again is
+    not trained again.
 
-    Called again after it was stopped or killed, it carries on; with more trials it adds some. Any number of processes
-    may search in one folder at the same time. OptuNet is the first trial. A network that is drawn again is not trained
-    again.
+    ``recipe`` is that of OptuNet; trials train it with other architectures, for ``epochs``, by default its own, with
+    ``members`` members of the seeds 0, 1, ... ``seed`` is that of the sampler: by one process the same seed gives the
+    same trials, whether it was killed and repeated or not. ``max_parameters`` bounds the network whose recipe is
+    written. The data are in ``folder``, see ``builders.sources.load``.
 
-    Parameters
-    ----------
-    recipe
-        of OptuNet: a recipe, its name, or the path of its file. Trials train it with other architectures.
-    to
-        the folder; made where there is none.
-    trials
-        how many the folder is to have, those included that failed.
-    epochs
-        of a trial; by default those of the recipe.
-    seed
-        of the sampler. By one process the same seed gives the same trials, killed and repeated or not.
-    members
-        of a trial, with the seeds 0, 1, ...
-    max_parameters
-        of the network whose recipe is written.
-    folder
-        where the data is; see ``builders.sources.load``.
-    threads
-        see ``builders.train.open_trainer``; no bit depends on it.
-
-    Raises
-    ------
-    Interrupted
-        On Ctrl-C or SIGTERM; finished trials are kept.
-    MissingExtraError
-        Optuna or matplotlib is not installed.
-    ZooError
-        The recipe is not of OptuNet, the folder has another search, or no trial has finished.
+    Raises Interrupted on Ctrl-C or SIGTERM; finished trials are kept. Raises MissingExtraError: Optuna or matplotlib is
+    not installed. Raises ZooError: the recipe is not of OptuNet, the folder has another search, or no trial has
+    finished.
     """
     require("optuna", "search")
     require("matplotlib", "search")
@@ -193,7 +155,8 @@ def search(
 
 
 def with_architecture(recipe: Recipe, architecture: str) -> Recipe:
-    """A recipe of OptuNet with another network of its family; named after it, so that it is the same for OptuNet.
+    """Return a recipe of OptuNet with another network of its family, named after it; for OptuNet itself the same
+    recipe.
 
     >>> with_architecture(Recipe.load("digits-optunet"), "optunet-3-5-2-8-4-1").name
     'digits-optunet-3-5-2-8-4-1'
@@ -213,7 +176,7 @@ class _Training:
     threads: int | None
 
     def accuracies(self, recipe: Recipe, progress: Progress, should_stop: StopRequested) -> Sequence[float]:
-        """The accuracy of each member of a recipe on the test set."""
+        """Return the accuracy of each member of a recipe on the test set."""
         with open_trainer(recipe, self.source, device=self.device, engine=ENGINE, threads=self.threads) as trainer:
             state = trainer.start(range(self.members))
             for stop in range(recipe.epoch_steps, recipe.steps + 1, recipe.epoch_steps):
@@ -234,7 +197,7 @@ class _Training:
 def _make_trial(
     known: "Trials", limit: int, training: _Training, progress: Progress, should_stop: StopRequested
 ) -> str | None:
-    """Take a trial, train its network, tell the result, and say it in a line; None where there are enough."""
+    """Take a trial, train its network, record the result, and return it in a line; None where there are enough."""
     with known.taken(limit) as trial:
         if trial is None:
             return None
@@ -257,7 +220,7 @@ def _make_trial(
 
 
 def _report(known: "Trials", whole: Recipe, training: _Training, folder: Path, max_parameters: int) -> Found:
-    """What the trials have found; writes the picture and the recipe of the best."""
+    """Return the result of the trials; write the picture and the recipe of the best."""
     from builders.search_picture import pareto
     from ckptzoo.studies.shared.plots import png
 

@@ -14,14 +14,8 @@ from ckptzoo.studies.shared.plots import DERIVED_COLOUR, INK, MUTED, RAW_COLOUR,
 def pareto(
     title: str, networks: Sequence[Network], front: Sequence[Network], best: Network, published: Network | None
 ) -> Figure:
-    """Every network as a point, the front as stairs, the best and OptuNet as marks.
-
-    Parameters
-    ----------
-    front
-        by rising parameters.
-    published
-        OptuNet; None where it was not trained.
+    """Draw every network as a point, the front (by rising parameters) as stairs, the best and OptuNet as marks;
+    ``published`` is None where OptuNet was not trained.
     """
     figure = Figure(figsize=(WIDTH, 5.2), layout="constrained")
     axes = figure.add_subplot()

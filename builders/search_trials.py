@@ -6,8 +6,8 @@
     trial-000007.claim-…   a process trains trial 7 (builders.claims)
     asking.claim-…         one takes the next trial; journal.claim-…: one writes into the journal
 
-A trial whose process ended before it told a result is lost: it is told as failed, counts no more, and the next one is
-drawn with its random numbers. So a search by one process that was killed makes the trials of an undisturbed one.
+A trial whose process ended before it reported a result is lost: it is reported as failed, is not counted, and the next
+one is drawn with its random numbers. So a search by one process that was killed makes the trials of an undisturbed one.
 """
 
 import time
@@ -48,28 +48,20 @@ PUBLISHED = {
     "kernel2": 5,
     "hidden": 0,
 }
-"""OptuNet, which is the first trial of every search."""
+"""OptuNet, the first trial of every search."""
 _ACCURACIES, _REASON = "accuracies", "reason"
 _LOCK_HEARTBEAT, _LOCK_STALE = 5.0, 30.0
 """Seconds, as in ``builders.claims``, of what a process holds for a moment; of another machine's, as Optuna's locks."""
 _WAIT_SECONDS = 0.05
-"""How often a process looks whether another one is done with what one at a time may do."""
+"""Seconds between two looks of a process at whether another one has finished an exclusive action."""
 
 
 @dataclass(frozen=True)
 class Network:
     """A network that was trained.
 
-    Parameters
-    ----------
-    trial
-        the number of its first trial.
-    architecture
-        its name in ``ckptzoo.archs``.
-    accuracy
-        the mean of ``accuracies``, from 0 to 1.
-    accuracies
-        on the test set, one a member.
+    ``trial`` is the number of its first trial; ``accuracy`` is the mean of ``accuracies``, which are those on the test
+    set from 0 to 1, one a member.
     """
 
     trial: int
@@ -90,7 +82,7 @@ class Failure:
 
 @dataclass(frozen=True, eq=False)
 class Taken:
-    """A trial that this process makes: the network of this name."""
+    """A trial that this process makes, with the name of its network."""
 
     number: int
     architecture: str
@@ -98,23 +90,11 @@ class Taken:
 
 
 class Trials:
-    """The trials of one search.
+    """The trials of one search, in a folder with the journal and the claims.
 
-    Parameters
-    ----------
-    folder
-        where the journal and the claims are; it exists.
-    name
-        of the search; a folder has one.
-    seed
-        of the sampler.
+    The folder exists, and has one search with this ``name``; ``seed`` is that of the sampler.
 
-    Raises
-    ------
-    IntegrityError
-        The journal is damaged.
-    ZooError
-        It is of another search.
+    Raises IntegrityError: the journal is damaged. Raises ZooError: it is of another search.
     """
 
     def __init__(self, folder: Path, name: str, seed: int) -> None:
@@ -138,7 +118,7 @@ class Trials:
 
     @contextmanager
     def taken(self, limit: int) -> Iterator[Taken | None]:
-        """A trial that this process is to make, until the end of the block; None where there are ``limit``."""
+        """Yield a trial that this process is to make, until the end of the block; None where there are ``limit``."""
         with ExitStack() as stack:
             # no other process is to see a trial before it is claimed
             with _alone(self._locks, "asking"):
@@ -148,40 +128,39 @@ class Trials:
             yield None if trial is None else Taken(trial.number, _architecture(trial.params), trial)
 
     def ended(self) -> int:
-        """How many trials have a result, or have failed."""
+        """Return how many trials have a result, or have failed."""
         return len(self._results()) + len(self.failures())
 
     def networks(self) -> list[Network]:
-        """Those that have a result, in the order of their first trials."""
+        """Return the networks with a result, in the order of their first trials."""
         return _networks(self._results())
 
     def front(self) -> list[Network]:
-        """Those than which no other has as few parameters and as good an accuracy, and one of them better.
-
-        By rising parameters.
+        """Return the Pareto front by rising parameters: networks than which no other has as few parameters and as good
+        an accuracy, and one of them better.
         """
         return sorted(_networks(self._study.best_trials), key=lambda network: network.parameters)
 
     def failures(self) -> list[Failure]:
-        """Trials that failed, in order; none that were lost."""
+        """Return the trials that failed, in order, without lost ones."""
         failed = [trial for trial in self._counting() if trial.state == TrialState.FAIL]
         return [Failure(trial.number, _architecture(trial.params), trial.user_attrs[_REASON]) for trial in failed]
 
     def tell(self, taken: Taken, parameters: int, accuracies: Sequence[float]) -> None:
-        """The result of a trial: the accuracies of its members."""
-        # RuntimeError: it was taken for lost, because this process gave no sign of life for minutes
+        """Record the result of a trial: the accuracies of its members."""
+        # RuntimeError: it was taken for lost, because this process sent no heartbeat for minutes
         with suppress(RuntimeError):
             taken.trial.set_user_attr(_ACCURACIES, list(accuracies))
             self._study.tell(taken.trial, [parameters, float(np.mean(accuracies))], skip_if_finished=True)
 
     def tell_failure(self, taken: Taken, reason: str) -> None:
-        """That a trial has no result, and why."""
+        """Record that a trial has no result, and why."""
         with suppress(RuntimeError):
             taken.trial.set_user_attr(_REASON, reason)
             self._study.tell(taken.trial, state=TrialState.FAIL, skip_if_finished=True)
 
     def _counting(self) -> list[FrozenTrial]:
-        """Trials that have a result, have failed or are being made, in order."""
+        """Return the trials that have a result, have failed or are being made, in order."""
         known = self._study.get_trials(deepcopy=False)
         return [
             trial
@@ -210,7 +189,7 @@ class Trials:
 
 
 def _architecture(chosen: Mapping[str, Any]) -> str:
-    """The name of the network that a trial has chosen."""
+    """Return the name of the network that a trial has chosen."""
     groups, hidden = chosen["groups"], chosen["hidden"]
     channels = (groups * chosen["channels1_per_group"], groups * chosen["channels2_per_group"])
     numbers = (channels[0], chosen["kernel1"], chosen["pool"], channels[1], chosen["kernel2"], groups)
@@ -218,7 +197,7 @@ def _architecture(chosen: Mapping[str, Any]) -> str:
 
 
 def _networks(results: Sequence[FrozenTrial]) -> list[Network]:
-    """The networks of trials; of each that was drawn again its first trial."""
+    """Return the networks of trials; for each that was drawn again, its first trial."""
     first: dict[str, Network] = {}
     for trial in sorted(results, key=lambda trial: trial.number):
         name, (parameters, accuracy) = _architecture(trial.params), trial.values
@@ -233,9 +212,8 @@ def _claim(number: int) -> str:
 
 class _Lock(JournalFileOpenLock):
     """A lock of Optuna's journal that is free at once when its holder was killed; Optuna's own waits for 30 seconds.
-
-    Who gets it removes a last line that was left unfinished: the next one would be appended to it, and the journal
-    could be read no more.
+    The process that gets it removes an unfinished last line, because another line appended to it would make the journal
+    unreadable.
     """
 
     def __init__(self, journal: Path, locks: Claims) -> None:
@@ -258,7 +236,7 @@ class _Lock(JournalFileOpenLock):
 
 @contextmanager
 def _alone(locks: Claims, name: str) -> Iterator[None]:
-    """One process at a time."""
+    """Run the block in one process at a time."""
     while True:
         with locks.held(name) as claim:
             if claim is not None:

@@ -59,23 +59,15 @@ from ckptzoo.text import counted, excerpt
 MERGE = "merge"
 """The name of the claim of a merge."""
 MAX_PART_BYTES = 32 * 2**30
-"""Weights of a part that a merge writes, or one unit."""
+"""The largest number of bytes of weights in a part that a merge writes, unless one unit is larger."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """What is planned.
+    """The result of ``plan``.
 
-    Parameters
-    ----------
-    zoo
-        its folder.
-    prefix
-        how the ids begin; the build's name.
-    units, members
-        to be trained; none where the zoo holds them all.
-    unit_size
-        members a unit.
+    ``prefix`` is the build's name, with which ids begin. ``units`` and ``members`` count what is to be trained: nothing
+    where the zoo holds them all.
     """
 
     zoo: Path
@@ -87,18 +79,11 @@ class Planned:
 
 @dataclass(frozen=True)
 class Worked:
-    """What one ``work`` did.
+    """The result of one ``work``.
 
-    Parameters
-    ----------
-    units, members
-        that it finished.
-    left
-        units that are not finished: held by others, failed, or not reached in the time.
-    failed
-        of these the ones that failed here, with the error.
-    member_steps, seconds
-        optimiser steps of all members taken by this process, and the time they took.
+    ``units`` and ``members`` count those that it finished; ``left`` counts units that are not finished: held by others,
+    failed, or not reached in the time. ``failed`` has the error of each unit that failed here; ``member_steps`` and
+    ``seconds`` are the optimiser steps of all members taken by this process, and their time.
     """
 
     units: int
@@ -111,16 +96,10 @@ class Worked:
 
 @dataclass(frozen=True)
 class Merged:
-    """What one ``merge`` did.
+    """The result of one ``merge``.
 
-    Parameters
-    ----------
-    parts
-        their names.
-    units, checkpoints
-        that were added.
-    left
-        units of the plan that are not finished.
+    ``parts`` are the names of the new parts; ``units`` and ``checkpoints`` count what was added, ``left`` the units of
+    the plan that are not finished.
     """
 
     parts: tuple[str, ...]
@@ -137,14 +116,10 @@ def plan(
     first_seed: int = 0,
     **options: Unpack[TrainingOptions],
 ) -> Planned:
-    """Settle what is built, as ``builders.build.build`` does with the same arguments; nothing is trained.
+    """Settle what is built, as ``builders.build.build`` does with the same arguments; nothing is trained. A repeated
+    call finds the existing plan.
 
-    Called again it finds the plan that is there.
-
-    Raises
-    ------
-    ZooError
-        The arguments do not fit each other, the zoo, or an unfinished build there.
+    Raises ZooError: the arguments do not fit each other, the zoo, or an unfinished build there.
     """
     request = BuildRequest.of(recipe, to, members=members, first_seed=first_seed, **options)
 
@@ -174,35 +149,17 @@ def work(
 ) -> Worked:
     """Train units of a plan that no other process holds; any number of processes may do so at once.
 
-    Parameters
-    ----------
-    to
-        the zoo's folder, which all processes share.
-    recipe
-        of the plan; needed where the folder has plans of several recipes, or one that an older version made.
-    unit
-        the name of one unit; by default all.
-    share
-        ``(i, n)`` for every n-th unit, from the i-th, counted from 0.
-    seconds
-        stop after these, when the state is saved; another ``work`` carries on.
-    device
-        by default the plan's.
-    folder, threads, save_seconds
-        as for ``builders.build.build``.
+    A unit whose process sends no heartbeat for three minutes is taken over from its last saved state. One that fails is
+    left to the next ``work``; after five failures without progress it is set aside, until its file ``.failures.json``
+    is removed. Its log has the tracebacks.
 
-    Raises
-    ------
-    Interrupted
-        On Ctrl-C or SIGTERM, after the state was saved.
-    ZooError
-        There is no plan, there are several, or it is of another recipe or of other data; or there is no such unit.
+    Raises Interrupted on Ctrl-C or SIGTERM, after the state was saved. Raises ZooError: there is no plan, there are
+    several, or it is of another recipe or of other data; or there is no such unit.
 
-    Notes
-    -----
-    A unit whose process gives no sign of life for three minutes is taken over from its last saved state. One that
-    fails is left to the next ``work``; after five times without progress it is set aside, until its file
-    ``.failures.json`` is removed. Its log has the tracebacks.
+    ``recipe`` is needed where the folder has plans of several recipes, or one that an older version made. ``unit``
+    names one unit; by default all are trained. ``share`` ``(i, n)`` selects every n-th unit, from the i-th, counted
+    from 0. After ``seconds`` the state is saved, and another ``work`` continues. ``device`` is by default the plan's;
+    other arguments are those of ``builders.build.build``.
     """
     console = console or Console()
     order = WorkOrder.of(to, recipe, folder, unit=unit, share=share)
@@ -234,25 +191,13 @@ def work(
 
 
 def merge(to: str | Path, recipe: Recipe | str | Path | None = None, *, push_to: str | None = None) -> Merged:
-    """Add the units that are finished to the zoo, in parts of at most 32 GiB, and remove their files.
+    """Add the units that are finished to the zoo, in parts of at most 32 GiB, and remove their files. After a kill at
+    any moment the next call continues; nothing is added twice. ``push_to`` is the repository that the zoo is published
+    in, part by part; see ``ckptzoo.hub.push``.
 
-    Killed at any moment, the next call carries on; nothing is added twice.
-
-    Parameters
-    ----------
-    to, recipe
-        as for ``work``.
-    push_to
-        the repository that the zoo is published in, part by part; see ``ckptzoo.hub.push``.
-
-    Raises
-    ------
-    HubError
-        The hub refuses or gives no answer. What was added to the zoo stays; the next call publishes it.
-    IntegrityError
-        Files of units are damaged, belong to others, or have no digest: nothing of them is added.
-    ZooError
-        There is no plan, or another process merges.
+    Raises HubError: the hub refuses or gives no answer. What was added to the zoo stays; the next call publishes it.
+    Raises IntegrityError: files of units are damaged, belong to others, or have no digest: nothing of them is added.
+    Raises ZooError: there is no plan, or another process merges.
     """
     root = Path(to).absolute()
     recipe, build_folder, settled = find_plan(root, recipe)
@@ -300,16 +245,8 @@ def _publish(root: Path, address: str | None) -> None:
 class WorkOrder:
     """The units of a plan that a ``work`` is to train.
 
-    Parameters
-    ----------
-    recipe, source
-        what is trained on which data.
-    build_folder, plan
-        where, and what was planned.
-    lacking
-        units that the zoo lacks, of those that were asked for.
-    units
-        of these the ones that are neither finished nor set aside.
+    ``lacking`` are the requested units that the zoo lacks, ``units`` those of them that are neither finished nor set
+    aside.
     """
 
     recipe: Recipe
@@ -329,7 +266,7 @@ class WorkOrder:
         unit: str | None,
         share: tuple[int, int] | None,
     ) -> "WorkOrder":
-        """Find them; parameters and errors are those of ``work``."""
+        """Find the requested units; parameters and errors are those of ``work``."""
         root = Path(to).absolute()
         recipe, build_folder, plan = find_plan(root, recipe)
         source = sources.load(recipe, folder)
@@ -353,11 +290,13 @@ class WorkOrder:
         return cls(recipe, source, build_folder, plan, lacking, units)
 
     def is_finished(self, unit: Unit) -> bool:
-        """Whether everything of a unit is stored."""
+        """Return whether everything of a unit is stored."""
         return self.build_folder.is_finished(unit, self.plan.keep_steps)
 
     def worked(self, finished: Collection[str], failed: Mapping[str, str], member_steps: int, seconds: float) -> Worked:
-        """What was done: names of the units that were finished here, and of those that failed here with the error."""
+        """Return the result, from the names of the units that were finished here, and the errors of those that failed
+        here.
+        """
         done = [item for item in self.units if item.name in finished]
         left = [item for item in self.lacking if not (item in done or self.is_finished(item))]
         if not self.build_folder.folder.exists():
@@ -374,7 +313,7 @@ class _SharedTraining(MemberTraining):
     finished_here: set[str] = field(default_factory=set)
 
     def _train(self, unit: Unit, progress: Progress, claim: Claim) -> bool:
-        """What happens is in the unit's log."""
+        """Train one unit; its events go into the unit's log."""
         holder = f"process {os.getpid()} on {socket.gethostname()}, {self.trainer.data_source.device}"
         log(self.build_folder, unit.name, f"begun by {holder}", begin=True)
         began = time.monotonic()
@@ -392,7 +331,7 @@ class _SharedTraining(MemberTraining):
         forget_failures(self.build_folder, unit.name)
 
     def failed(self, unit: Unit, step: int, error: Exception) -> None:
-        """Note the failure, and go on."""
+        """Note the failure, and continue."""
         if not self.build_folder.folder.exists():
             raise error
         self.failures_here[unit.name] = f"{type(error).__name__}: {error}"
@@ -400,7 +339,7 @@ class _SharedTraining(MemberTraining):
 
 
 def find_plan(root: Path, recipe: Recipe | str | Path | None) -> tuple[Recipe, BuildFolder, BuildPlan]:
-    """The plan of a recipe in a zoo's folder, or its only plan; errors are those of ``work``."""
+    """Return the plan of a recipe in a zoo's folder, or its only plan; errors are those of ``work``."""
     if recipe is None:
         build_folder, settled = _only_plan(root)
         recipe = _planned_recipe(settled, str(build_folder.folder / PLAN), root)
@@ -433,7 +372,7 @@ def _only_plan(root: Path) -> tuple[BuildFolder, BuildPlan]:
 
 
 def _planned_recipe(settled: BuildPlan, location: str, root: Path) -> Recipe:
-    """The recipe that a plan has in it."""
+    """Return the recipe that a plan contains."""
     if settled.transpositions:
         step = "Carry it on with the command that started it: python -m builders planted."
         raise ZooError(Problem(location, "plan", "one of members of a recipe", "one of planted pairs", step))
@@ -444,7 +383,7 @@ def _planned_recipe(settled: BuildPlan, location: str, root: Path) -> Recipe:
 
 
 def _chosen(units: Sequence[Unit], name: str | None, share: tuple[int, int] | None, *, location: str) -> list[Unit]:
-    """The units that were asked for."""
+    """Return the requested units."""
     if name is not None:
         chosen = [unit for unit in units if unit.name == name]
         if not chosen:
@@ -461,7 +400,7 @@ def _chosen(units: Sequence[Unit], name: str | None, share: tuple[int, int] | No
 
 
 def _refuse_unsealed(build_folder: BuildFolder, settled: BuildPlan, units: Sequence[Unit]) -> None:
-    """Refuse a merge while there are checkpoints of which nobody knows whether they are what was trained."""
+    """Refuse a merge while there are checkpoints without a digest, which cannot be compared with what was trained."""
     found = [unit.name for unit in units if any(build_folder.has_unsealed(unit, step) for step in settled.keep_steps)]
     if found:
         got = f"files without a digest of {counted(len(found), 'unit')}: {excerpt(', '.join(found))}"
@@ -480,7 +419,7 @@ def _one_merge(build_folder: BuildFolder, root: Path) -> Iterator[None]:
 
 
 def _groups(units: Sequence[Unit], member_bytes: int) -> Iterator[list[Unit]]:
-    """Units in groups of at most ``MAX_PART_BYTES``, or one."""
+    """Yield groups of units of at most ``MAX_PART_BYTES``, or of one unit."""
     group: list[Unit] = []
     for unit in units:
         members = sum(len(item.seeds) for item in group) + len(unit.seeds)

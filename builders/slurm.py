@@ -20,25 +20,18 @@ from builders.shared import Worked, find_plan, work
 from ckptzoo.errors import MissingExtraError, Problem, ZooError
 
 TURN_SECONDS = 3600.0
-"""How long a task works before it makes room for others."""
+"""Seconds that a task works before it makes room for others."""
 MARGIN_MINUTES = 10
-"""Time of a task besides: to import, to load the data, and to end the steps and the save that it is at."""
+"""Minutes of a task's time limit beyond its turn: to import, to load the data, and to end the current steps and save.
+"""
 _RETRY_SECONDS = 30.0
-"""How long a task waits before it tries units again that failed."""
+"""Seconds that a task waits before it tries failed units again."""
 
 
 @dataclass(frozen=True)
 class Submitted:
-    """What was submitted.
-
-    Parameters
-    ----------
-    job
-        its number.
-    tasks
-        how many.
-    folder
-        of its logs, ``<job>_<task>_0_log.out`` and ``.err``.
+    """The number of the submitted job, the number of its tasks, and the folder of its logs, ``<job>_<task>_0_log.out``
+    and ``.err``.
     """
 
     job: str
@@ -48,16 +41,9 @@ class Submitted:
 
 @dataclass(frozen=True)
 class ArrayTask:
-    """What one task of the array does; submitit stores it as a file, which the task reads.
+    """The work of one task of the array; submitit stores it as a file, which the task reads.
 
-    Parameters
-    ----------
-    to, recipe
-        of the plan.
-    seconds
-        of one turn.
-    options
-        further arguments of ``builders.shared.work``.
+    ``seconds`` is the length of one turn; ``options`` are further arguments of ``builders.shared.work``.
     """
 
     to: Path
@@ -80,7 +66,7 @@ class ArrayTask:
         return units + done.units
 
     def checkpoint(self) -> Any:
-        """What submitit submits where Slurm announces the end of the task's time (SIGUSR2): the same again."""
+        """Return what submitit submits where Slurm announces the end of the task's time (SIGUSR2): the same task."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
@@ -100,12 +86,13 @@ def submit(
 ) -> Submitted:
     """Submit an array of tasks to Slurm, each of which runs ``work``.
 
+    Raises MissingExtraError: submitit is not installed. Raises ZooError: there is no plan, or no Slurm; or it refuses
+    the job, in its own words.
+
     Parameters
     ----------
     to
         the zoo's folder, which the nodes share with this machine, as they do this Python.
-    recipe
-        as for ``builders.shared.work``.
     tasks
         how many; more than there are units serve nothing.
     seconds
@@ -114,13 +101,6 @@ def submit(
         options of ``sbatch``, such as ``{"partition": "gpu"}``. A plan for ``cuda`` asks for one GPU a task.
     options
         further arguments of ``builders.shared.work``: ``folder``, ``device``, ``threads``, ``save_seconds``.
-
-    Raises
-    ------
-    MissingExtraError
-        submitit is not installed.
-    ZooError
-        There is no plan, or no Slurm; or it refuses the job, in its own words.
 
     Examples
     --------
@@ -170,16 +150,9 @@ def submit(
 
 
 def command(zoo: str, seconds: float, options: Mapping[str, Any]) -> str:
-    """The shell command that any scheduler may run any number of times at once.
+    """Return the shell command that any scheduler may run any number of times at once.
 
-    Parameters
-    ----------
-    zoo
-        the argument of ``work``.
-    seconds
-        of one turn.
-    options
-        options of ``work`` with their values; those that are None are left out.
+    ``options`` are those of ``work`` with their values; those that are None are left out.
     """
     words = [sys.executable, "-m", "builders", "work", zoo, "--for", f"{seconds:.0f}s"]
     for name, value in options.items():

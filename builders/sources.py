@@ -17,7 +17,7 @@ from ckptzoo.loader.permutation import derive_key
 
 
 def load_gaussians(recipe: GaussianRecipe) -> Table:
-    r"""The training and the test points of a recipe, class by class, in float32.
+    r"""Return the training and the test points of a recipe, class by class, in float32.
 
     Point i of a half has the label :math:`y = \lfloor i C / N \rfloor`, with C centres :math:`\mu_c` and N points, and
     is :math:`\mu_y + z`, z standard normal; the two halves are independent.
@@ -32,14 +32,9 @@ def load_gaussians(recipe: GaussianRecipe) -> Table:
 
 
 def normals(seed: int, stream: int, count: int, size: int) -> NDArray[np.float64]:
-    r"""(count, size) independent standard normal numbers, the same for the same seed and stream.
-
-    Numbers 2 b and 2 b + 1 of a row are made by ``builders.rng.normal_pair`` of the first two words of Philox block
-    (b, row, stream, 0).
-
-    Notes
-    -----
-    The distribution is tested in ``tests/builders/test_tables.py``.
+    r"""Return (count, size) independent standard normal numbers, the same for the same seed and stream. Numbers 2 b and
+    2 b + 1 of a row are made by ``builders.rng.normal_pair`` of the first two words of Philox block (b, row, stream,
+    0). The distribution is tested in ``tests/builders/test_tables.py``.
     """
     blocks = np.arange(-(-size // 2), dtype=np.int64)
     words = philox((blocks, np.arange(count, dtype=np.int64)[:, None], stream, 0), derive_key(seed))
@@ -47,22 +42,16 @@ def normals(seed: int, stream: int, count: int, size: int) -> NDArray[np.float64
 
 
 Source = Data | Table
-"""Either has a ``name``, a ``digest`` and two halves."""
+"""A data set: either has a ``name``, a ``digest`` and two halves."""
 
 
 def load(recipe: Recipe, folder: str | Path | None = None) -> Source:
-    """The data that a recipe names.
+    """Load the data that a recipe names.
 
-    Parameters
-    ----------
-    folder
-        where the files are, or a folder with a subfolder of the data set's name; by default the environment variable
-        ``CKPTZOO_DATA``. Points drawn around centres need none, and some data sets can be fetched without.
+    The files are in ``folder``, or in a subfolder of the data set's name; by default it is the environment variable
+    ``CKPTZOO_DATA``. Points drawn around centres need none, and some data sets can be fetched without.
 
-    Raises
-    ------
-    ZooError
-        As in ``builders.data.load`` and ``builders.tables.load``.
+    Raises ZooError as in ``builders.data.load`` and ``builders.tables.load``.
     """
     if isinstance(recipe, GaussianRecipe):
         return load_gaussians(recipe)
@@ -72,26 +61,26 @@ def load(recipe: Recipe, folder: str | Path | None = None) -> Source:
 
 
 def data_source(recipe: Recipe, source: Source, device: str) -> Feed:
-    """The training set on a device, as engines read it."""
+    """Return the training set on a device, as engines read it."""
     if isinstance(source, Table):
         return TabularData.of(recipe, source, device)
     return DataSource.of(recipe, source, device)
 
 
 def test_inputs(recipe: Recipe, source: Source, limit: int | None = None) -> NDArray[Any]:
-    """float32 (N, ...): the first test inputs as the network sees them."""
+    """Return the first test inputs as the network sees them, float32 (N, ...)."""
     if isinstance(source, Table):
         return source.test_inputs[:limit]
     return data.inputs(recipe, source.test_images[:limit])
 
 
 def train_inputs(recipe: Recipe, source: Source, start: int, stop: int) -> NDArray[Any]:
-    """float32 (stop - start, ...): training inputs as the network sees them, in order and not augmented."""
+    """Return training inputs as the network sees them, float32 (stop - start, ...), in order and not augmented."""
     if isinstance(source, Table):
         return source.train_inputs[start:stop]
     return data.inputs(recipe, source.train_images[start:stop])
 
 
 def input_bytes(source: Source) -> int:
-    """Bytes of one input in float32, as the network sees it."""
+    """Return the bytes of one input in float32, as the network sees it."""
     return 4 * int(np.prod(source.half("train")[0].shape[1:]))

@@ -13,25 +13,18 @@ from builders.recipe import FLOAT64, Recipe
 
 Tensors = dict[str, torch.Tensor]
 STOPPED = "stopped"
-"""In ``TrainingState.extra`` of engines that train one member at a time: (M,) bool, which members train no further."""
+"""The key in ``TrainingState.extra`` of engines that train one member at a time: (M,) bool, which members train no
+further.
+"""
 
 
 @dataclass
 class TrainingState:
     """Everything that training changes; engines change it in place.
 
-    Parameters
-    ----------
-    keys
-        (M,) uint64, one a member; with the step they determine every random number.
-    weights
-        ``{name: (M, *shape)}``, parameters and buffers; see ``dtype_of``.
-    momentum
-        of the parameters alone, in their shapes; empty where the recipe has none.
-    step
-        optimiser steps taken.
-    extra
-        what a posterior method keeps beside them, ``{name: (M, ...)}``.
+    ``keys`` (M,) uint64, one a member, determine with the step every random number. ``weights`` ``{name: (M, *shape)}``
+    are parameters and buffers, see ``dtype_of``; ``momentum`` is that of the parameters alone, empty where the recipe
+    has none. ``extra`` ``{name: (M, ...)}`` is the further state of a posterior method.
     """
 
     keys: NDArray[np.uint64]
@@ -44,7 +37,7 @@ class TrainingState:
     def initial(
         cls, recipe: Recipe, seeds: list[int], device: str, weights: Mapping[str, NDArray[Any]] | None = None
     ) -> Self:
-        """Members with these seeds, freshly initialised or at these weights, ``{name: (M, *shape)}``."""
+        """Return members with these seeds, freshly initialised or at these weights, ``{name: (M, *shape)}``."""
         keys = rng.member_keys(recipe.digest, seeds)
         arrays = rng.initial_weights(recipe.arch, keys) if weights is None else weights
         tensors = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
@@ -52,7 +45,7 @@ class TrainingState:
 
     @classmethod
     def of(cls, recipe: Recipe, keys: NDArray[np.uint64], weights: Tensors) -> Self:
-        """Members before their first step, at these weights, which may be changed in place."""
+        """Return members before their first step, at these weights, which may be changed in place."""
         weights = {
             name: tensor.to(dtype_of(recipe)) if tensor.is_floating_point() else tensor
             for name, tensor in weights.items()
@@ -61,11 +54,11 @@ class TrainingState:
         return cls(keys, weights, {name: torch.zeros_like(weights[name]) for name in moved})
 
     def __len__(self) -> int:
-        """Members."""
+        """Return the number of members."""
         return len(self.keys)
 
     def split(self, size: int) -> list["TrainingState"]:
-        """Groups of at most ``size`` members over the same memory: what is done to them is done to this state."""
+        """Return groups of at most ``size`` members over the same memory: changes of them are changes of this state."""
         return [
             TrainingState(
                 self.keys[start : start + size],
@@ -79,10 +72,10 @@ class TrainingState:
 
 
 def dtype_of(recipe: Recipe) -> torch.dtype:
-    """The dtype in which a recipe's inputs, weights and momentum are while it trains."""
+    """Return the dtype of a recipe's inputs, weights and momentum during training."""
     return torch.float64 if recipe.precision == FLOAT64 else torch.float32
 
 
 def as_stored(weights: Tensors) -> Tensors:
-    """The same weights as a zoo holds them: those in float64 rounded to float32."""
+    """Return the same weights as a zoo holds them: those in float64 rounded to float32."""
     return {name: tensor.float() if tensor.dtype == torch.float64 else tensor for name, tensor in weights.items()}

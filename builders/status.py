@@ -1,4 +1,4 @@
-"""``status``: what the builds in a zoo's folder have done, and when they will end."""
+"""``status``: the progress of the builds in a zoo's folder, and when they will end."""
 
 import time
 from dataclasses import asdict, dataclass
@@ -21,21 +21,11 @@ from ckptzoo.text import counted
 
 @dataclass(frozen=True)
 class UnitStatus:
-    """One unit.
+    """The status of one unit.
 
-    Parameters
-    ----------
-    name, members
-        its name, and how many members it has.
-    state
-        ``merged``, ``finished``, ``running``, ``silent`` (held by a process that gives no sign of life, which others
-        take over), ``set aside`` (it failed too often), or ``waiting``.
-    holder
-        who holds it.
-    attempts
-        how often it ended without progress.
-    saved
-        the optimiser step up to which its training is saved.
+    ``state`` is ``merged``, ``finished``, ``running``, ``silent`` (its holder sends no heartbeat, so that others take
+    over), ``set aside`` (it failed too often), or ``waiting``. ``attempts`` counts how often it ended without progress;
+    ``saved`` is the optimiser step up to which its training is saved.
     """
 
     name: str
@@ -48,18 +38,9 @@ class UnitStatus:
 
 @dataclass(frozen=True)
 class BuildStatus:
-    """One build.
+    """The status of one build, with all its units in order.
 
-    Parameters
-    ----------
-    prefix
-        its name.
-    units
-        all of it, in order.
-    steps
-        optimiser steps of a unit.
-    seconds
-        since it was planned.
+    ``steps`` counts the optimiser steps of a unit; ``seconds`` is the time since the build was planned.
     """
 
     prefix: str
@@ -68,12 +49,12 @@ class BuildStatus:
     seconds: float
 
     def count(self, *states: str) -> int:
-        """How many members are in these states."""
+        """Return how many members are in these states."""
         return sum(unit.members for unit in self.units if unit.state in states)
 
     @property
     def remaining_seconds(self) -> float | None:
-        """How long the rest takes at the pace since it was planned; None where nothing is finished."""
+        """The time that the rest takes at the pace since the build was planned; None where nothing is finished."""
         done = self.count("merged", "finished")
         started = sum(
             unit.members * max(unit.saved, unit.holder.progress if unit.holder is not None else 0) / self.steps
@@ -89,7 +70,7 @@ class BuildStatus:
         return sum(unit.members * unit.saved for unit in self.units)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as JSON-ready values."""
+        """Return everything, as JSON-ready values."""
         return {
             "build": self.prefix,
             "seconds": self.seconds,
@@ -104,7 +85,7 @@ class BuildStatus:
         console.print(self.rendered())
 
     def rendered(self) -> Group:
-        """Counts, and a table of what is not merged, finished or waiting."""
+        """Return counts, and a table of the units that are not merged, finished or waiting."""
         members = sum(unit.members for unit in self.units)
         counts = ", ".join(
             f"{counted(number, 'member')} {state}"
@@ -131,12 +112,9 @@ def _where(holder: Holder, steps: int) -> tuple[str, str, str]:
 
 
 def status(to: str | Path) -> tuple[BuildStatus, ...]:
-    """What the builds in a zoo's folder have done.
+    """Return the status of the builds in a zoo's folder.
 
-    Raises
-    ------
-    ZooError
-        There is no such folder, or a plan cannot be read.
+    Raises ZooError: there is no such folder, or a plan cannot be read.
     """
     root = Path(to).absolute()
     if not root.is_dir():
@@ -145,7 +123,7 @@ def status(to: str | Path) -> tuple[BuildStatus, ...]:
 
 
 def watch(to: str | Path, console: Console, *, seconds: float = 2.0) -> None:
-    """Show the status of the builds in a zoo's folder every few seconds, until no unit waits or runs, or Ctrl-C."""
+    """Show the status of the builds in a zoo's folder every ``seconds``, until no unit waits or runs, or Ctrl-C."""
     with Live(console=console, auto_refresh=False) as live:
         while True:
             found = status(to)
@@ -156,7 +134,7 @@ def watch(to: str | Path, console: Console, *, seconds: float = 2.0) -> None:
 
 
 def _status_of(root: Path, build_folder: BuildFolder, settled: BuildPlan) -> BuildStatus | None:
-    """The status of one plan; None of a build that ended at this moment."""
+    """Return the status of one plan; None where the build ended at this moment."""
     try:
         names = {item.name for item in build_folder.folder.iterdir()}
         holders = Claims(build_folder.folder).holders()

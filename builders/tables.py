@@ -15,21 +15,15 @@ from ckptzoo.image_sets import FOLDER_VARIABLE
 from ckptzoo.loader.permutation import derive_key, keyed_permutation
 
 _TOLERANCE = 1e-4
-"""How far a mean or deviation may be from the recipe's, in deviations."""
+"""The largest difference of a mean or deviation from the recipe's, in deviations."""
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
     """A training and a test set of rows.
 
-    Parameters
-    ----------
-    name
-        of the data set.
-    train_inputs, test_inputs
-        (N, D) float32, as the network sees them.
-    train_targets, test_targets
-        (N,) float32, as the loss sees them: labels from 0, or numbers.
+    Inputs are (N, D) float32, as the network sees them, and targets (N,) float32, as the loss sees them: labels from 0,
+    or numbers.
     """
 
     name: str
@@ -39,7 +33,7 @@ class Table:
     test_targets: NDArray[np.float32]
 
     def half(self, name: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Inputs (N, D) and targets (N,) of ``"train"`` or ``"test"``."""
+        """Return inputs (N, D) and targets (N,) of ``"train"`` or ``"test"``."""
         return getattr(self, f"{name}_inputs"), getattr(self, f"{name}_targets")
 
     @cached_property
@@ -55,21 +49,14 @@ class Table:
 
 
 def load(recipe: TableRecipe, folder: Path | None) -> Table:
-    """The table that a recipe names, split by a fixed shuffle and standardised.
+    """Load the table that a recipe names, split by a fixed shuffle and standardised.
 
     The first ``recipe.train`` rows of the shuffle are for training, the others for testing.
 
-    Parameters
-    ----------
-    folder
-        where the file is, or a folder with a subfolder of the data set's name.
+    The file is in ``folder``, or in a subfolder of the data set's name.
 
-    Raises
-    ------
-    ZooError
-        There is no folder, or no such file in it.
-    IntegrityError
-        The file is not what it should be, or the recipe says other counts, means or deviations than there are.
+    Raises ZooError: there is no folder, or no such file in it. Raises IntegrityError: the file is not what it should
+    be, or the recipe says other counts, means or deviations than there are.
     """
     if recipe.dataset not in _LOADERS:
         raise UnknownNameError(f"recipe {recipe.name!r}", "data set", recipe.dataset, tuple(_LOADERS))
@@ -88,7 +75,7 @@ def load(recipe: TableRecipe, folder: Path | None) -> Table:
 def _problems(
     recipe: TableRecipe, inputs: NDArray[np.float64], targets: NDArray[np.float64], test: int
 ) -> Iterator[Problem]:
-    """Where the recipe differs from these training rows and the number of test rows."""
+    """Yield where the recipe differs from these training rows and the number of test rows."""
     location, step = f"recipe {recipe.name!r}", "Correct the recipe."
     if (recipe.train, recipe.test) != (len(inputs), test):
         yield Problem(
@@ -114,7 +101,7 @@ def _problems(
 
 
 def _energy(folder: Path | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """UCI energy efficiency: eight facts about each of 768 buildings, and the heating load (Y1)."""
+    """Load UCI energy efficiency: eight facts about each of 768 buildings, and the heating load (Y1)."""
     name, header = "ENB2012_data.csv", "X1,X2,X3,X4,X5,X6,X7,X8,Y1,Y2"
     source = f"Save the sheet of https://archive.ics.uci.edu/dataset/242/energy+efficiency as {name}"
     if folder is None:

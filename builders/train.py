@@ -21,9 +21,9 @@ from ckptzoo import archs
 from ckptzoo.errors import Problem, ZooError
 
 _IMAGE_BYTES = 28 * 28 * 4
-"""Bytes of an input of 28x28 pixels, the measure of what fits."""
+"""Bytes of an input of 28x28 pixels, in which memory is counted."""
 _GROUP_BYTES = 512 * _IMAGE_BYTES
-"""Inputs, of several members, that one CPU core trains on at once: what its cache holds."""
+"""Inputs, of several members, that one CPU core trains on at once: they fit its cache."""
 _MEASURED_BYTES = 8 * 256 * _IMAGE_BYTES
 """Inputs that members are measured on at once, of all of them together; and the examples of each:"""
 _MEASURED_EXAMPLES = {"cpu": 256, "cuda": 8192}
@@ -40,21 +40,10 @@ _UNIT_BYTES = {"cpu": 64 * _IMAGE_BYTES, "cuda": 1024 * _IMAGE_BYTES}
 class Trainer:
     """Trains and measures states of one recipe.
 
-    Parameters
-    ----------
-    data_source, source
-        the data on the device, and as loaded.
-    engine
-        how steps are taken.
-    workers
-        threads, each of which trains groups of members on its own core, or on its own stream of a GPU; None on a GPU
-        whose engine trains all members at once.
-    threads
-        how many of them; 1 where there are none.
-    one_at_a_time
-        whether the engine trains members one after another.
-    few_groups
-        whether each worker trains one group: for steps whose cost hardly grows with the members of a group.
+    ``workers`` are ``threads`` threads, each of which trains groups of members on its own core, or on its own stream of
+    a GPU; None on a GPU whose engine trains all members at once, and then ``threads`` is 1. With ``one_at_a_time`` the
+    engine trains members one after another. With ``few_groups`` each worker trains one group: for steps whose cost
+    hardly grows with the members of a group.
     """
 
     data_source: Feed
@@ -67,11 +56,11 @@ class Trainer:
 
     @property
     def recipe(self) -> Recipe:
-        """What is trained."""
+        """The recipe that is trained."""
         return self.data_source.recipe
 
     def start(self, seeds: Sequence[int], weights: Mapping[str, NDArray[Any]] | None = None) -> TrainingState:
-        """Members before their first step, freshly initialised or at these weights, ``{name: (M, *shape)}``."""
+        """Return members before their first step, freshly initialised or at these weights, ``{name: (M, *shape)}``."""
         state = TrainingState.initial(self.recipe, list(seeds), str(self.data_source.device), weights)
         if self.one_at_a_time:
             state.extra[STOPPED] = torch.zeros(len(state), dtype=torch.bool)
@@ -90,7 +79,7 @@ class Trainer:
 
     @contextmanager
     def _synchronized(self) -> Iterator[None]:
-        """Let a GPU finish before and after: its streams know nothing of one another, and the caller takes the time."""
+        """Synchronise a GPU before and after, because its streams are independent and the caller takes the time."""
         device = self.data_source.device
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -99,7 +88,7 @@ class Trainer:
             torch.cuda.synchronize(device)
 
     def _group_size(self, members: int) -> int:
-        """Members that a core trains at once, such that every core gets the same number of groups."""
+        """Return the members that a core trains at once, such that every core gets the same number of groups."""
         max_members = max(1, _GROUP_BYTES // (self.recipe.batch * sources.input_bytes(self.source)))
         if self.few_groups:
             max_members = members
@@ -110,14 +99,13 @@ class Trainer:
 
     @property
     def first_span(self) -> int:
-        """Steps that are taken at first, when it is not known yet how long one takes."""
+        """Steps that are taken at first, when the duration of one is not known yet."""
         return 1 if self.one_at_a_time else 8
 
     def measure(self, weights: Tensors, limit: int | None = None) -> dict[str, NDArray[Any]]:
-        """Every measured column of the metadata, ``{column: (M,)}``; with a limit, of the first examples of each half.
-
-        Training loss and accuracy are those of the whole training set without augmentation, in float32 whatever the
-        recipe's precision. Which columns there are is for the loss to say.
+        """Return every measured column of the metadata, ``{column: (M,)}``; with a limit, of the first examples of each
+        half. Training loss and accuracy are those of the whole training set without augmentation, in float32 whatever
+        the recipe's precision. The loss determines which columns there are.
         """
         weights = as_stored(weights)
         count = len(next(iter(weights.values())))
@@ -138,7 +126,7 @@ class Trainer:
         return losses.get(self.recipe.loss).columns(train, test)
 
     def _predict(self, weights: Tensors, half: str, limit: int | None) -> losses.MemberOutputs:
-        """Outputs by the architecture's own forward function, so that no engine measures its own work."""
+        """Return outputs by the architecture's own forward function, so that no engine measures its own work."""
         device = self.data_source.device
         outputs, size = self._stacked_outputs(), _MEASURED_EXAMPLES[device.type]
         raw, targets = (array[:limit] for array in self.source.half(half))
@@ -178,7 +166,7 @@ def _vmapped(model: torch.nn.Module) -> "archs.StackedOutputs":
 
 
 def _one_by_one(module: torch.nn.Module, weights: Mapping[str, torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
-    """The outputs (M, B, K) of every member on the same inputs."""
+    """Return the outputs (M, B, K) of every member on the same inputs."""
     if inputs.ndim == 4:
         inputs = inputs.contiguous(memory_format=torch.channels_last)
     members = [{name: tensor[i] for name, tensor in weights.items()} for i in range(len(next(iter(weights.values()))))]
@@ -187,7 +175,7 @@ def _one_by_one(module: torch.nn.Module, weights: Mapping[str, torch.Tensor], in
 
 @cache
 def largest_result(architecture: str, input_shape: tuple[int, ...]) -> int:
-    """Bytes of the largest output of a module within a network, for one example in float32."""
+    """Return the bytes of the largest output of a module within a network, for one example in float32."""
     found: list[int] = []
 
     def note(module: torch.nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -212,24 +200,14 @@ def open_trainer(
     threads: int | None = None,
     deterministic: bool = True,
 ) -> Iterator[Trainer]:
-    """A trainer on a device.
+    """Open a trainer on a device, ``"cpu"`` or ``"cuda"``.
 
-    Parameters
-    ----------
-    device
-        ``"cpu"`` or ``"cuda"``.
-    engine
-        a name in ``builders.engines``; by default the fastest for the recipe.
-    threads
-        on a CPU, by default as many as there are cores for this process; within, torch runs single-threaded. On a GPU
-        the streams on which an engine that trains one member at a time has members side by side, by default 1.
-    deterministic
-        whether a GPU takes the same kernels each time, none of which adds up in an order of its own.
+    Raises ZooError: there is no such device, the engine cannot train the recipe, or the architecture does not fit the
+    data.
 
-    Raises
-    ------
-    ZooError
-        There is no such device, the engine cannot train the recipe, or the architecture does not fit the data.
+    On a CPU there are by default as many ``threads`` as cores for this process; within, torch runs single-threaded. On
+    a GPU they are the streams on which an engine that trains one member at a time has members side by side, by default
+    1. With ``deterministic`` a GPU takes the same kernels each time, whose order of addition is fixed.
     """
     kind = device_kind(device)
     name = choose_engine(recipe, kind, engine)
@@ -260,7 +238,7 @@ def open_trainer(
 
 @contextmanager
 def _cuda_settings(recipe: Recipe, deterministic: bool) -> Iterator[None]:
-    """The precision of products and convolutions, and kernels that give the same bits each time."""
+    """Set the precision of products and convolutions, and kernels that give the same bits each time."""
     cudnn: Any = torch.backends.cudnn
     products = torch.backends.cuda.matmul
     before = cudnn.allow_tf32, products.allow_tf32, cudnn.deterministic, cudnn.benchmark
@@ -277,21 +255,15 @@ def _cuda_settings(recipe: Recipe, deterministic: bool) -> Iterator[None]:
 
 
 def _take_own_stream(device: str) -> None:
-    """Let this thread's work go to a stream of its own."""
+    """Run this thread's work on a stream of its own."""
     torch.cuda.set_stream(torch.cuda.Stream(device))
 
 
 def choose_engine(recipe: Recipe, device: str, engine: str | None = None) -> str:
-    """The name of the engine that trains a recipe on a device: the one that is asked for, else the fastest.
+    """Return the name of the engine that trains a recipe on a device: the requested one, else the fastest.
 
-    Raises
-    ------
-    UnknownNameError
-        No such engine.
-    MissingExtraError
-        A package that it needs is not installed.
-    ZooError
-        It cannot train the recipe on the device, or no engine can.
+    Raises UnknownNameError: no such engine. Raises MissingExtraError: a package that it needs is not installed. Raises
+    ZooError: it cannot train the recipe on the device, or no engine can.
     """
     if engine is None:
         return engines.fastest(recipe, device)
@@ -302,10 +274,8 @@ def choose_engine(recipe: Recipe, device: str, engine: str | None = None) -> str
 
 
 def default_unit_size(source: Source, device: str, engine: str, threads: int | None = None) -> int:
-    """Members that a unit has unless something else is asked for.
-
-    64 where an input has 28x28 pixels, 1024 on a GPU; of an engine that trains one member at a time as many as are
-    trained side by side.
+    """Return the default number of members of a unit: 64 where an input has 28x28 pixels, 1024 on a GPU; for an engine
+    that trains one member at a time, as many as are trained side by side.
     """
     kind = device_kind(device)
     if engines.is_one_at_a_time(engine):
@@ -329,12 +299,9 @@ def _check_shapes(recipe: Recipe, source: Source) -> None:
 
 
 def device_kind(device: str) -> str:
-    """The kind of an available device, ``"cpu"`` or ``"cuda"``.
+    """Return the kind of an available device, ``"cpu"`` or ``"cuda"``.
 
-    Raises
-    ------
-    ZooError
-        There is no such device.
+    Raises ZooError: there is no such device.
     """
     kind = device.partition(":")[0]
     if kind not in ("cpu", "cuda"):
@@ -346,6 +313,6 @@ def device_kind(device: str) -> str:
 
 
 def available_cores() -> int:
-    """Processor cores that this process may use."""
+    """Return the number of processor cores that this process may use."""
     # cpu_count() also counts cores that a container or taskset keeps from the process; macOS has no affinity
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -19,21 +19,16 @@ from builders.train import Trainer
 _SAVING_SHARE = 0.01
 """The share of the time that saving states may take."""
 _SPAN_SECONDS = 1.0
-"""Steps are taken in spans of about this length: between two the process can be stopped, and progress is shown."""
+"""Steps are taken in spans of about this many seconds: between two the process can be stopped, and progress is shown.
+"""
 
 
 @dataclass(frozen=True)
 class Taken:
     """Steps of a unit that were just taken.
 
-    Parameters
-    ----------
-    step
-        optimiser steps of the unit so far.
-    member_steps
-        optimiser steps of all members together, since the last time.
-    seconds
-        that they took.
+    ``step`` counts the optimiser steps of the unit so far; ``member_steps`` those of all members together since the
+    last time, and ``seconds`` their time.
     """
 
     step: int
@@ -45,18 +40,8 @@ class Taken:
 class UnitTraining(ABC):
     """Brings units from where they were saved to their ends.
 
-    Parameters
-    ----------
-    build_folder
-        where states and checkpoints are saved.
-    trainer, engine
-        takes the steps, and the name of its engine.
-    save_seconds
-        how much work is lost at most when the process is killed; more where saving takes more than 1 % of it.
-    should_stop
-        whether the process was asked to stop.
-    counter
-        of the joules that the device uses.
+    At most ``save_seconds`` of work are lost when the process is killed; more where saving takes more than 1 % of it.
+    ``counter`` counts the joules that the device uses.
     """
 
     build_folder: BuildFolder
@@ -69,7 +54,7 @@ class UnitTraining(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What is built, for people."""
+        """The name of what is built, for people."""
 
     @property
     @abstractmethod
@@ -78,34 +63,36 @@ class UnitTraining(ABC):
 
     @abstractmethod
     def stops(self, unit: Unit) -> Sequence[int]:
-        """The rising steps of a unit at which something is stored; the last of them is its end."""
+        """Return the rising steps of a unit at which something is stored; the last of them is its end."""
 
     @abstractmethod
     def is_finished(self, unit: Unit) -> bool:
-        """Whether everything of a unit is stored."""
+        """Return whether everything of a unit is stored."""
 
     @abstractmethod
     def is_stored(self, unit: Unit, step: int) -> bool:
-        """Whether what belongs to one of a unit's stops is stored."""
+        """Return whether the data of one of a unit's stops is stored."""
 
     @abstractmethod
     def start(self, unit: Unit) -> TrainingState:
-        """The state from which a unit proceeds."""
+        """Return the state from which a unit proceeds."""
 
     @abstractmethod
     def at_stop(self, unit: Unit, state: TrainingState, total: Spent) -> None:
-        """Store what belongs to the step of the state, except what is stored already."""
+        """Store the data of the state's step, except what is stored already."""
 
     def finish(self, unit: Unit) -> None:
-        """What is left to be done when the last stop of a unit was reached."""
+        """Complete a unit after its last stop was reached."""
         return
 
     @abstractmethod
     def describe(self, steps_per_second: float) -> str:
-        """How long the whole will take at a number of member-steps a second."""
+        """Return how long the whole will take at a number of member-steps a second."""
 
     def train(self, units: Sequence[Unit], console: Console) -> tuple[int, float]:
-        """Train what is not finished, and held by no other process; return the member-steps and the seconds taken."""
+        """Train units that are not finished, and held by no other process; return the member-steps and the seconds
+        taken.
+        """
         finished = [unit for unit in units if self.is_finished(unit)]
         members = sum(len(unit.seeds) for unit in units)
         ready = sum(len(unit.seeds) for unit in finished)
@@ -130,11 +117,11 @@ class UnitTraining(ABC):
         return progress.taken, time.monotonic() - started
 
     def failed(self, unit: Unit, step: int, error: Exception) -> None:
-        """What is done when a unit failed: the whole fails, unless a derived class goes on with the others."""
+        """Handle the failure of a unit: the build fails, unless a derived class continues with the others."""
         raise error
 
     def _attempt(self, unit: Unit, progress: Progress, claim: Claim) -> bool:
-        """Train a unit; False where it was not finished."""
+        """Train a unit; return False where it was not finished."""
         try:
             return self._train(unit, progress, claim)
         except Interrupted:
@@ -149,7 +136,7 @@ class UnitTraining(ABC):
         return Claims(self.build_folder.folder)
 
     def _train(self, unit: Unit, progress: Progress, claim: Claim) -> bool:
-        """Train one unit from where it was saved to its end; False where another process has taken it over."""
+        """Train one unit from where it was saved to its end; return False where another process has taken it over."""
         spans = self.proceed(unit)
         progress.resume(next(spans).member_steps)
         for taken in spans:
@@ -163,11 +150,8 @@ class UnitTraining(ABC):
     def proceed(self, unit: Unit) -> Iterator[Taken]:
         """Train one unit from where it was saved to its end.
 
-        Yields
-        ------
-        Taken
-            First the steps that were taken before the last save. Then those of every span; and none where the state was
-            just saved, or checkpoints stored. What a caller does behind a save counts as time of that save.
+        The first value has the steps before the last save, each later one those of a span; it counts none where the
+        state was just saved, or checkpoints stored. The caller's work behind a save counts as time of that save.
         """
         state = self.start(unit)
         total = self.build_folder.restore(unit, state)
@@ -201,7 +185,7 @@ class UnitTraining(ABC):
         self.build_folder.forget_state(unit)
 
     def _report(self, progress: Progress, member_steps: int, seconds: float) -> None:
-        """Count steps; when there are enough of them to know the speed, report how long the whole will take."""
+        """Count steps; when enough of them are known for a speed, report how long the whole will take."""
         known = progress.seconds >= SECONDS
         progress.advance(member_steps, seconds)
         if not known and progress.seconds >= SECONDS:

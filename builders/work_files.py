@@ -35,7 +35,7 @@ _REMOVE = "Remove it: python -m builders work, or build, then trains its unit ag
 
 
 def sealed(arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, str]) -> bytearray:
-    """The content of a file."""
+    """Return the content of a file."""
     data = bytearray(save(dict(arrays), metadata={**facts, "seal": _UNSEALED}))
     # safetensors escapes quotes within values, so that this is in the header once
     place = data.index(f'"seal":"{_UNSEALED}"'.encode()) + len('"seal":"')
@@ -44,12 +44,9 @@ def sealed(arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, str]) -> byte
 
 
 def read_facts(path: Path, expected: Mapping[str, str]) -> Mapping[str, str] | None:
-    """The metadata of a file, without a look at its tensors; None where there is none with a seal.
+    """Return the metadata of a file, without a look at its tensors; None where there is none with a seal.
 
-    Raises
-    ------
-    IntegrityError
-        It is no file, is damaged, or belongs to another unit, step or plan than ``expected``.
+    Raises IntegrityError: it is no file, is damaged, or belongs to another unit, step or plan than ``expected``.
     """
     if not _is_there(path):
         return None
@@ -69,7 +66,9 @@ def read_facts(path: Path, expected: Mapping[str, str]) -> Mapping[str, str] | N
 
 
 def read(path: Path, expected: Mapping[str, str]) -> tuple[dict[str, NDArray[Any]], Mapping[str, str]] | None:
-    """The tensors and the metadata of a file, after all its bytes were compared with its seal; see ``read_facts``."""
+    """Return the tensors and the metadata of a file, after all its bytes were compared with its seal; see
+    ``read_facts``.
+    """
     facts = read_facts(path, expected)
     if facts is None:
         return None
@@ -83,14 +82,9 @@ def read(path: Path, expected: Mapping[str, str]) -> tuple[dict[str, NDArray[Any
 
 
 def read_small(path: Path) -> bytes:
-    """The bytes of a file that may be replaced by anything, such as a pipe, which would make a reader wait.
+    """Return the bytes of a file that may be replaced by anything, such as a pipe, which would block a reader.
 
-    Raises
-    ------
-    FileNotFoundError
-        There is none.
-    IntegrityError
-        It is no file.
+    Raises FileNotFoundError: there is none. Raises IntegrityError: it is no file.
     """
     try:
         with open(path, "rb", opener=regular) as file:

@@ -23,7 +23,7 @@ from ckptzoo.text import excerpt
 
 
 def engines_held(contents: Contents, recipe: Recipe) -> Counter[str]:
-    """The engines that made a recipe's members in a zoo, retracted ones too."""
+    """Count the engines that made a recipe's members in a zoo, retracted ones too."""
     columns = contents.raw.rows.select(["member", "recipe_digest", "seed", "extra"]).columns
     rows = zip(*(column.to_pylist() for column in columns), strict=True)
     return engines_of(
@@ -34,7 +34,7 @@ def engines_held(contents: Contents, recipe: Recipe) -> Counter[str]:
 
 
 def engines_of(extras: Iterable[str | None]) -> Counter[str]:
-    """The engines that rows name, from their ``extra``, and how many rows name each."""
+    """Count the engines that rows name in their ``extra``."""
     found: Counter[str] = Counter()
     # the rows of a unit have one text
     for text, count in Counter(extras).items():
@@ -48,21 +48,12 @@ def engines_of(extras: Iterable[str | None]) -> Counter[str]:
 def engine_for(
     held: Mapping[str, int], *, recipe: Recipe, device: str, location: str, asked: str | None, unfinished: str | None
 ) -> str:
-    """The engine that trains more.
+    """Return the engine that trains more members or draws.
 
-    Parameters
-    ----------
-    held
-        what ``engines_of`` found in the rows of the recipe.
-    location
-        the zoo.
-    asked, unfinished
-        the engine that is asked for, and that of the unfinished build.
+    ``held`` is the result of ``engines_of`` for the rows of the recipe; ``asked`` is the requested engine,
+    ``unfinished`` that of the unfinished build.
 
-    Raises
-    ------
-    ZooError
-        The zoo's are by another one; or this machine cannot train by that.
+    Raises ZooError: the zoo's are by another one; or this machine cannot train by that.
     """
     name = asked or unfinished
     if name is not None or not held:

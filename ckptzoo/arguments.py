@@ -20,9 +20,9 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _PLACED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _NAMED = (*_PLACED, inspect.Parameter.KEYWORD_ONLY)
 _MANY = 2**31 - 1
-"""More things than that are in no array of a study."""
+"""The largest count that is accepted: no array of a study has more elements."""
 _ITEMS = 100
-"""Items of a sequence that are looked at."""
+"""The number of items of a sequence that are checked."""
 ARRAY = Annotated[Any, "an array"]
 """An array of numpy, torch or another framework, with an axis or more."""
 NETWORK = Annotated[Any, "a torch module"]
@@ -35,10 +35,7 @@ SELF_CHECKED = object()
 class Within:
     """Bounds of a number, in ``Annotated[int, Within(1)]``; NaN is within none.
 
-    Parameters
-    ----------
-    least, most
-        the smallest and the largest number that fits.
+    ``least`` and ``most`` are the smallest and the largest number that fits.
     """
 
     least: float
@@ -191,7 +188,7 @@ def _is_ndarray(kind: Any) -> bool:
 
 
 def _alternatives(parts: Sequence[Any]) -> Sequence[Any]:
-    """The members of a union; of ``numpy.typing.ArrayLike`` without texts and bytes, which nobody means by it."""
+    """The members of a union; of ``numpy.typing.ArrayLike`` without texts and bytes, which are never meant by it."""
     if any(getattr(part, "__module__", "").startswith("numpy._typing") for part in parts):
         return [part for part in parts if part not in (str, bytes, complex)]
     return parts
@@ -251,7 +248,7 @@ _NUMBERS: dict[Any, Callable[[Any], bool]] = {
 _SEQUENCES = (Sequence, Iterable, Collection, list, tuple, set, frozenset)
 _INDEXED = (Sequence, list, tuple)
 _ARRAYS = ("__array__", "__array_interface__", "__dlpack__")
-"""What arrays of all frameworks have one of."""
+"""Attributes that arrays of all frameworks have."""
 _MODULES = ("ckptzoo", "builders", "builtins", "pathlib", "numpy")
 _NAMES: dict[Any, str] = {
     int: "an integer",

@@ -69,7 +69,7 @@ class Check:
 
 
 def file_system_of(path: Path) -> str:
-    """The type of the file system, as /proc/mounts has it; empty where that does not say."""
+    """The type of the file system in /proc/mounts; empty where that does not list it."""
     try:
         lines = Path("/proc/mounts").read_text().splitlines()
     except OSError:

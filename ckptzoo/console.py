@@ -28,12 +28,9 @@ class PrintedResult(ABC):
 
 
 class _Kept(RenderHook):
-    """Keeps what is printed on a console for ``html.fragment``, and lets nothing through.
+    """A console file that keeps what is printed for ``html.fragment`` and writes nothing.
 
-    Attributes
-    ----------
-    blocks
-        Lines that follow one another, as one text, and tables.
+    ``blocks`` are lines that follow one another, as one text, and tables.
     """
 
     def __init__(self) -> None:
@@ -64,7 +61,7 @@ def _grid(table: Table) -> html.Grid:
 
 
 def _text(item: RenderableType) -> str:
-    """What a wide console shows, without colours."""
+    """Render as a wide console would, without colours."""
     if isinstance(item, str | Text):
         return str(item)
     wide = Console(file=StringIO(), width=1_000, color_system=None, force_jupyter=False)
@@ -74,7 +71,7 @@ def _text(item: RenderableType) -> str:
 
 
 def say(out: Console, *lines: str) -> None:
-    """Print lines as they are, however long; what a terminal would obey is written out."""
+    """Print lines without wrapping; control characters of terminals are escaped."""
     for line in lines:
         out.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 

@@ -1,4 +1,4 @@
-"""What environment variables say of the cache, the network and the hub; importing this imports nothing large."""
+"""The environment variables of the cache, the network and the hub; importing this imports nothing large."""
 
 import os
 from collections.abc import Mapping
@@ -7,19 +7,16 @@ from pathlib import Path
 from ckptzoo.text import parse_size
 
 DEFAULT_LIMIT = 32 * 2**30
-"""Bytes of the cache."""
+"""The default size of the cache in bytes."""
 PUBLIC_HUB = "https://huggingface.co"
 _TRUE = ("1", "on", "yes", "true")
-"""In small letters; the values that huggingface_hub takes as true."""
+"""Values that huggingface_hub takes as true, in small letters."""
 
 
 def cache_root(environment: Mapping[str, str] = os.environ) -> Path:
     """``$CKPTZOO_CACHE``, else ``$HF_HOME/ckptzoo``, else ``$XDG_CACHE_HOME/ckptzoo``, else ``~/.cache/ckptzoo``.
 
-    Parameters
-    ----------
-    environment
-        of the process.
+    ``environment`` is the process's environment.
     """
     if named := environment.get("CKPTZOO_CACHE"):
         return Path(named).expanduser().absolute()
@@ -30,10 +27,7 @@ def cache_root(environment: Mapping[str, str] = os.environ) -> Path:
 def cache_limit(environment: Mapping[str, str] = os.environ) -> int:
     """Bytes from ``$CKPTZOO_CACHE_SIZE`` (``20GB``, ``512MiB``), else 32 GiB.
 
-    Parameters
-    ----------
-    environment
-        of the process.
+    ``environment`` is the process's environment.
     """
     text = environment.get("CKPTZOO_CACHE_SIZE")
     return parse_size(text, location="CKPTZOO_CACHE_SIZE") if text else DEFAULT_LIMIT

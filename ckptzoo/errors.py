@@ -1,4 +1,4 @@
-"""What can go wrong, and the one form of its message: ``raise ZooError(Problem(...))``.
+"""The errors of ckptzoo, and the one form of their messages: ``raise ZooError(Problem(...))``.
 
 ::
 
@@ -42,11 +42,11 @@ __all__ = [
 
 
 MAX_PROBLEMS = 200
-"""Problems of one error: a hostile file may have millions."""
+"""The maximum number of problems of one error: a hostile file may have millions."""
 _MAX_FACT, _MAX_STEP = 1_000, 100_000
 """Characters of a fact, most of which quote untrusted text, and of a next step, which may be a table to be copied."""
 _MAX_MESSAGE = 50_000
-"""Characters of a message behind its first problem."""
+"""The maximum number of characters of a message behind its first problem."""
 _MAX_NEAR_NAME, _MAX_NEAR_NAMES = 256, 10_000
 """Characters of a name, and names, that are compared with a name that is not known: that takes quadratic time."""
 
@@ -132,7 +132,7 @@ class ZooError(Exception):
 
 
 def _message(problems: Sequence[Problem]) -> str:
-    """One line a problem, the first whole, others as long as there is room."""
+    """Format one line a problem, the first whole, others as long as there is room."""
     lines: list[str] = []
     for problem in problems:
         line = str(problem)

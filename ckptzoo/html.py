@@ -27,16 +27,8 @@ _NUMBER = "text-align:right"
 class Grid:
     """A table.
 
-    Parameters
-    ----------
-    rows
-        Of cells, as plain text.
-    header
-        The names of the columns; none for a table of names and values.
-    numbers
-        Positions of the columns that are aligned right.
-    title
-        Above the table, which then can be folded.
+    ``rows`` hold cells as plain text; ``header`` has the names of the columns, none for a table of names and values;
+    ``numbers`` are the positions of the columns that are aligned right. A table with a title can be folded.
     """
 
     rows: Sequence[Sequence[str]]

@@ -9,12 +9,7 @@ from typing import Any
 def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """``__getattr__`` and ``__dir__`` of a package with an ``__all__``, which is what ``dir`` shows.
 
-    Parameters
-    ----------
-    package
-        its ``__name__``.
-    modules
-        the module that has each name.
+    ``package`` is its ``__name__``; ``modules`` maps each name to its module.
     """
 
     def load(name: str) -> Any:

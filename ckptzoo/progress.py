@@ -1,4 +1,4 @@
-"""How far long work is: a bar in a terminal or a notebook, lines elsewhere; all on the standard error."""
+"""The progress of long work: a bar in a terminal or a notebook, lines elsewhere; all on the standard error."""
 
 import time
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Amount = Literal["percent", "number", "bytes"]
-"""How it is said how much is done."""
+"""The unit in which progress is shown."""
 LINE_SECONDS, LINE_GROWTH = 5.0, 1.2
 """Where lines are printed: until the first one, and the factor between the times of two. Ten hours have 40 or so."""
 WIDGET_SECONDS = 0.1
@@ -52,10 +52,7 @@ def progress_bar(what: str, *, nbytes: bool = False) -> Iterator[Progress]:
 def progress_bars(amount: Amount = "percent") -> Iterator[StageProgress]:
     """The same for work of several stages, each with a bar of its own.
 
-    Parameters
-    ----------
-    amount
-        ``"percent"`` where the stages count different things.
+    ``amount`` is ``"percent"`` where the stages count different things.
     """
     from rich.console import Console
 
@@ -141,7 +138,7 @@ class _NotebookRow:
         self._handle: Any = display(shown, raw=isinstance(shown, dict), display_id=True)
 
     def update(self, done: int, total: int) -> None:
-        """Show how far the work is, if the last time was long enough ago."""
+        """Show the progress if the last update was long enough ago."""
         self._done, self._total, now = done, total, time.monotonic()
         if now - self._sent < WIDGET_SECONDS:
             return
@@ -167,7 +164,7 @@ class _NotebookRow:
 
 
 def _line(what: str, done: int, total: int, seconds: float, amount: Amount) -> str:
-    """How much is done of how much, and the time that it took, or is likely still to take.
+    """Format the progress, with the time taken, or the estimated time left.
 
     >>> _line("pulling", 12_000_000, 80_000_000, 3.0, "bytes"), _line("deriving", 128, 128, 61.0, "number")
     ('pulling: 12 MB of 80 MB, 4 MB/s, 0:00:17 left', 'deriving: 128 of 128 in 0:01:01')

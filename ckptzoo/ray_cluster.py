@@ -15,18 +15,10 @@ _CONNECT_SECONDS = 10.0
 def connected(address: str | None) -> Iterator[Any]:
     """The module ``ray``, connected to a cluster until the end of the block.
 
-    Parameters
-    ----------
-    address
-        of the cluster's head, ``host:6379``; this machine must belong to the cluster. None for the environment variable
-        ``RAY_ADDRESS``, else the cluster that this machine belongs to, else one of this machine alone.
-
-    Raises
-    ------
-    MissingExtraError
-        Ray is not installed.
-    ZooError
-        There is no cluster at the address, or it wants another token.
+    ``address`` is the cluster's head, ``host:6379``; this machine must belong to the cluster. None means the
+    environment variable ``RAY_ADDRESS``, else the cluster that this machine belongs to, else one of this machine alone.
+    Raises ``MissingExtraError`` if ray is not installed, and ``ZooError`` if there is no cluster at the address, or it
+    wants another token.
     """
     address = address or os.environ.get("RAY_ADDRESS") or None
     if address is not None:
@@ -53,7 +45,7 @@ def connected(address: str | None) -> Iterator[Any]:
 
 
 def _require_listener(address: str) -> None:
-    """Raise OSError or ValueError at once where nobody listens: Ray itself would try for minutes."""
+    """Raise OSError or ValueError at once where nothing listens: Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise ValueError(f"{address!r}, which is not HOST:PORT")

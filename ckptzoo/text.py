@@ -48,10 +48,7 @@ def parse_size(text: str, *, location: str) -> int:
     >>> parse_size("1.5 kB", location="here"), parse_size("2MiB", location="here")
     (1500, 2097152)
 
-    Raises
-    ------
-    ZooError
-        It is no size.
+    Raises ``ZooError`` if it is no size.
     """
     matched = _SIZE.fullmatch(text)
     if matched is None:
@@ -65,10 +62,7 @@ def parse_share(text: str) -> tuple[int, int]:
     >>> parse_share("0/4")
     (0, 4)
 
-    Raises
-    ------
-    ZooError
-        It is none.
+    Raises ``ZooError`` if the text is not valid.
     """
     number, slash, count = text.partition("/")
     # Python turns no text of more than 4,300 digits into a number

@@ -17,7 +17,7 @@ from ckptzoo.errors import MissingExtraError
 
 _LOADING = "packages were being loaded, and no step was taken. Run the same command to start, or to carry on."
 _UsageError = typer.BadParameter.__mro__[1]
-"""The class of everything that is wrong with a command line; Typer exports only this child of it."""
+"""The class of all errors of a command line; Typer exports only this child of it."""
 
 app = typer.Typer(
     name="builders",
@@ -46,14 +46,8 @@ def options(
 
 
 def run(arguments: Sequence[str], program: str = "python -m builders") -> int:
-    """Run a command line and return its exit code; those of ``ckptzoo --help``.
-
-    Parameters
-    ----------
-    arguments
-        the words behind the program's name.
-    program
-        what was called, for usage lines.
+    """Run a command line, the words behind the program's name, and return its exit code, as in ``ckptzoo --help``;
+    usage lines show ``program``.
     """
     settings = Settings(arguments, run)
     try:

@@ -280,7 +280,7 @@ def cost(
 
 
 def _work_on(on: str | None) -> "Callable[..., Worked]":
-    """The function that does what ``work`` is asked to, where it is asked to."""
+    """Return the function that does the work of ``work``, on the requested cluster or here."""
     if on is None:
         from builders.shared import work
 
@@ -303,7 +303,7 @@ def _train(
     predictions: bool,
     **options: Any,
 ) -> None:
-    """Train members, report what was added and what it cost, and add the predictions that are asked for."""
+    """Train members, report what was added and its cost, and add the predictions that are requested."""
     from builders import predicting
 
     console, wanted = console_of(), training.of(recipe)

@@ -1,4 +1,4 @@
-"""What the commands share: options, how their texts are read, and how results are printed."""
+"""Shared parts of the commands: options, how their texts are read, and how results are printed."""
 
 import json
 from dataclasses import dataclass
@@ -69,14 +69,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @dataclass(frozen=True)
 class RecipeChanges:
-    """What may be different from a recipe, which makes another recipe of it."""
+    """Changes of a recipe, which make another recipe of it."""
 
     epochs: Epochs = None
     precision: Precision = None
     architecture: ArchitectureName = None
 
     def of(self, recipe: str) -> "Recipe":
-        """The changed recipe of a name or file."""
+        """Return the changed recipe of a name or file."""
         from builders.recipe import Recipe
 
         return Recipe.of(recipe, self.epochs, self.precision, self.architecture)
@@ -84,7 +84,7 @@ class RecipeChanges:
 
 @dataclass(frozen=True)
 class Training(RecipeChanges):
-    """How members are trained."""
+    """The options of training members."""
 
     data: DataFolder = None
     device: Device = "cpu"
@@ -92,13 +92,13 @@ class Training(RecipeChanges):
     unit_size: UnitSize = None
 
     def options(self) -> dict[str, Any]:
-        """Keyword arguments of ``build`` and its like, the recipe's left out."""
+        """Return keyword arguments of ``build`` and similar functions, without those of the recipe."""
         return {"folder": self.data, "device": self.device, "engine": self.engine, "unit_size": self.unit_size}
 
 
 @dataclass(frozen=True)
 class MemberTraining(Training):
-    """How members are trained by plain training."""
+    """The options of plain training of members."""
 
     keep_steps: KeepSteps = ""
     threads: Threads = None
@@ -109,7 +109,7 @@ class MemberTraining(Training):
 
 @dataclass(frozen=True)
 class PlanChoice:
-    """Which plan of a folder is meant, where it has several; spelled as in ``work RECIPE --to ZOO --epochs 2``."""
+    """The choice of one of a folder's plans, spelled as in ``work RECIPE --to ZOO --epochs 2``."""
 
     to: Annotated[
         Path | None,
@@ -122,7 +122,7 @@ class PlanChoice:
     architecture: Annotated[str | None, typer.Option(hidden=True)] = None
 
     def of(self, zoo: str) -> "tuple[Path, Recipe | None]":
-        """The folder, and the recipe where one was named."""
+        """Return the folder, and the recipe where one was named."""
         changes = RecipeChanges(self.epochs, self.precision, self.architecture)
         if self.to is not None:
             return self.to, changes.of(zoo)
@@ -132,7 +132,7 @@ class PlanChoice:
         return Path(zoo), None
 
     def words(self, zoo: str) -> tuple[str, dict[str, Any]]:
-        """The argument and the options that choose the same plan from any folder."""
+        """Return the argument and the options that choose the same plan from any folder."""
         if self.to is None:
             return str(Path(zoo).absolute()), {}
         recipe = str(Path(zoo).absolute()) if Path(zoo).is_file() else zoo
@@ -142,7 +142,7 @@ class PlanChoice:
 
 @dataclass(frozen=True)
 class Work:
-    """How units of a plan are trained here."""
+    """The options of training units of a plan here."""
 
     data: DataFolder = None
     device: PlannedDevice = None
@@ -150,12 +150,12 @@ class Work:
     save_every: SaveEvery = 20
 
     def options(self) -> dict[str, Any]:
-        """Keyword arguments of ``builders.shared.work``."""
+        """Return keyword arguments of ``builders.shared.work``."""
         folder = None if self.data is None else self.data.absolute()
         return {"folder": folder, "device": self.device, "threads": self.threads, "save_seconds": self.save_every}
 
     def words(self) -> dict[str, Any]:
-        """The same as options of a command, by name."""
+        """Return the same as options of a command, by name."""
         options = self.options()
         save_every = f"{options.pop('save_seconds'):g}"
         return {"data": options.pop("folder"), **options, "save-every": save_every}
@@ -165,11 +165,11 @@ class Report(Protocol):
     """A result that people and programs can read."""
 
     def print(self, console: Console | None = None) -> None:
-        """For people."""
+        """Print it for people."""
         ...
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return it for programs."""
         ...
 
 
@@ -182,18 +182,18 @@ def print_report(report: Report, as_json: bool) -> None:
 
 
 def console_of(*, stderr: bool = False) -> Console:
-    """The console of the standard output or error, which wraps nothing where that is no terminal."""
+    """Return the console of the standard output or error, which wraps nothing where that is no terminal."""
     console = Console(stderr=stderr)
     # rich would wrap at 80 columns
     return console if console.is_terminal else Console(stderr=stderr, width=100_000, color_system=None)
 
 
 _CENTURY = 100 * 365.25 * 86_400
-"""In seconds; what is longer, and NaN, is no time that anything takes."""
+"""Seconds of a century; longer times and NaN are refused."""
 
 
 def parse_numbers(text: str, option: str = "--keep-steps") -> list[int]:
-    """Numbers of ``0,100,938``, the text of an option."""
+    """Parse the numbers of ``0,100,938``, the text of an option."""
     try:
         numbers = [int(item) for item in text.split(",") if item.strip()]
     except ValueError:
@@ -205,7 +205,7 @@ def parse_numbers(text: str, option: str = "--keep-steps") -> list[int]:
 
 
 def parse_seconds(text: str) -> float:
-    """Seconds of ``90s``, ``50m`` or ``8h``."""
+    """Parse the seconds of ``90s``, ``50m`` or ``8h``."""
     units = {"s": 1, "m": 60, "h": 3600}
     try:
         seconds = float(text[:-1]) * units[text[-1:]]
@@ -217,7 +217,7 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_pairs(items: list[str], option: str) -> dict[str, str]:
-    """Texts from ``key=value``."""
+    """Parse texts from ``key=value``."""
     pairs = [item.partition("=") for item in items]
     for name, equals, _ in pairs:
         if not name or not equals:
@@ -226,7 +226,7 @@ def parse_pairs(items: list[str], option: str) -> dict[str, str]:
 
 
 def parse_settings(items: list[str]) -> dict[str, Any]:
-    """Settings from ``key=value``, values as TOML has them."""
+    """Parse settings from ``key=value``, values as TOML has them."""
     import tomllib
 
     try:

@@ -28,26 +28,11 @@ GENERAL = "general"
 
 @dataclass(frozen=True)
 class _Abilities:
-    """What an engine can train.
+    """The recipes that an engine can train.
 
-    Parameters
-    ----------
-    module
-        where it is.
-    architectures
-        a pattern of their names.
-    devices
-        the kinds of devices that it knows.
-    precisions
-        of recipes.
-    buffers
-        whether it trains architectures with buffers, such as BatchNorm's.
-    one_at_a_time
-        whether it trains members one after another, each as fast as any number of them.
-    dropout, flip, nesterov
-        whether it drops units, mirrors images, takes Nesterov's steps.
-    package, extra
-        a package that it needs, and the extra that has it.
+    ``architectures`` is a pattern of their names. ``buffers`` tells whether it trains architectures with buffers, such
+    as BatchNorm's; ``one_at_a_time`` whether it trains members one after another, each as fast as any number of them.
+    It needs ``package``, which the extra ``extra`` installs.
     """
 
     module: str
@@ -68,7 +53,7 @@ class _Abilities:
         return self.package is None or find_spec(self.package) is not None
 
     def reasons(self, recipe: Recipe, device: str) -> Iterator[str]:
-        """Why it cannot train a recipe on a kind of device; none where it can."""
+        """Yield why it cannot train a recipe on a kind of device; nothing where it can."""
         if not self.is_installed:
             yield f"needs {self.package}"
         if not re.fullmatch(self.architectures, recipe.architecture):
@@ -129,7 +114,7 @@ that it is taken only where it is asked for: today these are ``fused``, which is
 
 
 class Engine(Protocol):
-    """How steps are taken: the function ``advance`` of every engine's module."""
+    """The function ``advance`` of every engine's module, which takes steps."""
 
     def __call__(self, data_source: Feed, state: TrainingState, stop: int) -> None:
         """Train every member from ``state.step`` to ``stop`` optimiser steps, in place."""
@@ -137,32 +122,27 @@ class Engine(Protocol):
 
 
 class GradientSteps(Protocol):
-    """The gradients of optimiser steps: the function ``gradient_steps`` of an engine's module."""
+    """The function ``gradient_steps`` of an engine's module, which gives the gradients of optimiser steps."""
 
     def __call__(self, data_source: Feed, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[GradientStep]:
-        """The steps from ``start`` to ``stop`` of the members with these keys, each to be used before the next."""
+        """Yield the steps from ``start`` to ``stop`` of members with these keys, each to be used before the next."""
         ...
 
 
 def names() -> tuple[str, ...]:
-    """Every engine."""
+    """Return the names of all engines."""
     return tuple(_ENGINES)
 
 
 def is_one_at_a_time(name: str) -> bool:
-    """Whether an engine trains members one after another, so that how many there are makes none of them faster."""
+    """Return whether an engine trains members one after another, so that their number makes none of them faster."""
     return _ENGINES[name].one_at_a_time
 
 
 def get(name: str) -> Engine:
-    """An engine by name.
+    """Return an engine by name.
 
-    Raises
-    ------
-    UnknownNameError
-        No such engine.
-    MissingExtraError
-        A package that it needs is not installed.
+    Raises UnknownNameError: no such engine. Raises MissingExtraError: a package that it needs is not installed.
     """
     if name not in _ENGINES:
         raise UnknownNameError("builders", "engine", name, names())
@@ -173,7 +153,7 @@ def get(name: str) -> Engine:
 
 
 def gradient_steps(name: str) -> GradientSteps:
-    """The function ``gradient_steps`` of an engine; raises as ``get``, and ``ZooError`` where it has none."""
+    """Return the function ``gradient_steps`` of an engine; raises as ``get``, and ``ZooError`` where it has none."""
     advance = get(name)
     steps = getattr(import_module(_ENGINES[name].module), "gradient_steps", None)
     if steps is None:
@@ -183,18 +163,15 @@ def gradient_steps(name: str) -> GradientSteps:
 
 
 def usable(recipe: Recipe, device: str = "cpu") -> tuple[str, ...]:
-    """The engines that are installed and can train a recipe on a device, the fastest of the measured last."""
+    """Return the engines that are installed and can train a recipe on a device, the fastest of the measured last."""
     kind = device.partition(":")[0]
     return tuple(name for name, engine in _ENGINES.items() if not any(engine.reasons(recipe, kind)))
 
 
 def fastest(recipe: Recipe, device: str = "cpu") -> str:
-    """The fastest of the measured engines that are installed and can train a recipe on a device.
+    """Return the fastest of the measured engines that are installed and can train a recipe on a device.
 
-    Raises
-    ------
-    ZooError
-        There is none; the message says why of every engine that knows the architecture.
+    Raises ZooError: there is none; the message says why of every engine that knows the architecture.
     """
     if found := usable(recipe, device):
         return found[-1]
@@ -202,7 +179,7 @@ def fastest(recipe: Recipe, device: str = "cpu") -> str:
 
 
 def refusal(recipe: Recipe, device: str, name: str | None = None) -> ZooError:
-    """The error that says why an engine, or none of them, trains a recipe on a device."""
+    """Return the error that says why an engine, or none of them, trains a recipe on a device."""
     kind, found = device.partition(":")[0], usable(recipe, device)
     if name is not None:
         got, step = f"{name}, which {' and '.join(_ENGINES[name].reasons(recipe, kind))}", "Choose one of them."

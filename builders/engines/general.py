@@ -19,19 +19,16 @@ from ckptzoo.errors import Problem, ZooError
 
 
 def advance(data_source: Feed, state: TrainingState, stop: int) -> None:
-    """Raises as ``gradient_steps``."""
+    """Take the steps; raises as ``gradient_steps``."""
     steps = gradient_steps(data_source, state.keys, state.step, stop)
     sgd.advance(data_source.recipe, state, steps)
 
 
 def gradient_steps(data_source: Feed, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[GradientStep]:
-    """Yield the steps with their gradients, as ``builders.engines.gradient_steps``.
+    """Yield the steps with their gradients.
 
-    Raises
-    ------
-    ZooError
-        The architecture has buffers (such as BatchNorm's), which the members could not share, or the recipe drops
-        inputs of a last layer that is not ``torch.nn.Linear``.
+    Raises ZooError: the architecture has buffers (such as BatchNorm's), which the members could not share, or the
+    recipe drops inputs of a last layer that is not ``torch.nn.Linear``.
     """
     recipe = data_source.recipe
     model = archs.get(recipe.architecture)().to(data_source.device)
@@ -58,7 +55,7 @@ def gradient_steps(data_source: Feed, keys: NDArray[np.uint64], start: int, stop
 
 
 def scale_head_inputs(model: torch.nn.Module, recipe: Recipe) -> dict[str, torch.Tensor]:
-    """Let the last linear layer multiply its inputs (B, U) by what a dictionary, which is returned, has as scales."""
+    """Let the last linear layer multiply its inputs (B, U) by the scales in a dictionary, which is returned."""
     layer = dict(model.named_modules()).get(recipe.head.removesuffix(".weight"))
     if not isinstance(layer, torch.nn.Linear):
         got, step = f"{type(layer).__name__} as {recipe.head!r}", "Train it without dropout."

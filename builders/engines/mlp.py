@@ -29,6 +29,7 @@ _RELU: Activation = (torch.relu_, lambda value: (value > 0).to(value.dtype))
 
 
 def advance(data_source: Feed, state: TrainingState, stop: int) -> None:
+    """Take the steps up to ``stop``, in place."""
     members_last = TrainingState(state.keys, _members_last(state.weights), _members_last(state.momentum), state.step)
     sgd.advance(data_source.recipe, members_last, gradient_steps(data_source, state.keys, state.step, stop))
     for target, source in ((state.weights, members_last.weights), (state.momentum, members_last.momentum)):
@@ -38,7 +39,7 @@ def advance(data_source: Feed, state: TrainingState, stop: int) -> None:
 
 
 def gradient_steps(data_source: Feed, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[GradientStep]:
-    """Fastest for weights whose members are neighbours in memory."""
+    """Yield the steps with their gradients, fastest for weights whose members are neighbours in memory."""
     recipe = data_source.recipe
     loss, activation = losses.get(recipe.loss), _TANH if recipe.architecture.startswith("mlp-tanh-") else _RELU
     for batch in data_source.batches(keys, start, stop):
@@ -46,12 +47,12 @@ def gradient_steps(data_source: Feed, keys: NDArray[np.uint64], start: int, stop
 
 
 def _members_last(tensors: Tensors) -> Tensors:
-    """Copies (M, *shape) of which the members are neighbours in memory."""
+    """Return copies (M, *shape) in which the members are neighbours in memory."""
     return {name: tensor.movedim(0, -1).contiguous().movedim(-1, 0) for name, tensor in tensors.items()}
 
 
 def _gradients(weights: Tensors, batch: TrainingBatch, loss: Loss, activation: Activation) -> Tensors:
-    """Gradients of each member's mean loss over its batch, ``{name: (M, *shape)}``."""
+    """Return gradients of each member's mean loss over its batch, ``{name: (M, *shape)}``."""
     apply, derivative = activation
     layers = [name.removesuffix(".weight") for name in weights if name.endswith(".weight")]
     matrices = [weights[f"{layer}.weight"].movedim(0, -1) for layer in layers]

@@ -48,7 +48,7 @@ class _Workspace:
         self.matrix2 = torch.zeros(2 * members, 80, 64, dtype=dtype, device=device)
 
     def patches(self, step: Step) -> torch.Tensor:
-        """(M, 36, 64 B): the overlapping 6x6 patches of the crops, 8x8 of them an image."""
+        """Return (M, 36, 64 B): the overlapping 6x6 patches of the crops, 8x8 of them an image."""
         corners = step.corners
         members, batch = corners.shape
         window = self._window
@@ -67,16 +67,17 @@ class _Workspace:
         return patches.view(members, 36, 64 * batch)
 
     def before(self, members: int, batch: int) -> torch.Tensor:
-        """(M, 18, 64 B) for the values before pooling."""
+        """Return (M, 18, 64 B) for the values before pooling."""
         return self._before[: members * 18 * 64 * batch].view(members, 18, 64 * batch)
 
 
 def advance(data_source: DataSource, state: TrainingState, stop: int) -> None:
-    """A group of 4 to 16 members is fastest on one CPU core, all of them on a GPU."""
+    """Take the steps; a group of 4 to 16 members is fastest on one CPU core, all of them on a GPU."""
     sgd.advance(data_source.recipe, state, gradient_steps(data_source, state.keys, state.step, stop))
 
 
 def gradient_steps(data_source: DataSource, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[GradientStep]:
+    """Yield the steps with their gradients."""
     workspace = _Workspace(len(keys), data_source.recipe.batch, data_source)
     for step in steps(data_source, keys, start, stop):
         patches = workspace.patches(step)
@@ -84,16 +85,8 @@ def gradient_steps(data_source: DataSource, keys: NDArray[np.uint64], start: int
 
 
 def _gradients(weights: Tensors, patches: torch.Tensor, step: Step, workspace: _Workspace) -> Tensors:
-    """Gradients of the mean cross-entropy of each member's batch.
-
-    Parameters
-    ----------
-    weights
-        ``{name: (M, *shape)}``.
-    patches
-        (M, 36, 64 B).
-    step
-        the labels (M, B), and what dropout keeps.
+    """Return gradients of the mean cross-entropy of each member's batch, from weights ``{name: (M, *shape)}``, patches
+    (M, 36, 64 B), and the labels (M, B) and dropout of the step.
     """
     labels = step.labels
     members, batch = labels.shape
@@ -139,18 +132,16 @@ def _gradients(weights: Tensors, patches: torch.Tensor, step: Step, workspace: _
 
 
 def _kernel1_places(matrix: torch.Tensor) -> torch.Tensor:
-    """(M, 3, 3, 2, 4, 4): the first kernels at each of their places in matrices (M, 18, 36).
-
-    Row (y, x, c) and column (y + i, x + j) hold the weight (i, j) of channel c.
+    """View matrices (M, 18, 36) as (M, 3, 3, 2, 4, 4), the first kernels at each of their places. Row (y, x, c) and
+    column (y + i, x + j) hold the weight (i, j) of channel c.
     """
     # rows of 36, 6 of them for a y and 2 for an x; y and x each move the 4x4 weights by a row of 6 or a column
     return matrix.as_strided((len(matrix), 3, 3, 2, 4, 4), (648, 216 + 6, 72 + 1, 36, 6, 1))
 
 
 def _kernel2_places(matrix: torch.Tensor) -> torch.Tensor:
-    """(M, 10, 4, 4, 5, 5): the second kernels at each of their places in matrices (2 M, 80, 64).
-
-    Row (o, y, x) and column (y + i, x + j) hold the weight (i, j) of output o.
+    """View matrices (2 M, 80, 64) as (M, 10, 4, 4, 5, 5), the second kernels at each of their places. Row (o, y, x) and
+    column (y + i, x + j) hold the weight (i, j) of output o.
     """
     # rows of 64, 16 of them for an o and 4 for a y; y and x each move the 5x5 weights by a row of 8 or a column
     return matrix.as_strided((len(matrix) // 2, 10, 4, 4, 5, 5), (10240, 1024, 256 + 8, 64 + 1, 8, 1))

@@ -12,13 +12,8 @@ from builders.state import Tensors, TrainingState
 class GradientStep(NamedTuple):
     """One optimiser step: the gradient of its batch's mean loss, at any weights.
 
-    Attributes
-    ----------
-    rate
-        the learning rate.
-    gradient
-        of weights ``{name: (M, *shape)}`` to gradients of the same names and shapes, which the caller may change and
-        which the next call may overwrite.
+    ``gradient`` maps weights ``{name: (M, *shape)}`` to gradients of the same names and shapes, which the caller may
+    change and the next call may overwrite.
     """
 
     rate: float
@@ -33,7 +28,7 @@ def advance(recipe: Recipe, state: TrainingState, steps: Iterable[GradientStep])
 
 
 def update(recipe: Recipe, state: TrainingState, gradients: Tensors, rate: float) -> None:
-    r"""One step of stochastic gradient descent, in place; the gradients are used up.
+    r"""Take one step of stochastic gradient descent, in place; the gradients are used up.
 
     :math:`g \leftarrow g + \lambda w`, then ``direction``'s d, and :math:`w \leftarrow w - \eta d`, as
     ``torch.optim.SGD`` without dampening.
@@ -48,8 +43,8 @@ def update(recipe: Recipe, state: TrainingState, gradients: Tensors, rate: float
 
 
 def direction(recipe: Recipe, velocity: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    r"""Where a step of SGD with momentum goes: :math:`v \leftarrow \mu v + g`, and d = v; with Nesterov's momentum
-    :math:`d = g + \mu v`.
+    r"""Return the direction d of a step of SGD: v after :math:`v \leftarrow \mu v + g`; with Nesterov's momentum
+    :math:`g + \mu v`.
 
     ``velocity`` changes in place, and the gradient may. As ``torch.optim.SGD`` (Sutskever et al., "On the importance of
     initialization and momentum in deep learning", ICML 2013, equations 3 and 4, at the point that is looked ahead to).

@@ -20,29 +20,23 @@ _METHODS = {
     "laplace": ("laplace", "Laplace"),
     "hmc": ("hmc", "Hmc"),
 }
-"""Module and class of each method."""
+"""The module and class of each method."""
 _PACKAGES = {"hmc": "blackjax"}
 """The package that a method needs; the extra has the method's name."""
 ENSEMBLE = "ensemble"
-"""What takes no building: members of a zoo, selected."""
+"""The method that needs no building: members of a zoo, selected."""
 
 
 def names() -> tuple[str, ...]:
-    """Every method that builds draws."""
+    """Return the names of all methods that build draws."""
     return tuple(_METHODS)
 
 
 def get(name: str) -> type[Method]:
-    """A method by name.
+    """Return a method by name.
 
-    Raises
-    ------
-    UnknownNameError
-        No such method.
-    ZooError
-        It is ``ensemble``, which is a selection of members.
-    MissingExtraError
-        A package that it needs is not installed.
+    Raises UnknownNameError: no such method. Raises ZooError: it is ``ensemble``, which is a selection of members.
+    Raises MissingExtraError: a package that it needs is not installed.
     """
     if name == ENSEMBLE:
         got, step = "ensemble", "Build members with python -m builders build; ckptzoo study posteriors selects them."

@@ -12,18 +12,13 @@ from ckptzoo import archs
 from ckptzoo.derive import batch_norm
 
 _BATCH = 512
-"""Examples of which statistics are taken at once."""
+"""Examples from which statistics are computed at once."""
 
 
 def renewed_statistics(recipe: Recipe, source: Source, weights: Tensors) -> Tensors:
-    """The same weights with running statistics from one pass over the training inputs, in order and not augmented.
-
-    As ``ckptzoo.derive.batch_norm.renewed_statistics``. Weights without buffers are returned as they are.
-
-    Parameters
-    ----------
-    weights
-        ``{name: (M, *shape)}``; their buffers, if they have any, are not read.
+    """Return the same weights ``{name: (M, *shape)}`` with running statistics from one pass over the training inputs,
+    in order and not augmented, as ``ckptzoo.derive.batch_norm.renewed_statistics``. Existing buffers are not read;
+    weights without buffers are returned unchanged.
     """
     buffers = [tensor.name for tensor in recipe.arch.tensors if tensor.kind == "buffer"]
     if not buffers:

@@ -39,31 +39,20 @@ from ckptzoo.text import counted
 MAX_DRAWS = 10**5
 """The largest number of draws of a mode."""
 _SETTLE_SECONDS = 60.0
-"""How long another process may take to settle a build."""
+"""Seconds that another process may take to settle a build."""
 Settled = tuple[PosteriorPlan, list[DrawUnit]] | None
 """A plan and the units that the zoo lacks; None where it lacks nothing."""
 
 
 @dataclass(frozen=True)
 class BuiltDraws:
-    """What a build of draws did.
+    """The result of a build of draws.
 
-    Parameters
-    ----------
-    zoo
-        its folder.
-    part
-        the name of the new part; None where nothing was to be done.
-    draws, modes
-        how many were added, and around how many modes.
-    diverged
-        of the added ones; they are kept, and marked.
-    gaussian
-        the folder of the zoo of means and deviations; None where the method has none.
-    member_steps, seconds
-        optimiser steps of all modes taken by this process, and the time they took, measuring the draws included.
-    left
-        of a share: units of all modes that are not finished. None where the draws were added to the zoo.
+    ``part`` is the new part's name, None where nothing was to be done. ``diverged`` counts added draws that are kept,
+    and marked; ``gaussian`` is the folder of the zoo of means and deviations, None where the method has none.
+    ``member_steps`` and ``seconds`` are the optimiser steps of all modes taken by this process, and their time,
+    measuring the draws included. ``left`` counts, for a share, the units of all modes that are not finished; None where
+    the draws were added to the zoo.
     """
 
     zoo: Path
@@ -77,7 +66,7 @@ class BuiltDraws:
     left: int | None = None
 
     def line(self) -> str:
-        """For people."""
+        """Return the result in a sentence for people."""
         if self.left is not None:
             then = f"{counted(self.left, 'unit')} left" if self.left else "the command without --share adds the draws"
             return f"{self.zoo}: {counted(self.modes, 'mode')} done here; {then}."
@@ -90,27 +79,19 @@ class BuiltDraws:
 
 
 class DrawOptions(TypedDict, total=False):
-    """Keyword arguments that ``build`` and ``estimate`` have in common.
+    """Keyword arguments that ``build`` and ``estimate`` have in common; others are as in ``builders.build``.
 
     Attributes
     ----------
     start
         a zoo whose members are the modes, the first that are finite and did not diverge; for methods that start from
         members, or can: ``bnn`` takes their weights as its first means. Each is its member's last checkpoint.
-    folder
-        where the data is, as for ``builders.build.build``.
-    epochs
-        of the recipe, as for ``builders.build.build``.
     settings
         the file of the method's settings.
     changes
         other values for some of them.
-    device
-        as for ``builders.build.build``.
     unit_size
         modes that advance together.
-    engine
-        as for ``builders.build.build``.
     """
 
     start: str | Path | None
@@ -125,21 +106,7 @@ class DrawOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False)
 class DrawRequest:
-    """What ``build`` or ``estimate`` was asked for.
-
-    Parameters
-    ----------
-    model
-        the method with its settings.
-    recipe, source
-        whose posterior it is, and its data.
-    modes, draws
-        how many are asked for.
-    found
-        the modes.
-    device, unit_size, asked_engine
-        as they were asked for.
-    """
+    """The arguments of ``build`` or ``estimate``, checked, with the modes that were found."""
 
     model: Method
     recipe: Recipe
@@ -184,7 +151,7 @@ class DrawRequest:
 
     @cached_property
     def engine(self) -> str:
-        """The engine of the trainer where nothing in the zoo decides it; a method's own sampler measures with it."""
+        """The trainer's engine where nothing in the zoo decides it; a method's own sampler measures with it."""
         if self.model.sampler is not None and self.asked_engine is not None:
             what, step = f"engine of method {self.model.name}", "Leave out --engine."
             expected = f"none, because {self.model.sampler} takes the steps"
@@ -192,13 +159,13 @@ class DrawRequest:
         return choose_engine(self.model.chain, device_kind(self.device), self.asked_engine)
 
     def size(self, engine: str) -> int:
-        """Modes of a unit where no number is asked for."""
+        """Return the modes of a unit where no number is requested."""
         if self.model.one_at_a_time:
             return available_cores()
         return self.model.unit_size or default_unit_size(self.source, self.device, engine)
 
     def settle(self, root: Path, build_folder: BuildFolder) -> Settled:
-        """The plan, and the units that the zoo lacks; None where it lacks nothing."""
+        """Return the plan, and the units that the zoo lacks; None where it lacks nothing."""
         model, found = self.model, self.found
         contents = read_zoo(root, self.recipe)
         rows = contents.raw.rows.select(["id", "recipe_digest", "mode", "draw", "seed", "extra"])
@@ -245,7 +212,7 @@ class DrawRequest:
     def training(
         self, build_folder: BuildFolder, plan: PosteriorPlan, save_seconds: float, counter: Counter | None
     ) -> Iterator[DrawTraining]:
-        """The training of the chains, which stops on Ctrl-C and SIGTERM."""
+        """Yield the training of the chains, which stops on Ctrl-C and SIGTERM."""
         with (
             catch_stop_signals() as should_stop,
             open_trainer(self.model.chain, self.source, device=self.device, engine=plan.engine) as plain,
@@ -271,33 +238,16 @@ def build(
     console: Console | None = None,
     **options: Unpack[DrawOptions],
 ) -> BuiltDraws:
-    """Take draws until a zoo holds draws 0 to ``draws - 1`` of ``modes`` modes, and add them as one part.
+    """Take draws until a zoo holds draws 0 to ``draws - 1`` of ``modes`` modes, and add them as one part. Called again
+    after it was stopped or killed, with the same arguments, it continues from the last saved state. Existing draws are
+    not taken again; a mode that lacks some is run again from its start, to the same weights.
 
-    Called again after it was stopped or killed, with the same arguments, it carries on where it was last saved. Draws
-    that the zoo holds are not taken again; a mode that lacks some is run again from its start, to the same weights.
+    ``method`` is a name in ``builders.posterior``. With ``share`` ``(i, n)`` the draws of every n-th unit alone are
+    taken, from the i-th, counted from 0, beside other processes that share the zoo's folder; a call without it adds
+    them to the zoo, before or after. Other arguments are those of ``builders.build.build``.
 
-    Parameters
-    ----------
-    method
-        a name in ``builders.posterior``.
-    recipe
-        whose posterior is approximated: a recipe, its name, or the path of its file.
-    to
-        the zoo's folder; made where there is none.
-    share
-        ``(i, n)`` to take the draws of every n-th unit alone, from the i-th, counted from 0, beside other processes
-        that share the zoo's folder; they are added to the zoo by a call without it, before or after.
-    save_seconds, counter
-        as for ``builders.build.build``.
-    options
-        those of ``DrawOptions``.
-
-    Raises
-    ------
-    Interrupted
-        On Ctrl-C or SIGTERM, after the state was saved.
-    ZooError
-        The arguments do not fit each other, the zoos, or an unfinished build there.
+    Raises Interrupted on Ctrl-C or SIGTERM, after the state was saved. Raises ZooError: the arguments do not fit each
+    other, the zoos, or an unfinished build there.
     """
     request = DrawRequest.of(method, recipe, modes, draws, **options)
     console, root, model = console or Console(), Path(to).absolute(), request.model
@@ -350,7 +300,7 @@ def _settle_beside_others(root: Path, build_folder: BuildFolder, request: DrawRe
 def _take_share(
     root: Path, job: DrawTraining, units: Sequence[DrawUnit], share: tuple[int, int], console: Console
 ) -> BuiltDraws:
-    """Train every n-th unit that no other process holds; nothing is added to the zoo."""
+    """Train every n-th unit that no other process holds; add nothing to the zoo."""
     mine = [unit for unit in units[share[0] :: share[1]] if not job.is_finished(unit)]
     steps, seconds = 0, 0.0
     try:
@@ -374,18 +324,12 @@ def estimate(
     seconds: float = SECONDS,
     **options: Unpack[DrawOptions],
 ) -> Estimate:
-    """Take steps of some modes for a few seconds, and report what ``build`` would take; writes nothing.
+    """Take steps of some modes for ``seconds``, and report what ``build`` would take; write nothing.
 
-    Parameters
-    ----------
-    seconds
-        how long steps are taken; of a method with a single step, such as Laplace's, it is taken once at least.
-    options
-        those of ``DrawOptions``.
+    A method with a single step, such as Laplace's, takes it at least once.
 
-    Notes
-    -----
-    Other Parameters and Raises as for ``build``. Draws themselves are not timed: measuring each takes much longer.
+    Other arguments and errors are those of ``build``. Draws themselves are not timed, because measuring each takes much
+    longer.
     """
     request = DrawRequest.of(method, recipe, modes, draws, **options)
     model, found, engine, device = request.model, request.found, request.engine, request.device
@@ -445,7 +389,7 @@ def _merge(root: Path, build_folder: BuildFolder, units: list[DrawUnit]) -> tupl
 
 
 def _merge_gaussians(root: Path, build_folder: BuildFolder, model: Method, units: list[DrawUnit]) -> Path | None:
-    """Add means and deviations to the zoo beside, for modes that it lacks."""
+    """Add means and deviations to the zoo of Gaussians beside this one, for modes that it lacks."""
     with_gaussians = [unit for unit in units if build_folder.is_kept(unit, FIRST_GAUSSIAN)]
     if not with_gaussians:
         return None

@@ -19,7 +19,9 @@ from ckptzoo.studies.posteriors import REMOVALS, Posteriors, posteriors
 from ckptzoo.symmetry import gauge_named
 
 METHODS = tuple(name for name in posterior.names() if name != "hmc")
-"""A transition of Hamiltonian Monte Carlo goes hundreds of times through the whole training set."""
+"""The methods that are compared; Hamiltonian Monte Carlo is not, because a transition of it goes hundreds of times
+through the whole training set.
+"""
 
 
 def compare(
@@ -37,31 +39,16 @@ def compare(
     device: str = "cpu",
     console: Console | None = None,
 ) -> Posteriors:
-    """Build draws of every method, derive their gauges, store their outputs, and compare them with members.
+    """Build draws of every method, derive their gauges, store their outputs, and compare them with members. Every step
+    skips existing results, so that the same call continues after a stop.
 
-    Every step leaves alone what is there, so that the same call carries on after a stop.
+    The zoo ``members`` is copied beside ``to``, the zoo of draws, under its own name; pictures and tables go to the
+    folder ``<to>-pictures``. ``methods`` are by default those of the study, all but Hamiltonian Monte Carlo. ``modes``,
+    ``draws``, ``ensemble`` and ``replicates`` are as in ``ckptzoo.studies.posteriors.posteriors``; as many replicates
+    of ``modes`` modes are built. ``one_mode_draws`` are taken of each of the first ``replicates`` modes; where a method
+    has fewer, all of them.
 
-    Parameters
-    ----------
-    recipe
-        of the members.
-    members
-        a zoo's folder; it is copied beside ``to``, under its own name, and stays as it is.
-    to
-        the zoo of draws; pictures and tables go to the folder of the same name with ``-pictures`` behind it.
-    methods
-        by default those of the study, all but Hamiltonian Monte Carlo.
-    modes, draws, ensemble, replicates
-        see ``ckptzoo.studies.posteriors.posteriors``; as many replicates of ``modes`` modes are built.
-    one_mode_draws
-        draws of each of the first ``replicates`` modes; where a method has fewer, all of them.
-    folder, device
-        see ``builders.build.build``.
-
-    Raises
-    ------
-    ZooError
-        As in each of the steps.
+    Raises ZooError as in each of the steps.
     """
     recipe, console = Recipe.of(recipe), console or Console()
     root = Path(to).absolute()
@@ -109,7 +96,9 @@ def compare(
 
 
 def _copied(members: Path, target: Path, draws: Path) -> Path:
-    """A copy of the members' zoo to which gauges and outputs are added; the zoo itself where it is there already."""
+    """Return a copy of the members' zoo to which gauges and outputs are added; the zoo itself where it is there
+    already.
+    """
     if target.exists():
         return target
     draws.parent.mkdir(parents=True, exist_ok=True)

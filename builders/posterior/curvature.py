@@ -32,12 +32,13 @@ from ckptzoo.errors import Problem, ZooError
 MAX_DENSE_BYTES = 2**28
 """Bytes of the largest G that is computed in full: of 5,792 parameters. LAPACK's dsyevd takes three times that."""
 _BLOCK = 4096
-"""Examples whose sum one thread makes; sums of blocks are added in their order."""
+"""Examples whose sum one thread computes; sums of blocks are added in their order."""
 _ROW_BYTES = 2**22
-"""Rows of A that are made at a time: what is done with them then finds them in the processor's cache. More for a large
-G, all of which is read and written each time."""
+"""Rows of A that are computed at a time, so that they are still in the processor's cache when they are used. More for a
+large G, all of which is read and written each time.
+"""
 _OPTUNET = "optunet"
-"""The architecture that has a faster way of its own, for all inputs that it takes."""
+"""The architecture that has a faster method of its own, for all inputs that it takes."""
 _FEATURE_EXAMPLES = 256
 """Examples of which the last layer's inputs are computed at a time."""
 
@@ -46,19 +47,15 @@ _FEATURE_EXAMPLES = 256
 class TrainingInputs:
     """The examples that a curvature is summed over.
 
-    Parameters
-    ----------
-    raw
-        (N, ...), as the source holds them, on the CPU.
-    network_inputs
-        the network's inputs from some of them, such as ``builders.data_source.Feed.network_inputs``.
+    ``raw`` is (N, ...), as the source holds them, on the CPU; ``network_inputs`` maps some of them to the network's
+    inputs, as ``builders.data_source.Feed.network_inputs`` does.
     """
 
     raw: torch.Tensor
     network_inputs: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.clone
 
     def batches(self, block: int, size: int, device: torch.device) -> Iterator[torch.Tensor]:
-        """The inputs of a block of ``_BLOCK`` examples, at most ``size`` at a time."""
+        """Yield the inputs of a block of ``_BLOCK`` examples, at most ``size`` at a time."""
         for batch in self.raw[block : block + _BLOCK].split(size):
             yield self.network_inputs(batch.to(device))
 
@@ -67,18 +64,8 @@ class TrainingInputs:
 class LastLayer:
     """Kronecker factors of the G of a network's last, linear layer.
 
-    Parameters
-    ----------
-    layer
-        its name.
-    has_bias
-        whether it has a bias.
-    inputs
-        (F + 1, F + 1) float64: the sum of :math:`a a^T`, a constant 1 appended to a for the bias.
-    outputs
-        (K, K) float64: the sum of :math:`H_n`.
-    count
-        N.
+    ``inputs`` (F + 1, F + 1) float64 is the sum of :math:`a a^T`, with a constant 1 appended to a for the bias;
+    ``outputs`` (K, K) float64 is the sum of :math:`H_n`; ``count`` is N, and ``layer`` the layer's name.
     """
 
     layer: str
@@ -89,27 +76,27 @@ class LastLayer:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its tensors, in the order of ``flatten``."""
+        """The layer's tensors, in the order of ``flatten``."""
         return (f"{self.layer}.weight", f"{self.layer}.bias")[: 1 + self.has_bias]
 
 
 def parameter_names(architecture: str) -> tuple[str, ...]:
-    """The tensors that are parameters, in the order in which G has them."""
+    """Return the tensors that are parameters, in the order in which G has them."""
     return tuple(tensor.name for tensor in archs.architecture(architecture).tensors if tensor.kind == "parameter")
 
 
 def fits(architecture: str) -> bool:
-    """Whether the whole G of an architecture is small enough to be computed."""
+    """Return whether the whole G of an architecture is small enough to be computed."""
     return 8 * archs.architecture(architecture).parameters ** 2 <= MAX_DENSE_BYTES
 
 
 def flatten(weights: Tensors, names: tuple[str, ...]) -> torch.Tensor:
-    """(P,) float64 on the CPU: these tensors of one network, one after another."""
+    """Concatenate these tensors of one network to (P,) float64 on the CPU."""
     return torch.cat([weights[name].cpu().double().reshape(-1) for name in names])
 
 
 def unflatten(vector: torch.Tensor, weights: Tensors, names: tuple[str, ...]) -> Tensors:
-    """What ``flatten`` takes, as a network: a vector (P,) in the shapes, dtype and device of these tensors."""
+    """Invert ``flatten``: return a vector (P,) in the shapes, dtype and device of these tensors."""
     pieces = vector.split([weights[name].numel() for name in names])
     return {name: piece.view_as(weights[name]).to(weights[name]) for name, piece in zip(names, pieces, strict=True)}
 
@@ -117,39 +104,19 @@ def unflatten(vector: torch.Tensor, weights: Tensors, names: tuple[str, ...]) ->
 def gauss_newton(
     architecture: str, loss: str, weights: Tensors, inputs: TrainingInputs, workers: Executor | None = None
 ) -> torch.Tensor:
-    """G of the summed loss over all inputs, (P, P) float64, positive semidefinite.
+    """Compute G of the summed loss over all inputs, (P, P) float64, positive semidefinite, in the order of
+    ``flatten(weights, parameter_names(architecture))``.
 
-    Parameters
-    ----------
-    architecture, loss
-        names in ``ckptzoo.archs`` and ``builders.losses``.
-    weights
-        ``{name: shape}``, the state dict of one network; its dtype is that of the backward passes. Buffers are
-        constants, as in evaluation.
-    inputs
-        the training set, in evaluation without augmentation.
-    workers
-        threads that share the examples, each single-threaded within; by default the calling one does it all.
+    ``weights`` ``{name: shape}`` is the state dict of one network, whose dtype is that of the backward passes; its
+    buffers are constants, and its inputs are not augmented, as in evaluation. ``workers`` are threads that share the
+    examples, each single-threaded within; by default the calling one computes all.
 
-    Returns
-    -------
-    torch.Tensor
-        Rows and columns are in the order of ``flatten(weights, parameter_names(architecture))``.
+    Products are in float64, so that a direction which changes no output gets an eigenvalue of the square of the
+    rounding of the backward passes alone. The bits are the same for any number of workers, if torch is single-threaded
+    within each. ``benchmarks/curvature.py`` measures it beside laplace-torch.
 
-    Raises
-    ------
-    ZooError
-        It would take more than ``MAX_DENSE_BYTES``; use ``last_layer``.
+    Raises ZooError: it would take more than ``MAX_DENSE_BYTES``; use ``last_layer``.
 
-    Notes
-    -----
-    Products are in float64, so that rounding in the backward passes is all that a direction which changes no output
-    sees: it gets an eigenvalue of the square of that rounding. The same bits for any number of workers, if torch is
-    single-threaded within each. Tested in ``tests/builders/posterior/test_curvature.py``; ``benchmarks/curvature.py``
-    measures it beside laplace-torch.
-
-    Examples
-    --------
     >>> weights = {"fc1.weight": torch.tensor([[2.0, 1.0]]), "fc1.bias": torch.tensor([0.0])}
     >>> inputs = TrainingInputs(torch.tensor([[1.0, 0.0], [0.0, 3.0]]))
     >>> gauss_newton("mlp-2-1", "squared-error", weights, inputs).round(decimals=3).tolist()
@@ -175,17 +142,11 @@ def gauss_newton(
 def last_layer(
     architecture: str, loss: str, weights: Tensors, inputs: TrainingInputs, workers: Executor | None = None
 ) -> LastLayer:
-    """Kronecker factors of the last layer's G, of any network whose outputs are those of a ``torch.nn.Linear``.
+    """Compute Kronecker factors of the last layer's G, of any network whose outputs are those of a ``torch.nn.Linear``.
+    Arguments and rounding are as in ``gauss_newton``; BatchNorm uses its running statistics.
 
-    Parameters and Notes are those of ``gauss_newton``; BatchNorm uses its running statistics.
+    Raises ZooError: no linear layer gives the network's outputs, or it is used more than once.
 
-    Raises
-    ------
-    ZooError
-        No linear layer gives the network's outputs, or it is used more than once.
-
-    Examples
-    --------
     >>> weights = {"fc1.weight": torch.tensor([[2.0, 1.0]]), "fc1.bias": torch.tensor([0.0])}
     >>> factors = last_layer("mlp-2-1", "squared-error", weights, TrainingInputs(torch.tensor([[1.0, 3.0]])))
     >>> factors.inputs.tolist()
@@ -212,13 +173,7 @@ def last_layer(
 
 
 class _Network:
-    """A network that also gives what one of its layers was given; a thread needs its own.
-
-    Parameters
-    ----------
-    layer
-        the layer's name.
-    """
+    """A network that also returns the inputs of its layer ``layer``; each thread needs its own."""
 
     def __init__(self, architecture: str, weights: Tensors, layer: str) -> None:
         self._module, self._weights = _module(architecture), weights
@@ -229,7 +184,7 @@ class _Network:
         self._given.append(arguments[0])
 
     def __call__(self, inputs: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """The outputs, and the layer's inputs at each time that it was used."""
+        """Return the outputs, and the layer's inputs at each time that it was used."""
         self._given.clear()
         with torch.no_grad():
             outputs = torch.func.functional_call(self._module, self._weights, (inputs,))
@@ -237,7 +192,7 @@ class _Network:
 
 
 def _last_linear(architecture: str, weights: Tensors, inputs: TrainingInputs) -> str:
-    """The linear layer that gives the network's outputs, found out on two examples."""
+    """Return the linear layer that gives the network's outputs, determined on two examples."""
     layers = [name for name, module in _module(architecture).named_modules() if isinstance(module, torch.nn.Linear)]
     batch = inputs.network_inputs(inputs.raw[:2].to(_device(weights)))
     for layer in reversed(layers):
@@ -252,7 +207,9 @@ def _last_linear(architecture: str, weights: Tensors, inputs: TrainingInputs) ->
 
 
 def row_function(architecture: str, loss: str, weights: Tensors) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What makes the rows (B R, P) of A of inputs (B, ...), for any architecture; a thread needs its own."""
+    """Return a function from inputs (B, ...) to the rows (B R, P) of A, for any architecture; each thread needs its
+    own.
+    """
     module, names, root = _module(architecture), parameter_names(architecture), losses.get(loss).hessian_root
     constants = {name: tensor for name, tensor in weights.items() if name not in names}
 
@@ -270,7 +227,7 @@ def row_function(architecture: str, loss: str, weights: Tensors) -> Callable[[to
 
 
 def _gram(architecture: str, loss: str, weights: Tensors) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What makes G, (P, P) float64, of inputs (B, ...); a thread needs its own."""
+    """Return a function from inputs (B, ...) to G, (P, P) float64; each thread needs its own."""
     if architecture == _OPTUNET:
         return optunet.Gram(loss, weights)
     rows_of = row_function(architecture, loss, weights)
@@ -283,7 +240,9 @@ def _gram(architecture: str, loss: str, weights: Tensors) -> Callable[[torch.Ten
 
 
 def _batch(architecture: str, loss: str, weights: Tensors, inputs: TrainingInputs) -> int:
-    """How many examples G is made of at a time; whatever threads there are, so that no bit depends on them."""
+    """Return the number of examples that G is computed from at a time; it does not depend on the threads, so that no
+    bit does.
+    """
     if architecture == _OPTUNET:
         return optunet.BATCH
     example = next(inputs.batches(0, 1, _device(weights)))
@@ -294,7 +253,7 @@ def _batch(architecture: str, loss: str, weights: Tensors, inputs: TrainingInput
 def _sum_of_blocks(
     block_sums: Callable[[int], tuple[torch.Tensor, ...]], inputs: TrainingInputs, workers: Executor | None
 ) -> tuple[torch.Tensor, ...]:
-    """Sums over all examples, from those of each block; added in the order of the blocks."""
+    """Return sums over all examples, from those of each block, added in the order of the blocks."""
     starts = range(0, len(inputs.raw), _BLOCK)
     totals: tuple[torch.Tensor, ...] = ()
     for sums in workers.map(block_sums, starts) if workers else map(block_sums, starts):
@@ -303,12 +262,12 @@ def _sum_of_blocks(
 
 
 def _added(totals: tuple[torch.Tensor, ...], terms: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """The totals with the terms added, in the memory of the totals; the terms where there are none yet."""
+    """Add the terms to the totals in place; return the terms where there are no totals yet."""
     return tuple(total.add_(term) for total, term in zip(totals, terms, strict=True)) if totals else terms
 
 
 def _module(architecture: str) -> torch.nn.Module:
-    """The network in evaluation mode, without weights of its own."""
+    """Return the network in evaluation mode, without weights of its own."""
     with torch.device("meta"):
         return archs.get(architecture)().eval()
 

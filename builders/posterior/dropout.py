@@ -26,13 +26,7 @@ from ckptzoo.errors import Problem
 
 @dataclass(frozen=True, kw_only=True)
 class Dropout(Method):
-    """Chains are trained by the recipe with dropout in front of the last layer.
-
-    Parameters
-    ----------
-    p
-        the probability with which a unit is dropped.
-    """
+    """Chains trained by the recipe; units in front of the last layer are dropped with the probability ``p``."""
 
     name: ClassVar[str] = "dropout"
 

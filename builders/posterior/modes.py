@@ -18,22 +18,17 @@ from ckptzoo.errors import Problem, ZooError
 from ckptzoo.text import excerpt
 
 MODE_WEIGHTS = "mode_weights"
-"""In ``extra`` of a draw: the digest of the weights of the member that it is taken around."""
+"""The key in ``extra`` of a draw for the digest of the weights of the member that it is taken around."""
+# Hexadecimal digits of a digest that are kept: 64 bits.
 _DIGITS = 16
 
 
 @dataclass(frozen=True)
 class FoundModes:
-    """What draws are taken around, one by one.
+    """The members or chains that draws are taken around.
 
-    Parameters
-    ----------
-    names
-        members of a zoo, or chains: the values of the column ``mode``.
-    seeds
-        of the members or chains.
-    weights
-        ``{name: (M, *shape)}`` of the members; None where chains start at random weights.
+    ``names`` are the values of the column ``mode``; ``weights`` ``{name: (M, *shape)}`` are those of the members, None
+    where chains start at random weights.
     """
 
     names: tuple[str, ...]
@@ -42,7 +37,7 @@ class FoundModes:
 
     @cached_property
     def digests(self) -> tuple[str, ...]:
-        """Digests of every member's weights, with which draws tell what they were taken around; none of chains."""
+        """The digests of every member's weights, which draws store to identify their members; none of chains."""
         if self.weights is None:
             return ()
         return tuple(
@@ -51,26 +46,18 @@ class FoundModes:
         )
 
     def weights_of(self, modes: list[int], device: torch.device) -> Tensors | None:
-        """Those of some modes on a device."""
+        """Return the weights of some modes on a device."""
         if self.weights is None:
             return None
         return {name: torch.from_numpy(array[modes]).to(device) for name, array in self.weights.items()}
 
 
 def find_modes(model: Method, count: int, start: str | Path | None) -> FoundModes:
-    """The members to start from, or the names and seeds of chains.
+    """Return ``count`` members of the zoo ``start`` to start from, or the names and seeds of chains, for which
+    ``start`` is None.
 
-    Parameters
-    ----------
-    count
-        how many modes are wanted.
-    start
-        the zoo of the members; None for chains.
-
-    Raises
-    ------
-    ZooError
-        The method starts otherwise, or the zoo has too few members of the recipe that are finite and did not diverge.
+    Raises ZooError: the method starts otherwise, or the zoo has too few members of the recipe that are finite and did
+    not diverge.
     """
     if model.modes_are == "chain":
         if start is not None:
@@ -86,7 +73,7 @@ def find_modes(model: Method, count: int, start: str | Path | None) -> FoundMode
 
 
 def _members(model: Method, zoo: ckptzoo.Zoo, count: int, location: str) -> FoundModes:
-    """The first members of a zoo that are finite, did not diverge, and were trained by the recipe."""
+    """Return the first members of a zoo that are finite, did not diverge, and were trained by the recipe."""
     recipe = model.recipe
     if zoo.arch.digest != recipe.arch.digest:
         step = "Name a zoo of the recipe's networks with --from."
@@ -120,7 +107,7 @@ def _members(model: Method, zoo: ckptzoo.Zoo, count: int, location: str) -> Foun
 
 
 def present_draws(table: Any, model: Method, modes: FoundModes) -> tuple[int, ...]:
-    """How many draws of each mode, from 0 on, the zoo holds; retracted ones count."""
+    """Return how many draws of each mode, from 0 on, the zoo holds; retracted ones count."""
     held = draws_of(table, model)
     counts: list[int] = []
     for name in modes.names:
@@ -132,7 +119,7 @@ def present_draws(table: Any, model: Method, modes: FoundModes) -> tuple[int, ..
 
 
 def draws_of(table: Any, model: Method) -> dict[tuple[str, int], str]:
-    """``extra`` of the draws of a method in a zoo's rows, by mode and number.
+    """Return ``extra`` of the draws of a method in a zoo's rows, by mode and number.
 
     Other writers may write any digest into their rows; an id that goes with the rest is a draw of the method.
     """
@@ -147,9 +134,8 @@ def draws_of(table: Any, model: Method) -> dict[tuple[str, int], str]:
 
 
 def check_starts(table: Any, model: Method, modes: FoundModes, *, location: str) -> None:
-    """Refuse members that have the names of those that a zoo's draws were taken around, and other weights.
-
-    Engines and devices round differently, so that two zoos may have members with the same ids and other weights.
+    """Refuse members that have the names, but not the weights, of those that a zoo's draws were taken around. Engines
+    and devices round differently, so that two zoos may have members with the same ids and other weights.
     """
     digests = dict(zip(modes.names, modes.digests, strict=False))
     for (mode, _), text in draws_of(table, model).items():
@@ -162,5 +148,5 @@ def check_starts(table: Any, model: Method, modes: FoundModes, *, location: str)
 
 
 def draw_id(model: Method, seed: int, number: int) -> str:
-    """The id of a draw of the mode with a seed."""
+    """Return the id of a draw of the mode with a seed."""
     return f"{model.prefix}-{seed:06d}-d{number:05d}"

@@ -17,24 +17,20 @@ from torch.nn import functional
 from builders import losses
 from builders.state import Tensors
 
+# Outputs of conv2, those of each of its groups, and the weights of a kernel of conv1 (4x4) and of conv2 (5x5).
 _FEATURES, _PER_GROUP, _KERNEL1, _KERNEL2 = 10, 5, 16, 25
 _LOCAL = _KERNEL1 + _KERNEL2
 """Parameters that a feature depends on."""
 _CONV1, _CONV, _ALL = 32, 282, 392
 """Parameters of conv1, of both convolutions, and of the network."""
 BATCH = 256
-"""Images at a time: what is made of them is a few megabytes."""
+"""Images at a time: their intermediate results are a few megabytes."""
 
 
 class Gram:
     """G of batches of images, in the order conv1.weight, conv2.weight, fc.weight, fc.bias.
 
-    Parameters
-    ----------
-    loss
-        a name in ``builders.losses``.
-    weights
-        ``{name: shape}`` of one network. Features and their gradients are in its dtype, products in float64.
+    ``weights`` is ``{name: shape}`` of one network. Features and their gradients are in its dtype, products in float64.
     """
 
     def __init__(self, loss: str, weights: Tensors) -> None:
@@ -52,10 +48,10 @@ class Gram:
         kernel1 = features // _PER_GROUP * _KERNEL1 + torch.arange(_KERNEL1, device=device)
         kernel2 = _CONV1 + features * _KERNEL2 + torch.arange(_KERNEL2, device=device)
         self._places = torch.cat([kernel1, kernel2], 1)
-        """(10, 41): where the parameters of each feature are among all."""
+        """The places (10, 41) of the parameters of each feature among all."""
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """(392, 392) float64 of images (B, 1, 28, 28)."""
+        """Return (392, 392) float64 of images (B, 1, 28, 28)."""
         features, gradients = self._feature_gradients(images)
         inputs = torch.cat([features, features.new_ones(len(features), 1)], 1)
         root = self._root(torch.addmm(self._bias, features, self._head.T))
@@ -80,7 +76,7 @@ class Gram:
         return self._assemble(conv, cross, head)
 
     def _assemble(self, conv: torch.Tensor, cross: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
-        """The whole matrix of its blocks; of each output's 11 parameters the last is the bias."""
+        """Assemble the whole matrix from its blocks; of each output's 11 parameters the last is the bias."""
         order = torch.arange(_FEATURES * 11, device=conv.device).view(_FEATURES, 11)
         order = torch.cat([order[:, :10].reshape(-1), order[:, 10]])
         dense = head.view(_FEATURES, _FEATURES, 11, 11).transpose(1, 2).reshape(_FEATURES * 11, _FEATURES * 11)
@@ -92,7 +88,7 @@ class Gram:
         return whole
 
     def _feature_gradients(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Features (B, 10) and their gradients (B, 10, 41), float64: the kernel of conv1, then that of conv2."""
+        """Return features (B, 10) and their gradients (B, 10, 41), float64: the kernel of conv1, then that of conv2."""
         images, count = images.contiguous(), len(images)
         before = functional.conv2d(images, self._conv1)
         pooled, index = functional.max_pool2d(before, 3, 3, return_indices=True)

@@ -1,4 +1,4 @@
-"""What a build of draws makes: its plan, and the units that the plan is done in."""
+"""The plan of a build of draws, and its units."""
 
 from dataclasses import dataclass
 from itertools import groupby
@@ -8,15 +8,7 @@ from builders.checkpointing import Unit
 
 @dataclass(frozen=True)
 class DrawUnit(Unit):
-    """Modes that advance together.
-
-    Parameters
-    ----------
-    modes
-        their places among all modes.
-    draws
-        the numbers of the draws to be taken.
-    """
+    """Modes that advance together: their places among all modes, and the numbers of the draws to be taken."""
 
     modes: tuple[int, ...]
     draws: range
@@ -24,24 +16,11 @@ class DrawUnit(Unit):
 
 @dataclass(frozen=True)
 class PosteriorPlan:
-    """What a build of draws makes, settled when it starts.
+    """The plan of a build of draws, settled when it starts.
 
-    Parameters
-    ----------
-    method, prefix
-        the method's digest, and how ids begin.
-    modes, draws
-        how many the zoo holds when it is done.
-    names, seeds
-        of every mode.
-    present
-        draws of each mode that the zoo held when the build started.
-    unit_size
-        modes that advance together.
-    device, engine, dataset_digest
-        as for ``builders.checkpointing.BuildPlan``.
-    starts
-        digests of the weights of the members that modes are; none of chains, and where they are not known.
+    ``method`` is the method's digest, and ids begin with ``prefix``. ``modes`` and ``draws`` count what the zoo holds
+    when the build is done; ``present`` counts the draws of each mode that it held at the start. ``starts`` are digests
+    of the weights of the members that modes are; none of chains, and where they are not known.
     """
 
     method: str
@@ -59,7 +38,7 @@ class PosteriorPlan:
 
     @property
     def units(self) -> list[DrawUnit]:
-        """Modes that lack the same draws, piece by piece."""
+        """The units: modes that lack the same draws."""
         lacking = [mode for mode in range(self.modes) if self.present[mode] < self.draws]
         units: list[DrawUnit] = []
         for present, group in groupby(lacking, key=lambda mode: self.present[mode]):

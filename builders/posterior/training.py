@@ -24,13 +24,13 @@ from ckptzoo.text import counted
 FIRST_GAUSSIAN = 10**6
 """The number under which a unit's Gaussians are stored beside its draws; a mode has fewer draws."""
 _EXTRA = ("engine", "trained_together", "energy_joules")
-"""What draws tell in ``extra`` as trained members do."""
+"""The keys of ``extra`` that draws share with trained members."""
 _MEASURED = 64
 """Draws that are measured together."""
 
 
 def with_steps(trainer: Trainer, model: Method, surroundings: Surroundings) -> Trainer:
-    """The trainer with the steps of a method in place of plain training."""
+    """Return the trainer with the steps of a method in place of plain training."""
 
     def advance(data_source: Feed, state: TrainingState, stop: int) -> None:
         model.advance(surroundings, state, stop)
@@ -93,7 +93,7 @@ class DrawTraining(UnitTraining):
                     self.build_folder.keep(unit, number, weights, self._rows(unit, number, state, total))
 
     def finish(self, unit: Unit) -> None:
-        """Measure the draws, many together: measuring a few takes as long as measuring ``_MEASURED`` of them."""
+        """Measure the draws, many together, because a few take as long as ``_MEASURED`` of them."""
         assert isinstance(unit, DrawUnit)
         unmeasured, size = self._unmeasured(unit), max(1, _MEASURED // len(unit.modes))
         for first in range(0, len(unmeasured), size):
@@ -116,11 +116,11 @@ class DrawTraining(UnitTraining):
                 self.build_folder.keep(unit, number, tensors, rows)
 
     def _unmeasured(self, unit: DrawUnit) -> list[int]:
-        """The stored draws whose rows lack the measured columns."""
+        """Return the stored draws whose rows lack the measured columns."""
         return [number for number in unit.draws if "diverged" not in self.build_folder.read_kept(unit, number)[1][0]]
 
     def _rows(self, unit: DrawUnit, number: int, state: TrainingState, total: Spent) -> list[dict[str, Any]]:
-        """One row a mode, without what is measured later."""
+        """Return one row a mode, without the columns that are measured later."""
         rows = metadata.rows(
             self.model.chain,
             self.surroundings.source,

@@ -13,14 +13,10 @@ _EPS = 1e-5
 
 @dataclass(frozen=True)
 class Channels:
-    """What flows from layer to layer.
+    """The channels that flow from layer to layer.
 
-    Parameters
-    ----------
-    n
-        number of channels.
-    segments
-        where the groups' channels are; none for inputs and logits, which nothing may move.
+    ``n`` is the number of channels; ``segments`` say where the groups' channels are; none for inputs and logits, which
+    nothing may move.
     """
 
     n: int
@@ -86,7 +82,7 @@ class Draft:
         return arch, Symmetry(tuple(self._groups.values()), tuple(self._actions))
 
     def _before(self, conv: str, writes: Channels) -> Channels:
-        """The convolution's own groups, one for each that its BatchNorm writes; they lead where those are new."""
+        """The convolution's own groups, one for each that its BatchNorm writes; new ones lead their BatchNorm's."""
         for group, n in writes.groups.items():
             own, known = _own(conv, group, writes), self._groups.get(group)
             self._groups[own] = Group(own, n, Sym() if known is None else known.perm, "nonzero")

@@ -8,7 +8,7 @@ from torch import nn
 from ckptzoo.archs.gaussian_spec import STD
 
 _ELEMENTS = 2**22
-"""Derivatives that are held at a time, about."""
+"""The approximate number of derivatives that are held at a time."""
 
 
 class Gaussian(nn.Module):
@@ -20,12 +20,8 @@ class Gaussian(nn.Module):
 
     which are exact for outputs that are linear in the weights (D. MacKay, A practical Bayesian framework for
     backpropagation networks, 1992, equation 2.33, without noise). Permutations, signs and scales of the network's
-    symmetries leave both as they are: a derivative is divided by what a weight is multiplied by.
-
-    Parameters
-    ----------
-    make
-        makes the network; it is used in evaluation mode, and buffers are as they are there.
+    symmetries leave both as they are: a derivative is divided by what a weight is multiplied by. ``make`` returns the
+    network, which is used in evaluation mode with its buffers as they are.
     """
 
     def __init__(self, make: Callable[[], nn.Module]) -> None:

@@ -1,4 +1,4 @@
-"""What a Gaussian over a network's weights is, without its forward function: its tensors and its symmetry table."""
+"""The tensors and the symmetry table of a Gaussian over a network's weights, without its forward function."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,18 +10,14 @@ from ckptzoo.schema.groups import AxisAction
 from ckptzoo.schema.symmetry import Symmetry
 
 STD = "_std"
-"""What follows a parameter's name in that of its standard deviation."""
+"""The suffix of a parameter's name that names its standard deviation."""
 
 
 def declare(name: str, arch: Architecture, table: Symmetry) -> tuple[Architecture, Symmetry]:
     """A Gaussian with independent weights: each parameter T is a mean, ``T_std`` its standard deviation.
 
-    Parameters
-    ----------
-    name
-        of the Gaussian, and of its forward function.
-    arch, table
-        of the network. Its buffers are single.
+    ``name`` is the Gaussian's and its forward function's; ``arch`` and ``table`` are the network's. Its buffers have no
+    deviations. Raises ``SymmetryError`` if gates, or what they multiply, have signs.
 
     Returns
     -------
@@ -32,11 +28,6 @@ def declare(name: str, arch: Architecture, table: Symmetry) -> tuple[Architectur
             mu' = g . mu,   sigma' = |g| . sigma,
 
         so that ``g . (mu + sigma z) = mu' + sigma' z'`` for standard normal z, where z' is z permuted, with signs.
-
-    Raises
-    ------
-    SymmetryError
-        Gates, or what they multiply, have signs.
     """
     tensors = tuple(_tensors(arch))
     doubled = {tensor.name for tensor in arch.tensors if tensor.kind == "parameter"}
@@ -61,7 +52,7 @@ def _tensors(arch: Architecture) -> Iterator[Tensor]:
 
 
 def _modulus(action: AxisAction, table: Symmetry) -> AxisAction:
-    """What an action on a mean is on its standard deviation, which takes no sign."""
+    """The action on a standard deviation, which takes no sign, for an action on its mean."""
     gates = tuple(segment for segment in action.gates if table[segment.group].resizes)
     made = replace(action, tensor=f"{action.tensor}{STD}", signs=(), gates=gates)
     groups = [table[segment.group] for segment in (*action.segments, *gates)]

@@ -9,12 +9,8 @@ _ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
 class MLP(nn.Module):
     """Linear layers ``fc1``, ``fc2``, ... with biases, and an activation after each but the last.
 
-    Parameters
-    ----------
-    activation
-        ``"relu"`` or ``"tanh"``.
-    widths
-        inputs, hidden units of each layer, outputs; two widths make a linear model.
+    ``activation`` is ``"relu"`` or ``"tanh"``; ``widths`` are inputs, hidden units of each layer, outputs; two widths
+    make a linear model.
     """
 
     def __init__(self, activation: str, *widths: int) -> None:

@@ -1,4 +1,4 @@
-"""What a multilayer perceptron is, without its forward function: its tensors and its symmetry table."""
+"""The tensors and the symmetry table of a multilayer perceptron, without its forward function."""
 
 from ckptzoo.archs.draft import Channels, Draft, channels
 from ckptzoo.schema.architecture import Architecture

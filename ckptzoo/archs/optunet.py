@@ -23,16 +23,9 @@ class OptuNet(nn.Module):
     convolutions have no bias. A hidden layer, where there is one, is followed by ReLU and by the last linear layer. The
     published one has spatial sizes 28, 25, 8, 4, 1. Source: arXiv 2310.08287.
 
-    Parameters
-    ----------
-    channels1, kernel1
-        outputs and kernel size of the first convolution.
-    pool
-        size and stride of the max-pool.
-    channels2, kernel2, groups
-        of the second convolution.
-    hidden
-        units of a linear layer with bias before the last one; None without.
+    ``channels1`` and ``kernel1`` are outputs and kernel size of the first convolution; ``pool`` is size and stride of
+    the max-pool; ``channels2``, ``kernel2`` and ``groups`` are the second convolution's; ``hidden`` is the number of
+    units of a linear layer with bias before the last one, None without.
     """
 
     def __init__(
@@ -66,30 +59,15 @@ def stacked_outputs(weights: Mapping[str, torch.Tensor], images: torch.Tensor) -
     x images), and the second a product (80, 64) x (64, images) for each of their groups, whose matrix holds each kernel
     at its 16 places: 2.56 times the arithmetic of that convolution, at many times its speed.
 
-    Parameters
-    ----------
-    weights
-        ``{name: (K, *shape)}`` of the four tensors, in the dtype and on the device of the images.
-    images
-        (B, 1, 28, 28), float32 or float64, normalised.
+    ``weights`` are ``{name: (K, *shape)}`` of the four tensors, in the dtype and on the device of the images;
+    ``images`` are (B, 1, 28, 28), float32 or float64, normalised. Returns (K, B, 10). To the last bit, a member's
+    outputs depend neither on the other members nor on their number and order, because all products have the same sizes.
+    Where the outputs for an image are not finite they are the module's. Raises ``ZooError`` for other shapes, dtypes or
+    devices.
 
-    Returns
-    -------
-    torch.Tensor
-        (K, B, 10). To the last bit, a member's outputs depend neither on the other members nor on their number and
-        order, because all products have the same sizes. Where the outputs for an image are not finite they are the
-        module's.
-
-    Raises
-    ------
-    ZooError
-        Other shapes, dtypes or devices.
-
-    Notes
-    -----
     57,000 floating-point operations for a member and an image. Memory beside the result: 10 MB in float32 on a CPU.
-    Fewer than 32 members, or than 64 images, cost as much as 32, or 64. Outputs that are not finite are computed
-    again, member by member, by the module. Tested in tests/archs/test_optunet.py.
+    Fewer than 32 members, or than 64 images, cost as much as 32, or 64. Outputs that are not finite are computed again,
+    member by member, by the module. Tested in tests/archs/test_optunet.py.
 
     Examples
     --------
@@ -107,7 +85,7 @@ def stacked_outputs(weights: Mapping[str, torch.Tensor], images: torch.Tensor) -
 
 
 def _check(weights: Mapping[str, torch.Tensor], images: torch.Tensor) -> int:
-    """The number of members, where shapes, dtypes and devices are right."""
+    """Return the number of members after checking shapes, dtypes and devices."""
     if missing := _SHAPES.keys() - weights.keys():
         step = "Pass the weights of an OptuNet."
         raise ZooError(Problem("optunet", "tensors", ", ".join(_SHAPES), f"no {', '.join(sorted(missing))}", step))

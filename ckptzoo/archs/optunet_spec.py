@@ -1,4 +1,4 @@
-"""What the networks of OptuNet's family are, without their forward function: their tensors and symmetry tables."""
+"""The tensors and symmetry tables of the networks of OptuNet's family, without their forward function."""
 
 from ckptzoo.schema.architecture import Architecture, Tensor
 from ckptzoo.schema.groups import AxisAction, Group, Perm, Segment, Sym, Wreath

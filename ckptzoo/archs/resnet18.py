@@ -12,12 +12,7 @@ class ResNet18(nn.Module):
     is 64: 11.2 million parameters. torchvision's names, PyTorch's default initialisation. Source: arXiv 1512.03385,
     table 1 and section 4.2.
 
-    Parameters
-    ----------
-    width
-        channels of the first stage.
-    classes
-        number of logits.
+    ``width`` is the number of channels of the first stage, ``classes`` the number of logits.
     """
 
     def __init__(self, width: int, classes: int) -> None:

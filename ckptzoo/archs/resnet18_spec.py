@@ -1,4 +1,4 @@
-"""What ResNet-18 for small images is, without its forward function: its tensors and its symmetry table."""
+"""The tensors and the symmetry table of ResNet-18 for small images, without its forward function."""
 
 from ckptzoo.archs.draft import Channels, Draft, channels
 from ckptzoo.schema.architecture import Architecture

@@ -9,17 +9,9 @@ class ResNetCIFAR(nn.Module):
 
     A 3x3 convolution, three stages of (depth - 2) / 6 basic blocks with 16, 32 and 64 channels, mean over space,
     linear. ResNet-20 has 0.27 million parameters. The tensors have the names of akamaster/pytorch_resnet_cifar10;
-    PyTorch's default initialisation. Source: arXiv 1512.03385, section 4.2.
-
-    Parameters
-    ----------
-    shortcut
-        where the shape changes, ``"pad"`` takes every second pixel and pads with channels of zeros (option A),
-        ``"conv"`` is a 1x1 convolution and a BatchNorm (option B).
-    depth
-        6 n + 2, the number of convolutions and linear layers without shortcuts.
-    classes
-        number of logits.
+    PyTorch's default initialisation. Source: arXiv 1512.03385, section 4.2. Where the shape changes, the shortcut
+    ``"pad"`` takes every second pixel and pads with channels of zeros (option A), and ``"conv"`` is a 1x1 convolution
+    and a BatchNorm (option B); ``depth`` is 6 n + 2, the number of convolutions and linear layers without shortcuts.
     """
 
     def __init__(self, shortcut: str, depth: int, classes: int) -> None:

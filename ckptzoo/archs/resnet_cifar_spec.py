@@ -1,4 +1,4 @@
-"""What a CIFAR ResNet is, without its forward function: its tensors and its symmetry table."""
+"""The tensors and the symmetry table of a CIFAR ResNet, without its forward function."""
 
 from ckptzoo.archs.draft import Channels, Draft, channels, padded
 from ckptzoo.schema.architecture import Architecture

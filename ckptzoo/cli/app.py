@@ -38,7 +38,7 @@ from ckptzoo.errors import SpecError
 SHOWN = 8
 """Problems of a card or of rows, which no other command lists, that are shown at once."""
 _UsageError = typer.BadParameter.__mro__[1]
-"""The class of everything that is wrong with a command line; Typer exports only this child of it."""
+"""The class of all errors of a command line; Typer exports only this child of it."""
 
 
 app = typer.Typer(
@@ -86,13 +86,7 @@ def options(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command line and return its exit code.
-
-    Parameters
-    ----------
-    arguments
-        without the program's name; none shows the help.
-    """
+    """Run a command line, without the program's name, and return its exit code; an empty one shows the help."""
     settings = Settings(arguments, run)
     try:
         with warnings.catch_warnings(), stopping_imports("ckptzoo", "nothing is left half-written."):

@@ -1,7 +1,7 @@
-"""What the shell is offered where a word of a command line is begun: zoos, variants, layers, columns, ids, gauges.
+"""Completion in the shell: zoos, variants, layers, columns, ids, gauges.
 
-Only small files of this machine are read, and only ids need Arrow: a shell waits for each answer. What is wrong with a
-zoo leads to no words here; the command itself will say it.
+Only small files of this machine are read, and only ids need Arrow: a shell waits for each answer. A zoo with problems
+leads to no words here; the command itself will report them.
 """
 
 import json
@@ -26,43 +26,43 @@ from ckptzoo.schema.metadata import COLUMNS
 MAX_COMPLETIONS = 200
 """Words that the shell is offered."""
 MAX_ENTRIES = 1_000
-"""How many entries of a folder are looked at."""
+"""The number of entries of a folder that are looked at."""
 _DATASETS = "hf://datasets/"
 _CONDITION = re.compile(r"(.*?)([A-Za-z_]\w*)?", re.DOTALL)
-"""What is before the last word of a condition, and that word."""
+"""A pattern of the text before the last word of a condition, and of that word."""
 
 
 def complete_folders(incomplete: str) -> Iterable[str]:
-    """Folders that are zoos or collections: in the folder that is typed, and in those within it."""
+    """Return folders that are zoos or collections: in the folder that is typed, and in those within it."""
     return list(islice(_zoos_below(incomplete), MAX_COMPLETIONS))
 
 
 def complete_zoos(incomplete: str) -> Iterable[str]:
-    """The same, and the addresses of the zoos in the cache."""
+    """Return the same, and the addresses of the zoos in the cache."""
     cached = [address for address in sorted(_cached()) if address.startswith(incomplete)]
     return [*complete_folders(incomplete), *cached][:MAX_COMPLETIONS]
 
 
 def complete_variants(context: typer.Context, incomplete: str) -> Iterable[str]:
-    """Names of the variants of the zoos on the line."""
+    """Return names of the variants of the zoos on the line."""
     names = dict.fromkeys(name for address in _addresses(context) for name in _variants(address))
     return [name for name in names if name.startswith(incomplete)]
 
 
 def complete_others(context: typer.Context, incomplete: str) -> Iterable[str]:
-    """Names of the variants of the last zoo on the line."""
+    """Return names of the variants of the last zoo on the line."""
     return [name for address in _addresses(context)[-1:] for name in _variants(address) if name.startswith(incomplete)]
 
 
 def complete_layers(context: typer.Context, incomplete: str) -> Iterable[str]:
-    """Names of the layers of the zoo on the line; the last one behind a comma."""
+    """Return names of the layers of the zoo on the line; the last one behind a comma."""
     done, comma, last = incomplete.rpartition(",")
     layers = [name for address in _addresses(context)[:1] for name in _layers(address)]
     return [f"{done}{comma}{name}" for name in layers if name.startswith(last)][:MAX_COMPLETIONS]
 
 
 def complete_condition(incomplete: str) -> Iterable[str]:
-    """The condition with its last word, where that is the beginning of a column's name, completed.
+    """Complete the last word of a condition, where it is the beginning of a column's name.
 
     >>> complete_condition("seed < 5 and test_acc")
     ['seed < 5 and test_accuracy']
@@ -79,7 +79,7 @@ def complete_condition(incomplete: str) -> Iterable[str]:
 
 
 def complete_ids(context: typer.Context, incomplete: str) -> Iterable[str]:
-    """Ids of checkpoints of the zoo on the line, where it is a folder; the first ``MAX_COMPLETIONS`` of them."""
+    """Return the first ``MAX_COMPLETIONS`` ids of checkpoints of the zoo on the line, where it is a folder."""
     import ckptzoo
 
     folders = [address for address in _addresses(context)[:1] if Path(address).is_dir()]
@@ -99,12 +99,12 @@ def complete_gauges(incomplete: str) -> Iterable[str]:
 
 
 def complete_cached(incomplete: str) -> Iterable[str]:
-    """Addresses of the zoos in the cache, as ``ckptzoo cache ls`` lists them."""
+    """Return addresses of the zoos in the cache, as ``ckptzoo cache ls`` lists them."""
     return [address for address, _ in _cache_folders() if address.startswith(incomplete)]
 
 
 def _addresses(context: typer.Context) -> list[str]:
-    """The zoos that are named on the line that is being completed."""
+    """Return the zoos that are named on the line that is being completed."""
     # arguments that are not bound to a parameter yet are in context.args
     bound = [context.params.get(name) for name in ("zoo", "other", "zoos")]
     given = [item for value in bound if value for item in ([value] if isinstance(value, str) else value)]
@@ -124,7 +124,7 @@ def _zoos_below(begun: str) -> Iterator[str]:
 
 
 def _folders(path: str) -> list[str]:
-    """The folders in a folder by name, without hidden ones."""
+    """Return the folders in a folder by name, without hidden ones."""
     try:
         with os.scandir(path) as entries:
             some = list(islice(entries, MAX_ENTRIES))
@@ -138,7 +138,7 @@ def _is_zoo(path: str) -> bool:
 
 
 def _cache_folders() -> list[tuple[str, Path]]:
-    """The address of every zoo in the cache, and its folder there."""
+    """Return the address of every zoo in the cache, and its folder there."""
     found: list[tuple[str, Path]] = []
     root = cache_root()
     for name in _folders(str(root)):
@@ -148,7 +148,7 @@ def _cache_folders() -> list[tuple[str, Path]]:
 
 
 def _cached() -> dict[str, Path]:
-    """The same by address as it is typed; zoos of other hubs than that of ``HF_ENDPOINT`` are left out."""
+    """Return the same by address as it is typed; zoos of other hubs than that of ``HF_ENDPOINT`` are left out."""
     typed: dict[str, Path] = {}
     for address, folder in _cache_folders():
         place, _, endpoint = address.partition(" at ")
@@ -160,7 +160,7 @@ def _cached() -> dict[str, Path]:
 
 
 def _names(address: str) -> dict[str, str | None]:
-    """The files of a zoo in the cache when it was last looked up, each with its digest."""
+    """Return the files of a zoo in the cache when it was last looked up, each with its digest."""
     folder = _cached().get(address.removeprefix(_DATASETS).partition("@")[0])
     latest: tuple[float, dict[str, Any]] = (0.0, {})
     for path in [] if folder is None else folder.glob("revisions/*.json"):

@@ -31,7 +31,7 @@ from ckptzoo.cli.options import (
 from ckptzoo.cli.ray_shares import On, work_on_ray
 
 _MAX_PAIRS = 100
-"""Pairs that dedupe prints."""
+"""The number of pairs that dedupe prints."""
 
 if TYPE_CHECKING:
     import numpy as np
@@ -201,7 +201,7 @@ def align(
 
 
 def _report(zoo: str, derived: "Derived", certify: str, given: Sequence[str], *, as_json: bool) -> None:
-    """Say what was derived; ends with 1 where equivalence checks of the variant have failed."""
+    """Report what was derived; end with 1 where equivalence checks of the variant have failed."""
     from ckptzoo.text import printable
 
     if as_json:
@@ -214,12 +214,12 @@ def _report(zoo: str, derived: "Derived", certify: str, given: Sequence[str], *,
 
 
 def _names(**given: Any) -> list[str]:
-    """What was given for equivalence checks."""
+    """Return the names of the options that were given for equivalence checks."""
     return [name for name, value in given.items() if value is not None]
 
 
 def _print_derived(zoo: str, derived: "Derived", certify: str, given: Sequence[str]) -> None:
-    """Say what was derived; ``given`` names what was given for equivalence checks."""
+    """Report what was derived; ``given`` names the options that were given for equivalence checks."""
     from ckptzoo.derive.checks import missing_for_checks
     from ckptzoo.text import counted
 
@@ -408,7 +408,7 @@ def dedupe(
 
 
 def _dedupe_share(zoo: "Zoo", network: Any, shape: tuple[int, ...] | None, saved_in: Path, share: str) -> None:
-    """Compute a share of the blocks, and say how many are there."""
+    """Compute a share of the blocks, and report how many are there."""
     from ckptzoo.derive.duplicates import descriptions
     from ckptzoo.derive.near_copies import outputs
     from ckptzoo.errors import ZooError, require
@@ -431,7 +431,9 @@ def _dedupe_share(zoo: "Zoo", network: Any, shape: tuple[int, ...] | None, saved
 
 
 def _inputs(root: Path, named: str, data: Path | None, *, for_activations: bool = False) -> "np.ndarray":
-    """Real inputs: those of a file, or of a data set as the networks of a zoo take them, for a check the first few."""
+    """Return real inputs: those of a file, or of a data set as the networks of a zoo take them, for a check the first
+    few.
+    """
     import ckptzoo
     from ckptzoo.derive.checks import RANDOM_INPUTS
     from ckptzoo.hub.contributions.inputs import inputs_of
@@ -466,7 +468,7 @@ def _inputs_in(path: Path) -> "np.ndarray":
 
 
 def _network(root: Path, module: str | None) -> Any:
-    """The user's own network; None where none is named."""
+    """Return the user's own network; None where none is named."""
     if module is None:
         return None
     import ckptzoo

@@ -1,4 +1,4 @@
-"""Exit codes: what each means, and which errors lead to it."""
+"""Exit codes: the meaning of each, and the errors that lead to it."""
 
 import errno
 import os
@@ -58,7 +58,7 @@ _CODES = {error: outcome.code for outcome in OUTCOMES for error in outcome.error
 
 
 def code_of(error: BaseException) -> int:
-    """The exit code of an error: that of the nearest of its classes that is listed."""
+    """Return the exit code of an error: that of the nearest of its classes that is listed."""
     return next(_CODES[kind] for kind in type(error).__mro__ if kind in _CODES)
 
 
@@ -75,23 +75,23 @@ _FACTS = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), ("room on the disk", "Make room there and repeat.")),
     errno.EADDRINUSE: ("a free port", "Choose another one."),
 }
-"""What was expected, and what to do, by the number of the system's error."""
+"""The expectation and the advice, by the number of the system's error."""
 
 
 def sentence(text: str) -> str:
-    """A text of the parser of command lines as a sentence, with the full stop that some lack."""
+    """Return a text of the parser of command lines as a sentence, with the full stop that some lack."""
     return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
 def named(error: Exception) -> Exception:
-    """The error, or what to say of words that are no UTF-8, which neither files nor databases take."""
+    """Return the error, or one about words that are no UTF-8, which neither files nor databases take."""
     if not isinstance(error, UnicodeEncodeError) or error.reason != "surrogates not allowed":
         return error
     return ZooError(Problem("command line", "text", "UTF-8", repr(error.object[:80]), "Correct it."))
 
 
 def described(error: OSError | MemoryError) -> str:
-    """The message of an error of the system, in the form of all others.
+    """Return the message of an error of the system, in the form of all others.
 
     >>> described(NotADirectoryError(errno.ENOTDIR, "Not a directory", "net.pt/zoo"))
     'net.pt/zoo: path: expected a path whose folders are folders, got Not a directory. Choose another path.'
@@ -111,20 +111,14 @@ def described(error: OSError | MemoryError) -> str:
 
 
 def listed() -> str:
-    """The table for ``ckptzoo --help``."""
+    """Return the table for ``ckptzoo --help``."""
     return "\n".join(f"  {outcome.code:>3}  {outcome.meaning}" for outcome in OUTCOMES)
 
 
 @contextmanager
 def stopping_imports(program: str, said: str) -> Iterator[None]:
-    """Let Ctrl-C end the process with a line while packages are imported, and be a ``KeyboardInterrupt`` elsewhere.
-
-    Parameters
-    ----------
-    program
-        whose line it is.
-    said
-        what it says, in a sentence.
+    """Let Ctrl-C end the process with the line ``said`` of ``program`` while packages are imported, and be a
+    ``KeyboardInterrupt`` elsewhere.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ckptzoo.schema.symmetry import Symmetry
 
 TRAINING_INPUTS = 10_000
-"""For the statistics of BatchNorm of an average, where nobody says how many: as in studies."""
+"""Inputs for the statistics of BatchNorm of an average, where no number is given: as in studies."""
 
 
 def export(
@@ -149,7 +149,7 @@ def _check_options(
     held_out: str | None,
     statistics: int | None,
 ) -> None:
-    """Refuse what does not go together, before anything is read."""
+    """Refuse options that exclude each other, before anything is read."""
     if output is None:
         raise typer.BadParameter("expected -o PATH, a folder or a file that ends in .safetensors or .pt, got none.")
     if average and soup:
@@ -166,7 +166,7 @@ def _check_options(
 
 
 def _chosen(zoo: "Zoo", ids: list[str] | None, *, several: bool) -> "Zoo":
-    """The checkpoints that are named, in the order of the zoo; all where none is named."""
+    """Return the checkpoints that are named, in the order of the zoo; all where none is named."""
     if ids:
         if len(ids) > 1 and not several:
             raise typer.BadParameter(f"expected one ID, or --average or --soup of several, got {len(ids):,} of them.")
@@ -181,7 +181,7 @@ def _chosen(zoo: "Zoo", ids: list[str] | None, *, several: bool) -> "Zoo":
 
 
 def _network(zoo: "Zoo", module: str | None) -> Any:
-    """The user's own network; None where none is named."""
+    """Return the user's own network; None where none is named."""
     if module is None:
         return None
     from ckptzoo.hub.contributions.evaluation import own_network
@@ -230,7 +230,7 @@ def _averaged(
 
 
 def _lines(found: "Averaged") -> list[str]:
-    """What went in, and what was measured."""
+    """Return the checkpoints of an average, and its measures."""
     from ckptzoo.text import counted, printable
 
     of = f", of {len(found.trials) + len(found.left_out):,}" if found.trials else ""
@@ -287,7 +287,7 @@ def compare(
 
 
 def _table(zoo: "Zoo | None", module: str | None) -> "Symmetry | None":
-    """The symmetry table of a zoo, or None where none is known; that of a file is not."""
+    """Return the symmetry table of a zoo, or None where none is known; that of a file is not."""
     from ckptzoo.derive.tables import symmetry_of
     from ckptzoo.errors import SymmetryError
 

@@ -94,7 +94,7 @@ def card(
 
 
 def _repository(address: str) -> str:
-    """An address that may be that of a repository; others are a folder's that is not there."""
+    """Return an address that may be that of a repository; others are a folder's that is not there."""
     from ckptzoo.remote import candidates
     from ckptzoo.remote.address import HubAddress
 
@@ -104,7 +104,7 @@ def _repository(address: str) -> str:
 
 
 def _print_changes(zoo: str, location: str, changes: Sequence[str], check: bool) -> None:
-    """What changed, line by line, and what was done."""
+    """Print the changes, line by line, and the action."""
     from ckptzoo.text import counted, printable
 
     for line in changes[:MAX_LINES]:
@@ -207,7 +207,7 @@ def _row(zoo: "FoundZoo") -> tuple[str, ...]:
 
 
 def _nothing(result: "SearchResult") -> str:
-    """That nothing was found, and how to ask for less."""
+    """Return that nothing was found, and how to relax the search."""
     from ckptzoo.text import printable
 
     nothing = f"{result.endpoint}: no zoo with the tags {', '.join(result.tags)}"

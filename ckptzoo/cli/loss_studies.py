@@ -44,7 +44,7 @@ class LabelledOptions:
     ] = 10_000
 
     def labelled(self, zoo: "Zoo") -> "Labelled":
-        """The labelled inputs of a zoo, or those in the user's own file."""
+        """Return the labelled inputs of a zoo, or those in the user's own file."""
         from ckptzoo.derive.labelled import Labelled, read_inputs
         from ckptzoo.hub.contributions.inputs import labelled_of
 
@@ -58,7 +58,7 @@ class LabelledOptions:
         return Labelled(self.set or self.inputs.stem, read, targets)
 
     def network(self, zoo: "Zoo") -> Any:
-        """The user's own network; None where none is named."""
+        """Return the user's own network; None where none is named."""
         if self.module is None:
             return None
         from ckptzoo.hub.contributions.evaluation import own_network

@@ -1,4 +1,4 @@
-"""What commands share: arguments, options, and what goes to the standard output and error."""
+"""Shared parts of commands: arguments, options, and the standard output and error."""
 
 import dataclasses
 import functools
@@ -38,7 +38,7 @@ class Settings:
 
 
 def folder(address: str) -> Path:
-    """The zoo's folder, which must be there."""
+    """Return the zoo's folder, which must be there."""
     path = Path(address)
     if not path.is_dir():
         got = "a file" if path.exists() else "nothing"
@@ -48,7 +48,7 @@ def folder(address: str) -> Path:
 
 
 def opened(address: str, where: str | None = None) -> "Zoo":
-    """The zoo, or those of its checkpoints that satisfy the condition."""
+    """Open the zoo, or those of its checkpoints that satisfy the condition."""
     import ckptzoo
 
     zoo = ckptzoo.open(address)
@@ -122,9 +122,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and 
 
 
 def expand_dataclasses(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the fields of its parameters that are dataclasses as options of its own, in their place.
-
-    So that options which several commands have in common are written once; each field is annotated as an option.
+    """Return the command with the fields of its dataclass parameters as options of its own, in their place, so that
+    common options are written once; each field is annotated as an option.
     """
     hints, given = get_type_hints(command, include_extras=True), inspect.signature(command).parameters
     groups = {name: hints[name] for name in given if dataclasses.is_dataclass(hints[name])}
@@ -154,7 +153,7 @@ def expand_dataclasses(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def parse_input_shape(text: str | None) -> tuple[int, ...] | None:
-    """The sizes in ``3x32x32``, ``3,32,32`` or ``64``; None where nothing is given."""
+    """Return the sizes in ``3x32x32``, ``3,32,32`` or ``64``; None where nothing is given."""
     if text is None:
         return None
     sizes = text.strip("() ").replace("x", ",").split(",")
@@ -165,7 +164,7 @@ def parse_input_shape(text: str | None) -> tuple[int, ...] | None:
 
 
 def console() -> "Console":
-    """Where tables go; nothing is coloured, wrapped or cut short where the output is not a terminal."""
+    """Return the console for tables; nothing is coloured, wrapped or cut short where the output is not a terminal."""
     from rich.console import Console
 
     # rich would take [text] in the words of others for its own markup, and refuse what is none
@@ -177,7 +176,7 @@ def console() -> "Console":
 
 
 class _Trimmed:
-    """A stream that leaves out the blanks before the ends of lines, with which rich fills up tables."""
+    """A stream that leaves out the trailing blanks with which rich fills up tables."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -197,10 +196,10 @@ def emit(value: dict[str, Any]) -> None:
 
 
 class Result(Protocol):
-    """What a call of the library returns that can show itself."""
+    """A result of the library that can show itself."""
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
+        """Return every figure by name."""
         ...
 
     def print(self, console: "Console | None" = None) -> None:
@@ -209,12 +208,8 @@ class Result(Protocol):
 
 
 def print_result(result: Result, as_json: bool, files: Sequence[Path] | None = None) -> None:
-    """Print a result, and the files that were written of it, as text or as one JSON object.
-
-    Parameters
-    ----------
-    files
-        their paths, which the JSON lists too; None for a result that is never written.
+    """Print a result as text or as one JSON object, with the paths of its written files, None for a result that is
+    never written.
     """
     if as_json:
         emit(result.to_json() if files is None else {**result.to_json(), "files": [str(path) for path in files]})
@@ -228,22 +223,16 @@ def print_result(result: Result, as_json: bool, files: Sequence[Path] | None = N
 
 @dataclass(frozen=True)
 class ResultOptions:
-    """How the result of a study is shown."""
+    """The options that decide how the result of a study is shown."""
 
     output: Output = None
     as_json: AsJson = False
 
     def answer(self, study: str, *arguments: Any, said: str, nbytes: bool = False, **options: Any) -> None:
-        """Carry out a study while a bar shows how far it is, print the result, and write its pictures if asked for.
+        """Carry out a study while a bar shows its progress, print the result, and write its pictures if requested.
 
-        Parameters
-        ----------
-        study
-            the name of a module of ``ckptzoo.studies`` and of its function.
-        arguments, options
-            of the function, all but ``progress``.
-        said, nbytes
-            what the bar says, and whether it counts bytes.
+        ``study`` is the name of a module of ``ckptzoo.studies`` and of its function, ``arguments`` and ``options`` are
+        those of the function, all but ``progress``. The bar shows ``said``, and counts bytes with ``nbytes``.
         """
         compute = getattr(importlib.import_module(f"ckptzoo.studies.{study}"), study)
         with bar(said, nbytes=nbytes) as progress:
@@ -258,7 +247,7 @@ class StudyOptions(ResultOptions):
     where: Where = None
 
     def opened(self, address: str) -> "Zoo":
-        """The zoo, or those of its checkpoints that are to be studied."""
+        """Open the zoo, or those of its checkpoints that are to be studied."""
         return opened(address, self.where)
 
 

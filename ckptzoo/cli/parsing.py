@@ -1,4 +1,4 @@
-"""Command lines are parsed here: what no option or argument of any command takes is refused before a command runs."""
+"""The parser of command lines, which refuses values that no option or argument of any command takes."""
 
 import math
 import re
@@ -10,13 +10,13 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 _LARGEST = 2**63 - 1
-"""Numbers beyond it are too large for arrays, files and databases."""
+"""The largest number; larger ones are too large for arrays, files and databases."""
 _FOLDERS, _FILES = ("FOLDER", "ZOO", "BACKUP"), ("FILE", "FILE.npz", "X.csv")
-"""What the help of paths calls those of folders, and of files; all files but ``--output`` are read."""
+"""The names of folders, and of files, in the help of paths; all files but ``--output`` are read."""
 
 
 class _Checking:
-    """What commands and groups of commands have in common."""
+    """The checks that commands and groups of commands have in common."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse a command line, and refuse what no command takes."""
@@ -51,7 +51,7 @@ class Group(_Checking, TyperGroup):
 
 
 def check_values(app: typer.Typer) -> None:
-    """Have the values of all commands of a Typer application, and of the groups within it, checked."""
+    """Check the values of all commands of a Typer application, and of the groups within it."""
     for command in app.registered_commands:
         command.cls = Command
     if app.registered_callback is not None:
@@ -62,7 +62,7 @@ def check_values(app: typer.Typer) -> None:
 
 
 def _reworded(message: str, given: Any) -> str:
-    """What pydantic, with which Typer checks numbers, says of a value, as other messages say it."""
+    """Return pydantic's message about a value, with which Typer checks numbers, in the form of other messages."""
     found = re.fullmatch(r"Input should be ([^,]*).*", message, re.DOTALL)
     if found is None:
         return message.removeprefix("Value error, ")
@@ -72,7 +72,7 @@ def _reworded(message: str, given: Any) -> str:
 
 
 def _problem(parameter: Any, given: Any, value: Any, order: list[Any]) -> str | None:
-    """Say what is wrong with an option or an argument; None where nothing is."""
+    """Return what is wrong with an option or an argument; None where nothing is."""
     texts = [text for text in _items(given) if isinstance(text, str)]
     several = parameter.multiple or parameter.param_type_name == "argument" or not texts
     if not several and (count := order.count(parameter)) > 1:
@@ -85,7 +85,7 @@ def _problem(parameter: Any, given: Any, value: Any, order: list[Any]) -> str | 
 
 
 def _problem_of_item(parameter: Any, item: Any) -> str | None:
-    """Say what is wrong with one number or path; None where nothing is."""
+    """Return what is wrong with one number or path; None where nothing is."""
     if isinstance(item, float) and not math.isfinite(item):
         return f"expected a finite number, got {item}. Correct it."
     if isinstance(item, int) and abs(item) > _LARGEST:
@@ -104,7 +104,7 @@ def _problem_of_item(parameter: Any, item: Any) -> str | None:
 
 
 def _items(value: Any) -> Iterator[Any]:
-    """A value, or those in a list of them."""
+    """Yield a value, or those in a list of them."""
     if isinstance(value, list | tuple):
         for item in value:
             yield from _items(item)

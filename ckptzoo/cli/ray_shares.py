@@ -20,29 +20,15 @@ On = Annotated[
     ),
 ]
 _SHARES_A_DEVICE = 4
-"""More shares than cores, or than GPUs, as some take longer than others."""
+"""Shares for each core, or GPU; more than one, because some take longer than others."""
 _OWN = "CKPTZOO_"
-"""Environment variables that tasks get from here."""
+"""Environment variables that tasks get from this process."""
 
 
 def work_on_ray(context: typer.Context, on: str, device: str = "cpu") -> None:
-    """Have all shares of this command done by a cluster; the command itself then finds them done.
-
-    Parameters
-    ----------
-    context
-        of the command, with ``ckptzoo.cli.options.Settings``.
-    on
-        the option's value.
-    device
-        what each share needs: ``cpu`` one core, ``cuda`` one GPU.
-
-    Raises
-    ------
-    MissingExtraError
-        Ray is not installed.
-    ZooError
-        There is no such cluster, or a share failed; the message is that of its command.
+    """Have all shares of this command done by a cluster; the command itself then finds them done. ``device`` is the
+    need of each share: ``cpu`` one core, ``cuda`` one GPU. Raises MissingExtraError where Ray is not installed, and
+    ZooError where there is no such cluster, or a share failed, with the message of its command.
     """
     from ckptzoo.cli.options import bar
     from ckptzoo.ray_cluster import connected
@@ -76,7 +62,7 @@ def work_on_ray(context: typer.Context, on: str, device: str = "cpu") -> None:
 
 
 def run_share(run: Callable[[Sequence[str]], int], arguments: Sequence[str], folder: str) -> tuple[int, str]:
-    """Run a command line in a folder; its exit code, and what it wrote on the standard error."""
+    """Run a command line in a folder; return its exit code, and its output on the standard error."""
     said = io.StringIO()
     try:
         os.chdir(folder)
@@ -88,7 +74,7 @@ def run_share(run: Callable[[Sequence[str]], int], arguments: Sequence[str], fol
 
 
 def _without(arguments: Sequence[str], option: str) -> list[str]:
-    """A command line without an option and its value."""
+    """Return a command line without an option and its value."""
     kept: list[str] = []
     words = iter(arguments)
     for word in words:

@@ -120,7 +120,7 @@ def _token_in(path: Path) -> str:
 
 
 def _ready(service: "Service", address: str) -> None:
-    """Say where it serves, and keep the address for the links of ``serve user``."""
+    """Report the address that is served, and keep it for the links of ``serve user``."""
     from ckptzoo.server.store.database import set_setting
 
     with service.database.writing() as connection:
@@ -406,7 +406,7 @@ def _show_copied(folder: str, copied: "Copied", as_json: bool, problems: Sequenc
 
 @contextmanager
 def _writing(root: Path) -> Iterator["sqlite3.Connection"]:
-    """The database of a server's folder, at the present version; the server may be running."""
+    """Open the database of a server's folder, at the present version; the server may be running."""
     _need_server()
     from ckptzoo.server.service import database_of
 
@@ -429,7 +429,7 @@ def _one_of(name: str | None, list_: bool, changes: bool) -> None:
 
 
 def _show(name: str, rows: list[dict[str, Any]], as_json: bool, columns: tuple[str, ...]) -> None:
-    """Rows as a table, or as a JSON object that has them under a name."""
+    """Show rows as a table, or as a JSON object that has them under a name."""
     from ckptzoo import console as tables
     from ckptzoo.text import printable
 
@@ -452,7 +452,7 @@ def _cell(value: Any) -> str:
 
 
 def _need_server() -> None:
-    """Raise unless what the server is made of is installed."""
+    """Raise unless the server's packages are installed."""
     from ckptzoo.errors import require
 
     for module in ("jinja2", "limits", "markdown_it", "nh3", "prometheus_client", "starlette", "uvicorn", "yaml"):

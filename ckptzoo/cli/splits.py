@@ -123,7 +123,7 @@ def _by_part(fractions: Fractions) -> dict[str, float]:
 
 
 def _files(lists: list[str]) -> str | dict[str, str]:
-    """One file, or that of each part."""
+    """Return one file, or that of each part."""
     named = [text.partition("=") for text in lists]
     if len(lists) == 1 and (not named[0][1] or Path(lists[0]).exists()):
         return lists[0]

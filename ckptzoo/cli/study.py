@@ -36,7 +36,7 @@ Studied = Annotated[
     typer.Option("--variant", metavar="NAME", help="The derived variant to study.", autocompletion=complete_variants),
 ]
 _FORMULATIONS = ("pinned", "eval_chain", "volume")
-"""Those of ``ckptzoo.symmetry.min_mass``, which is not imported for the shell's completion."""
+"""The values of ``ckptzoo.symmetry.min_mass``, which is not imported for the shell's completion."""
 
 study = typer.Typer(name="study", help="Put a question to a zoo.", rich_markup_mode=None)
 
@@ -52,7 +52,7 @@ def symmetries(zoo: ZooAddress, variant: Studied = "canonical", *, shown: StudyO
 
 
 class OrderKey(StrEnum):
-    """What neurons are ordered by."""
+    """The key by which neurons are ordered."""
 
     gauge = "gauge"
     largest_weight = "largest-weight"
@@ -304,7 +304,7 @@ def _reference(text: str) -> tuple[str, float]:
 
 
 class Kernels(StrEnum):
-    """Which distances the bandwidths come from."""
+    """The distances that the bandwidths come from."""
 
     paper = "paper"
     fixed = "fixed"
@@ -421,7 +421,7 @@ def mmd(
 def _mmd_share(
     first: "Zoo", second: "Zoo", saved_in: Path, share: str, variant: str, variant_y: str | None, device: str | None
 ) -> None:
-    """Measure a share of the blocks, and say how many are there."""
+    """Measure a share of the blocks, and report how many are there."""
     from ckptzoo.studies.discrepancy import measure_share
     from ckptzoo.text import parse_share
 

@@ -1,4 +1,4 @@
-"""What the channels of networks hold on the same inputs, summed for alignment by activations. Needs torch.
+"""Activations of channels on the same inputs, summed for alignment by activations. Needs torch.
 
 A group's channels are recorded where a linear layer or a convolution reads them: the table says which positions of its
 weight's input axis are whose. Every position of an image is an example of its channel (git re-basin: Ainsworth et al.,
@@ -24,7 +24,7 @@ from ckptzoo.symmetry.alignment.activations import require_activations
 from ckptzoo.symmetry.arrays import positions
 
 _RECORDED_BYTES = 32 * 2**20
-"""Activations of a stack of checkpoints that are held at a time, or those of one input."""
+"""Bytes of activations of a stack of checkpoints that are held at a time, unless one input has more."""
 _LINEAR = torch.nn.functional.linear
 _CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 _TRANSPOSED = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
@@ -34,12 +34,7 @@ _TRANSPOSED = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transp
 class _Read:
     """One time that channels of a group are read.
 
-    Parameters
-    ----------
-    group
-        its id.
-    values
-        (B, n, positions).
+    ``group`` is the group's id; ``values`` are (B, n, positions).
     """
 
     group: str
@@ -49,14 +44,8 @@ class _Read:
 class _Recording(TorchFunctionMode):
     """Records the inputs of the operations that read channels.
 
-    Parameters
-    ----------
-    readers
-        tensor name to what is read on an axis: (axis, group, positions (n, inner)).
-    member
-        tensor name to its value, by which a weight is recognised.
-    examples
-        inputs in the batch.
+    ``readers`` maps tensor names to what is read on an axis: (axis, group, positions (n, inner)); ``member`` maps them
+    to their values, by which a weight is recognised; ``examples`` is the number of inputs in the batch.
     """
 
     def __init__(
@@ -73,7 +62,7 @@ class _Recording(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Every operation, as it is."""
+        """Record an operation's inputs and compute it unchanged."""
         named = kwargs or {}
         linear, transposed = func is _LINEAR, func in _TRANSPOSED
         if linear or transposed or func in _CONVOLUTIONS:
@@ -118,7 +107,7 @@ class _RecordingForward(Forward):
             return self.reads(module, module.state_dict(keep_vars=True), torch.empty(2, *shape, device="meta"))
 
     def reads(self, module: torch.nn.Module, member: Mapping[str, torch.Tensor], batch: torch.Tensor) -> list[_Read]:
-        """What is read of a batch."""
+        """The reads of a batch."""
         with _Recording(self._readers, member, len(batch)) as recording:
             super().call(module, member, batch)
         return recording.reads
@@ -127,36 +116,12 @@ class _RecordingForward(Forward):
 class ActivationProducts:
     """For each group of a table the products of what its channels hold in a reference and in other networks.
 
-    Parameters
-    ----------
-    arch
-        an architecture whose forward function is in ``ckptzoo.archs``, or any with a module.
-    symmetry
-        its table.
-    reference
-        tensor name to (*shape).
-    inputs
-        (N, *input_shape) float32, as the networks take them.
-    module
-        the network; by default that of ``ckptzoo.archs``.
-
-    Raises
-    ------
-    ZooError
-        The network does not take such inputs.
-    SymmetryError
-        A group that permutations move is read by no linear layer and no convolution whose weight is a tensor of the
-        zoo as it is.
-
-    Attributes
-    ----------
-    nbytes
-        of the products of one network.
-
-    Notes
-    -----
-    The reference is evaluated again for each call, so that nothing is kept of the inputs' activations. Tested in
-    tests/derive/test_activations.py.
+    Raises ``ZooError`` if the network does not take such inputs and ``SymmetryError`` if a group that permutations move
+    is read by no linear layer and no convolution whose weight is a tensor of the zoo as it is. ``nbytes`` is the size
+    of the products of one network. The reference is evaluated again for each call, so that nothing is kept of the
+    inputs' activations. Tested in tests/derive/test_activations.py. ``arch`` has a forward function in
+    ``ckptzoo.archs``, or a ``module`` is given; ``reference`` maps tensor names to (*shape), and ``inputs`` are (N,
+    *input_shape) float32, as the networks take them.
     """
 
     def __init__(

@@ -34,9 +34,9 @@ from ckptzoo.text import Progress
 BEST, BARYCENTRE = "best", "barycentre"
 """References that are found in the zoo itself: the most accurate checkpoint, and the mean of all, aligned."""
 EXAMPLES = 5_000
-"""Inputs on which activations are compared, at most: the first ones."""
+"""The maximum number of inputs on which activations are compared: the first ones."""
 BATCH_BYTES = 32 * 2**20
-"""Weights that are averaged at a time, or one checkpoint."""
+"""Bytes of weights that are averaged at a time, unless one checkpoint has more."""
 
 
 @checked
@@ -208,7 +208,7 @@ def _examples(contents: Contents, inputs: NDArray[Any] | None, module: Any) -> N
 
 
 def _label(to: str, label: str | None) -> str:
-    """The label, which with what comes before it names a tree."""
+    """Check the label, which with the prefix names a tree."""
     label = label or (to if to in (BEST, BARYCENTRE) else None)
     if label is None:
         raise ZooError(Problem("align", "label", "one for this reference", "none", "Name the variant by --label."))
@@ -221,19 +221,10 @@ def _label(to: str, label: str | None) -> str:
 def reference_of(zoo: Zoo, to: str, variant: str = layout.RAW) -> tuple[Weights, str]:
     """The weights of a checkpoint of the zoo, or of another one, and where they are from.
 
-    Parameters
-    ----------
-    to
-        ``best``, the last step of the most accurate member; an id; or the folder or address of a zoo of one checkpoint.
-    variant
-        the gauge in which a checkpoint of the zoo is taken.
-
-    Raises
-    ------
-    UnknownNameError
-        There is no such reference.
-    SymmetryError, ZooError
-        The other zoo is of another architecture or holds several checkpoints; or no finite one has an accuracy.
+    ``to`` is ``best``, the last step of the most accurate member; an id; or the folder or address of a zoo of one
+    checkpoint; ``variant`` is the gauge in which a checkpoint of the zoo is taken. Raises ``UnknownNameError`` if there
+    is no such reference, and ``SymmetryError`` or ``ZooError`` if the other zoo is of another architecture or holds
+    several checkpoints; or no finite one has an accuracy.
     """
     if to == BEST:
         last = zoo.last_steps()
@@ -268,7 +259,7 @@ def _of_zoo(address: str, zoo: Zoo) -> Weights:
 
 
 def _require_same(path: str | Path, rule: AlignmentRule, table: Symmetry) -> None:
-    """Refuse a label that stands for another reference or way to match: one variant has one."""
+    """Refuse a label that already stands for another reference or way to match: one variant has one."""
     contents = read_contents(Folder(path))
     if rule.name not in contents.variants:
         return

@@ -27,20 +27,12 @@ def renewed_statistics(
     """The same weights with running statistics from one pass over some inputs.
 
     Every batch counts by its number of examples, as with ``momentum=None`` of ``torch.nn.BatchNorm2d`` where all
-    batches are equally large (``bn_update`` of Maddox et al., arXiv 1902.02476, section 3.2; Jordan et al.,
-    arXiv 2211.08403, section 3, on points between networks). Layers other than BatchNorm compute as in evaluation, so
-    that nothing is random.
+    batches are equally large (``bn_update`` of Maddox et al., arXiv 1902.02476, section 3.2; Jordan et al., arXiv
+    2211.08403, section 3, on points between networks). Layers other than BatchNorm compute as in evaluation, so that
+    nothing is random.
 
-    Parameters
-    ----------
-    module
-        the network, whose values are overwritten.
-    buffers
-        names of the statistics.
-    weights
-        ``{name: (M, *shape)}``; their buffers, if they have any, are not read.
-    batches
-        gives the inputs (B, ...) of a pass, as the network takes them.
+    ``buffers`` are names of the statistics; ``weights`` are ``{name: (M, *shape)}``, whose buffers, if any, are not
+    read; ``batches`` gives the inputs (B, ...) of a pass, as the network takes them.
     """
     parameters = {name: tensor for name, tensor in weights.items() if name not in buffers}
     first = next(iter(parameters.values()))

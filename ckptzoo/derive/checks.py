@@ -21,7 +21,7 @@ from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.documents import Document
 
 Precision = Literal["float64", "float32"]
-"""What both outputs are computed in."""
+"""The dtype of both outputs."""
 PRECISIONS: tuple[Precision, ...] = ("float64", "float32")
 """Every precision, the most precise first."""
 
@@ -39,12 +39,8 @@ RANDOM_INPUTS = 8
 class CheckPolicy:
     """Which of a part's checkpoints are checked, and in which precision.
 
-    Parameters
-    ----------
-    every
-        for every finite checkpoint; None for no check.
-    sample
-        for those of the sample, in its stead; None where there is no sample.
+    ``every`` applies to every finite checkpoint, None for no check; ``sample`` replaces it for those of the sample,
+    None where there is no sample.
     """
 
     every: Precision | None
@@ -54,10 +50,7 @@ class CheckPolicy:
     def of(cls, certify: str, arch: Architecture) -> "CheckPolicy":
         """The policy of a name in ``CERTIFY`` for a network.
 
-        Raises
-        ------
-        UnknownNameError
-            No such policy.
+        Raises ``UnknownNameError`` if there is no such policy.
         """
         if certify not in CERTIFY:
             raise UnknownNameError("derive", "rule for equivalence checks", certify, CERTIFY)
@@ -87,10 +80,7 @@ def check_inputs(
 ) -> dict[str, NDArray[Any]]:
     """The inputs of the checks, ``random`` and ``real``; none where no forward function is known or nothing is checked.
 
-    Raises
-    ------
-    ZooError
-        Real inputs were given, and nothing is checked or they do not fit the network.
+    Raises ``ZooError`` if real inputs were given, and nothing is checked or they do not fit the network.
     """
     known, shape = module is not None or archs.known(arch.forward), arch.input_shape
     if policy == CheckPolicy(None, None):
@@ -132,10 +122,7 @@ def missing_for_checks(*, network: bool) -> tuple[str, str]:
 def import_with_torch(name: str) -> Any:
     """A module of ckptzoo.derive that imports torch at its top: ``"output_differences"`` or ``"forward"``.
 
-    Raises
-    ------
-    MissingExtraError
-        torch is not installed.
+    Raises ``MissingExtraError`` if torch is not installed.
     """
     require("torch", "torch")
     return import_module(f"ckptzoo.derive.{name}")
@@ -150,16 +137,8 @@ def check_columns(
 ) -> dict[str, list[Any]]:
     """The columns of the equivalence checks of K checkpoints: null where none is wanted, or raw outputs are not finite.
 
-    Parameters
-    ----------
-    checker
-        an ``EquivalenceChecker``.
-    raw, derived
-        tensor name to (K, *shape).
-    inputs
-        by name.
-    precisions
-        of each checkpoint's check; None for no check.
+    ``raw`` and ``derived`` map tensor names to (K, *shape); ``precisions`` has one for each checkpoint's check, None
+    for no check.
     """
     wanted = np.array(precisions, object)
     differences = {f"certificate_{name}": np.full(len(wanted), np.nan) for name in inputs}
@@ -185,7 +164,7 @@ def check_columns(
 
 
 def check_facts(inputs: Mapping[str, NDArray[Any]], policy: CheckPolicy) -> Document:
-    """What a part says of its equivalence checks: the number of inputs, the sha256 of their float64 bytes, the policy.
+    """The record of a part's equivalence checks: the number of inputs, the sha256 of their float64 bytes, the policy.
 
     Nothing where there are no inputs.
     """

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 MAX_THREADS = 4
-"""Batches that are solved at a time, at most, one per core; each has its weights in memory twice."""
+"""The maximum number of batches that are solved at a time, one per core; each has its weights in memory twice."""
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -19,12 +19,7 @@ def in_order(
 ) -> Generator[_Result]:
     """``work`` of every item, in the order of the items, as many at a time as there are cores, at most ``max_threads``.
 
-    Parameters
-    ----------
-    work
-        called in other threads.
-    items
-        taken one by one in the caller's thread, as they are needed.
+    ``work`` is called in other threads; ``items`` are taken one by one in the caller's thread, as they are needed.
     """
     count = min(_cores(), max_threads)
     waiting: deque[Future[_Result]] = deque()

@@ -27,14 +27,7 @@ Row = dict[str, Any]
 class RowRun:
     """Rows of a raw part that are derived together.
 
-    Parameters
-    ----------
-    raw
-        the part.
-    rows
-        of the raw tree.
-    first, last
-        whether the part begins, and ends, with these rows.
+    ``first`` and ``last`` say whether the part begins, and ends, with these rows of the raw tree.
     """
 
     raw: Part
@@ -50,27 +43,10 @@ class _TakenError(Exception):
 class DerivedTreeWriter:
     """One derived tree of a zoo.
 
-    Parameters
-    ----------
-    contents
-        of the zoo.
-    name
-        the tree's, ``derived/<name>``.
-    facts
-        of all its parts, which are never mixed with others.
-    sets
-        for each stem the tensors of its shards.
-    what
-        the thing that is derived, in a word or two.
-    error
-        raised where parts with other facts are there.
-
-    Attributes
-    ----------
-    derived
-        digests of the raw parts that have been derived.
-    parts
-        names of the parts that were written.
+    ``derived`` holds digests of the raw parts that have been derived, ``parts`` the names of the parts that were
+    written. ``facts`` are those of all its parts, which are never mixed with others; ``sets`` maps stems to the tensors
+    of their shards; ``what`` names the derived thing in a word or two; ``error`` is raised where parts with other facts
+    are there.
     """
 
     def __init__(
@@ -94,7 +70,7 @@ class DerivedTreeWriter:
         self.parts: list[str] = []
 
     def catch_up(self) -> None:
-        """Learn which raw parts have been derived, and refuse to mix facts."""
+        """Find which raw parts have been derived, and refuse to mix facts."""
         names = list_trees(Folder(self._root)).get(self._tree, ())
         unseen = tuple(name for name in names if name not in self._seen)
         contents = self._contents
@@ -114,10 +90,7 @@ class DerivedTreeWriter:
     def todo(self, share: tuple[int, int] = (0, 1)) -> list[tuple[int, Part]]:
         """The raw parts that have not been derived, each after the number of its first row.
 
-        Parameters
-        ----------
-        share
-            ``(i, n)`` for every n-th of all raw parts, from the i-th.
+        ``share`` is ``(i, n)``: every n-th of all raw parts, from the i-th.
         """
         missing: list[tuple[int, Part]] = []
         start = 0
@@ -130,10 +103,7 @@ class DerivedTreeWriter:
     def runs(self, parts: Sequence[tuple[int, Part]], rows: int) -> Iterator[RowRun]:
         """The rows of parts that are not derived yet when their turn comes, at most ``rows`` at a time.
 
-        Raises
-        ------
-        IntegrityError
-            A raw part's weights are damaged: nothing is derived from those.
+        Raises ``IntegrityError`` if a raw part's weights are damaged: nothing is derived from those.
         """
         tree = self._contents.raw
         with ThreadPoolExecutor(1) as pool:
@@ -152,19 +122,8 @@ class DerivedTreeWriter:
     def store(self, run: RowRun, arrays: Mapping[str, Arrays], rows: list[Row], facts: Document) -> list[Row]:
         """Write a run; with the last run of a part the part appears, unless another process has written it meanwhile.
 
-        Parameters
-        ----------
-        arrays
-            for each stem the stacked tensors.
-        rows
-            the derived part's, without their ``unit``.
-        facts
-            of this part, beside those of all.
-
-        Returns
-        -------
-        list[Row]
-            The rows of a part that has appeared; none before, and none where another process was first.
+        Returns the rows of a part that has appeared; None before, and None where another process was first. ``rows``
+        are the derived part's, without their ``unit``; ``facts`` are those of this part, beside those of all.
         """
         if run.first:
             self._writer = PartWriter(
@@ -188,7 +147,7 @@ class DerivedTreeWriter:
         return written
 
     def discard(self) -> None:
-        """Give up the part that is being written; nothing of it stays."""
+        """Abandon the part that is being written, and remove it."""
         if self._writer is not None:
             self._writer.discard()
             self._writer = None

@@ -18,27 +18,20 @@ from ckptzoo.schema.documents import Document, digest_of
 from ckptzoo.text import Progress
 
 BLOCK_BYTES = 256 * 2**20
-"""Weights of the checkpoints of a block at most, or one checkpoint."""
+"""The maximum number of bytes of weights of the checkpoints of a block, unless one checkpoint has more."""
 BLOCK_ROWS = 4096
-"""Checkpoints of a block at most: 160,000 OptuNets have 256 MiB, which would be one block for one process."""
+"""The maximum number of checkpoints of a block: the 256 MiB of 160,000 OptuNets would be one block for one process."""
 
 Rows = dict[str, NDArray[Any]]
-"""By name, each with a row for every checkpoint."""
+"""Arrays by name, each with a row for every checkpoint."""
 
 
 class DescribedRows:
-    """What is computed of every checkpoint by itself.
+    """Arrays that are computed of every checkpoint by itself.
 
-    Parameters
-    ----------
-    zoo
-        the selection.
-    what
-        facts that the arrays depend on besides the weights; they name the files.
-    compute
-        from the checkpoints of a block to their arrays; it calls its second argument with its progress.
-    saved_in
-        a folder in which the arrays of each block are kept; None to keep none.
+    ``what`` has the facts that the arrays depend on besides the weights, and names the files; ``compute`` maps the
+    checkpoints of a block to their arrays and calls its second argument with its progress; the arrays of each block are
+    kept in the folder ``saved_in``, unless it is None.
     """
 
     def __init__(
@@ -64,7 +57,7 @@ class DescribedRows:
         return found
 
     def share(self, share: tuple[int, int], progress: Progress | None = None) -> tuple[int, int]:
-        """Compute and keep every n-th block, from the i-th, counted from 0; how many are kept now, and all."""
+        """Compute and store every n-th block from the i-th, counted from 0; returns how many are stored, and all."""
         if self._saved is None:
             step = "Name a folder that all who share the work share."
             raise ZooError(Problem(self._zoo.name, "folder for blocks", "one, to share them", "none", step))

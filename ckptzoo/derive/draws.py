@@ -24,9 +24,9 @@ from ckptzoo.text import Progress
 METHOD = "gaussian"
 """The method of draws where the row of a Gaussian names none."""
 _KEPT = ("recipe", "recipe_digest", "dataset", "dataset_digest", "license", "contributor")
-"""Columns that a draw has from the Gaussian's row."""
+"""Columns that a draw takes from the Gaussian's row."""
 _BATCH_BYTES = 32 * 2**20
-"""Draws that are in memory at a time, or one."""
+"""Bytes of draws that are in memory at a time, unless one has more."""
 
 
 @checked
@@ -118,10 +118,7 @@ def draws(
 def base_architecture(zoo: Zoo) -> Architecture:
     """The architecture of a zoo of Gaussians without the standard deviations.
 
-    Raises
-    ------
-    ZooError
-        The zoo's forward function is no ``gaussian-<base>`` of ``ckptzoo.archs``.
+    Raises ``ZooError`` if the zoo's forward function is no ``gaussian-<base>`` of ``ckptzoo.archs``.
     """
     base = archs.base_of(zoo.arch.forward)
     if base is None:

@@ -23,9 +23,9 @@ from ckptzoo.text import Progress
 
 _GAUGE = "canonical"
 _VERSION = 1
-"""The version of descriptions: where their bits change, another number keeps kept ones from being used."""
+"""The version of descriptions, raised where their bits change so that kept ones are not used."""
 BATCH_BYTES = 8 * 2**20
-"""Weights that are brought into the gauge at a time, or one checkpoint."""
+"""Bytes of weights that are brought into the gauge at a time, unless one checkpoint has more."""
 CANDIDATE_BYTES = 128 * 2**20
 """Canonical weights of candidates that are in memory at a time; larger sets of candidates are read batch by batch."""
 
@@ -34,12 +34,8 @@ CANDIDATE_BYTES = 128 * 2**20
 class NearWeights:
     """Two checkpoints of a table with matrices whose weights are nearly the same, and not within the tolerance.
 
-    Parameters
-    ----------
-    ids
-        of both.
-    distance
-        of their weights (``ckptzoo.symmetry.identity.comparison.distances``).
+    ``ids`` are the two checkpoints' ids; ``distance`` is between their weights
+    (``ckptzoo.symmetry.identity.comparison.distances``).
     """
 
     ids: tuple[str, str]
@@ -185,10 +181,7 @@ def descriptions(
 ) -> DescribedRows:
     """Describe every checkpoint by itself, as ``dedupe`` needs it, in blocks that processes can share.
 
-    Parameters
-    ----------
-    zoo, module, input_shape, saved_in
-        as for ``dedupe``.
+    ``zoo``, ``module``, ``input_shape`` and ``saved_in`` are as for ``dedupe``.
 
     Examples
     --------
@@ -214,7 +207,7 @@ def _blank(N: int, features: int) -> Rows:
 
 
 def _describe(zoo: Zoo, symmetry: Symmetry, index: Index, progress: Progress) -> Rows:
-    """The description of every checkpoint."""
+    """Describe every checkpoint."""
     N = len(zoo)
     found = _blank(N, index.features)
 
@@ -237,7 +230,7 @@ def _canonical(batch: Batch, zoo: Zoo, symmetry: Symmetry) -> Canonical:
 
 
 class _CanonicalWeights:
-    """Canonical weights of rows, in memory where these are few, else computed when they are asked for."""
+    """Canonical weights of rows, in memory where these are few, else computed when they are needed."""
 
     def __init__(self, zoo: Zoo, symmetry: Symmetry) -> None:
         self._zoo, self._symmetry = zoo, symmetry
@@ -247,7 +240,7 @@ class _CanonicalWeights:
         self._loaded: dict[str, NDArray[Any]] = {}
 
     def load(self, rows: NDArray[np.int64]) -> None:
-        """Have these rows in memory, if they are not too many, and no others."""
+        """Load these rows, and no others, into memory, if they are few enough."""
         self._rows, self._loaded = np.zeros(0, np.int64), {}
         if len(rows) <= self.capacity:
             self._rows = np.sort(rows)

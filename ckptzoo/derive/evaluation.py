@@ -21,53 +21,33 @@ from ckptzoo.errors import Problem, ZooError
 from ckptzoo.schema.architecture import Architecture
 
 _MAX_THREADS = 64
-"""Stacks that are evaluated at a time, at most, one per core."""
+"""The maximum of stacks that are evaluated at a time, one per core."""
 _STATISTICS_BATCH = 512
-"""Inputs of which the statistics of BatchNorm are taken at once."""
+"""The number of inputs whose BatchNorm statistics are computed at once."""
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Of G predictions.
+    """The scores of G predictions.
 
-    Parameters
-    ----------
-    loss
-        (G,) float64, mean negative log-likelihood of the labels in nats; NaN where an output is none.
-    accuracy
-        (G,) share of the inputs whose label is the likeliest.
+    ``loss`` is (G,) float64, the mean negative log-likelihood of the labels in nats; NaN where an output is NaN;
+    ``accuracy`` is the (G,) share of the inputs whose label is the likeliest.
     """
 
     loss: NDArray[np.float64]
     accuracy: NDArray[np.float64]
 
     def reshape(self, *shape: int) -> "Scores":
-        """Both in another shape."""
+        """Return both in another shape."""
         return Scores(self.loss.reshape(shape), self.accuracy.reshape(shape))
 
 
 class Evaluator:
     """Scores networks of one architecture, stacks of them at a time, on every core.
 
-    Parameters
-    ----------
-    arch
-        an architecture whose forward function is in ``ckptzoo.archs``, or any with a module.
-    labelled
-        what they are scored on.
-    module
-        the network; by default that of ``ckptzoo.archs``.
-    device
-        where outputs are computed.
-
-    Raises
-    ------
-    ZooError
-        The network does not take such inputs, or labels are no classes of it.
-
-    Notes
-    -----
-    Tested in tests/derive/test_evaluation.py.
+    Raises ``ZooError`` if the network does not take such inputs, or labels are not classes of it. Tested in
+    tests/derive/test_evaluation.py. ``arch`` has a forward function in ``ckptzoo.archs``, or a ``module`` is given;
+    outputs are computed on ``device``.
     """
 
     def __init__(
@@ -97,7 +77,7 @@ class Evaluator:
 
     @property
     def stack_size(self) -> int:
-        """Networks that are evaluated at once."""
+        """The number of networks that are evaluated at once."""
         return self._forward.size
 
     @property
@@ -121,12 +101,8 @@ class Evaluator:
     def scores(self, stacks: Iterable[Weights], *, ensemble: int = 1) -> list[Scores]:
         """The scores of each of some stacks of networks, in their order.
 
-        Parameters
-        ----------
-        stacks
-            of each, tensor name to (G * ``ensemble``, *shape).
-        ensemble
-            networks that make one prediction together, one behind the other: the mean of their likelihoods.
+        ``stacks`` map tensor names to (G * ``ensemble``, *shape); ``ensemble`` is the number of consecutive networks
+        that make one prediction, the mean of their likelihoods.
         """
         with one_thread(), full_precision(), closing(self._scored(stacks, ensemble)) as results:
             return list(results)
@@ -167,10 +143,7 @@ class Evaluator:
     def renewed(self, weights: Weights) -> Weights:
         """The networks as they are scored: with the running statistics of the training inputs, where there are some.
 
-        Parameters
-        ----------
-        weights
-            tensor name to (K, *shape).
+        ``weights`` maps tensor names to (K, *shape).
         """
         if self._statistics is None:
             return weights
@@ -200,12 +173,8 @@ def along_lines(
 ) -> Scores:
     """Scores (P, T) of the networks ``(1 - t) first + t second`` at T points of the lines between P pairs.
 
-    Parameters
-    ----------
-    first, second
-        tensor name to (P, *shape); buffers, too, are joined by lines.
-    noise
-        as in ``combined``.
+    ``first`` and ``second`` map tensor names to (P, *shape); buffers, too, are joined by lines; ``noise`` is as in
+    ``combined``.
 
     Examples
     --------
@@ -227,16 +196,10 @@ def combined(
 ) -> Scores:
     """Scores (P, T) of weighted means of networks: T for each of P groups of k networks.
 
-    Parameters
-    ----------
-    corners
-        tensor name to (P, k, *shape).
-    shares
-        (P, T, k), which sum to 1 over the last axis.
-    noise
-        for Gaussians, whose tensors ``<name>_std`` are deviations: tensor name to (S, *shape), standard normal numbers.
-        A prediction is then the mean of the likelihoods of S draws ``mean + std * noise``, the same noise for all
-        (arXiv 2310.10171, section 4).
+    ``corners`` maps tensor names to (P, k, *shape); ``shares`` are (P, T, k), which sum to 1 over the last axis;
+    ``noise`` is for Gaussians, whose tensors ``<name>_std`` are deviations, and maps tensor names to (S, *shape)
+    standard normal numbers. A prediction is then the mean of the likelihoods of S draws ``mean + std * noise``, the
+    same noise for all (arXiv 2310.10171, section 4).
     """
     places = list(np.ndindex(*shares.shape[:2]))
     draws = 1 if noise is None else len(next(iter(noise.values())))
@@ -257,7 +220,7 @@ def standard_noise(arch: Architecture, draws: int, seed: int) -> dict[str, NDArr
 
 
 def _means(corners: Weights, shares: NDArray[np.float64], places: Sequence[tuple[int, ...]]) -> dict[str, NDArray[Any]]:
-    """Tensor name to (len(places), *shape): the weighted means at some places (group, point)."""
+    """Map tensor names to (len(places), *shape): the weighted means at some places (group, point)."""
     found: dict[str, NDArray[Any]] = {}
     for name, array in corners.items():
         if array.dtype.kind in "iub":  # counters
@@ -269,7 +232,7 @@ def _means(corners: Weights, shares: NDArray[np.float64], places: Sequence[tuple
 
 
 def _drawn(weights: dict[str, NDArray[Any]], noise: Weights | None) -> Weights:
-    """Of G Gaussians G * S networks; networks as they are where there is no noise."""
+    """Draw G * S networks from G Gaussians; without noise the networks are returned as they are."""
     if noise is None:
         return weights
     draws, found = len(next(iter(noise.values()))), dict[str, NDArray[Any]]()

@@ -23,15 +23,18 @@ warnings.filterwarnings(
 )
 Weights = Mapping[str, NDArray[Any]]
 STACK, STACK_BYTES = 8, 2**20
-"""Checkpoints that are evaluated at once, at most, and their weights together; a larger network is evaluated alone."""
+"""The maximum of checkpoints evaluated at once, and of their weights' bytes; a larger network is evaluated alone."""
 INPUT_BYTES = 512 * 4 * 28 * 28
-"""Inputs that go through a stack of checkpoints at once, counted for each of them: 512 images of MNIST in float32."""
+"""Bytes of inputs of a stack of checkpoints at once, counted for each of them: 512 images of MNIST in float32."""
 FAST_STACK, FAST_INPUT_BYTES = 64, 1024 * 4 * 28 * 28
-"""Checkpoints where ``ckptzoo.archs`` has a function for stacks, and inputs for all of them."""
+"""The number of checkpoints, and bytes of inputs for all of them, where ``ckptzoo.archs`` has a function for stacks."""
 
 
 class Forward:
     """A network in evaluation mode, for any of its checkpoints; threads may share one.
+
+    Raises ``ZooError`` if the module lacks tensors of the architecture, or there is neither a module nor a name of a
+    forward function.
 
     Parameters
     ----------
@@ -41,13 +44,6 @@ class Forward:
         the network; by default that of ``ckptzoo.archs``. It is copied.
     vmap
         whether stacked checkpoints go through the module also where ``archs.stacked`` has a faster function.
-    device
-        where outputs are computed.
-
-    Raises
-    ------
-    ZooError
-        The module lacks tensors of the architecture, or there is neither a module nor a name of a forward function.
     """
 
     def __init__(
@@ -80,10 +76,7 @@ class Forward:
     def features(self, shape: Sequence[int]) -> int:
         """The number of outputs of an input of this shape; nothing is computed.
 
-        Raises
-        ------
-        ZooError
-            The network does not take such inputs, or an input has no list of outputs.
+        Raises ``ZooError`` if the network does not take such inputs, or an input has no list of outputs.
         """
         module = self.module()
         try:
@@ -122,14 +115,8 @@ class Forward:
     def outputs(self, weights: Weights, batches: Sequence[torch.Tensor], *, stacked: bool) -> Iterator[torch.Tensor]:
         """Outputs (K, B, features) of K checkpoints for each batch, in the precision of the inputs.
 
-        Parameters
-        ----------
-        weights
-            tensor name to (K, *shape), of any floating dtype.
-        batches
-            inputs (B, *input_shape).
-        stacked
-            whether all checkpoints are evaluated at once, or the only one alone.
+        ``weights`` maps tensor names to (K, *shape) of any floating dtype; ``batches`` are inputs (B, *input_shape);
+        ``stacked`` says whether all checkpoints are evaluated at once, or the only one alone.
         """
         dtype, module = str(batches[0].dtype).removeprefix("torch."), self.module()
         state: dict[str, torch.Tensor] = {}
@@ -215,16 +202,9 @@ class StackedForward:
     """Outputs of stacks of checkpoints on fixed inputs.
 
     Stacks and batches are filled up to one size, so that the outputs of a checkpoint depend neither on those beside it
-    nor on their number: the last bit of a matrix product may depend on its size. Threads may share one.
-
-    Parameters
-    ----------
-    forward, arch
-        the network.
-    inputs
-        one or more forms of the inputs, such as scaled in several ways, each (N, *input_shape) float32.
-    most_outputs
-        of a batch and a stack, in bytes, or those of one input; None for no limit.
+    nor on their number: the last bit of a matrix product may depend on its size. Threads may share one. ``inputs`` are
+    one or more forms of the inputs, such as scaled in several ways, each (N, *input_shape) float32; ``most_outputs``
+    limits the bytes of outputs of a batch and a stack, but not below those of one input; None for no limit.
     """
 
     def __init__(
@@ -244,12 +224,7 @@ class StackedForward:
     def outputs(self, weights: Weights, form: int = 0) -> Iterator[NDArray[np.float32]]:
         """(K, B, features) for each batch of the inputs, of at most ``size`` checkpoints.
 
-        Parameters
-        ----------
-        weights
-            tensor name to (K, *shape).
-        form
-            which of the inputs.
+        ``weights`` maps tensor names to (K, *shape); ``form`` selects the form of the inputs.
         """
         count, start = len(next(iter(weights.values()))), 0
         places = np.minimum(np.arange(self.size if self._fills_up else count), count - 1)

@@ -13,19 +13,12 @@ from ckptzoo.errors import Problem, ZooError
 
 @dataclass(frozen=True, eq=False)
 class Labelled:
-    """Inputs on which networks are scored; ``ckptzoo.hub.contributions.inputs.labelled_of`` reads those of a zoo.
+    """Inputs with labels; ``ckptzoo.hub.contributions.inputs.labelled_of`` reads those of a zoo.
 
-    Parameters
-    ----------
-    set
-        their name, such as ``mnist/test``.
-    inputs
-        (N, *input_shape) float32, as the networks take them.
-    targets
-        (N,) labels from 0.
-    statistics
-        (T, *input_shape) training inputs, from which the running statistics of BatchNorm are computed for every network
-        that is scored, as between networks they have to be; None takes those of the weights.
+    ``set`` is a name such as ``mnist/test``; ``inputs`` are (N, *input_shape) float32, as the networks take them;
+    ``targets`` are (N,) labels from 0; ``statistics`` are (T, *input_shape) training inputs, from which the running
+    statistics of BatchNorm are computed for every network that is scored, as between networks they have to be; None
+    takes those of the weights.
     """
 
     set: str
@@ -37,15 +30,8 @@ class Labelled:
 def read_inputs(path: str | Path) -> tuple[NDArray[Any], NDArray[np.int64] | None]:
     """The inputs in a file of numpy, as networks take them, and their labels where it has some.
 
-    Parameters
-    ----------
-    path
-        a ``.npz`` file with an array ``inputs`` (N, *input_shape) and perhaps ``targets`` (N,), integers from 0.
-
-    Raises
-    ------
-    ZooError
-        It is another file, or has other arrays.
+    ``path`` is a ``.npz`` file with an array ``inputs`` (N, *input_shape) and perhaps ``targets`` (N,), integers from
+    0. Raises ``ZooError`` if it is another file, or has other arrays.
     """
     expected = "a .npz file with arrays inputs (N, ...) and targets (N,)"
     step = "Write it with numpy.savez(path, inputs=..., targets=...)."
@@ -75,15 +61,7 @@ def read_inputs(path: str | Path) -> tuple[NDArray[Any], NDArray[np.int64] | Non
 def read_labelled(path: str | Path) -> Labelled:
     """The inputs in a file of numpy with their labels, under the name of the file.
 
-    Parameters
-    ----------
-    path
-        as for ``read_inputs``.
-
-    Raises
-    ------
-    ZooError
-        As ``read_inputs``; or there are no labels.
+    ``path`` is as for ``read_inputs``. Raises ``ZooError`` as ``read_inputs``, or if there are no labels.
     """
     inputs, targets = read_inputs(path)
     if targets is None:

@@ -24,9 +24,9 @@ from ckptzoo.text import Progress
 INPUTS = 64
 """Standard normal inputs, the same for every checkpoint."""
 LEAST_MEMBERS = 8
-"""Independent members without which nothing is known of how far apart they are."""
+"""The number of independent members without which the distance between such members is unknown."""
 MAX_MEMBERS = 1024
-"""Members whose distances are measured, spread evenly over the zoo."""
+"""The number of members whose distances are measured, spread evenly over the zoo."""
 SHARE = 0.1
 """Pairs nearer than this share of the first percentile of distances between independent members are reported.
 
@@ -34,9 +34,9 @@ In ``cards/mnist-optunet`` the percentile is 0.223 and the nearest two of 3,072 
 to float16 the farthest is at 0.003 from its original, of copies with noise of 1e-4 at 0.003, of 1e-3 at 0.036.
 """
 _BATCH_BYTES = 8 * 2**20
-"""Weights that are evaluated at a time, or one checkpoint."""
+"""Bytes of weights that are evaluated at a time, unless one checkpoint has more."""
 _STACK, _STACK_BYTES = 64, 2**20
-"""Checkpoints that go through the network at once, at most, and their weights, or one checkpoint."""
+"""The maximum of checkpoints that go through the network at once, and of their weights' bytes, unless one has more."""
 _VERSION = 1
 """The version of outputs and inputs: where their bits change, another number keeps kept ones from being used."""
 
@@ -45,12 +45,7 @@ _VERSION = 1
 class NearPair:
     """Two checkpoints with nearly the same outputs.
 
-    Parameters
-    ----------
-    ids
-        of both.
-    distance
-        of their outputs, from 0 to 1 (``points``).
+    ``ids`` are the two checkpoints' ids; ``distance`` is between their outputs, from 0 to 1 (``points``).
     """
 
     ids: tuple[str, str]
@@ -78,7 +73,7 @@ class NearCopies:
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """Checkpoints by their outputs: Euclidean distances of the values (N, D) are those of the outputs."""
+    """Checkpoints as points: Euclidean distances of the values (N, D) are the distances of their outputs."""
 
     ids: tuple[str, ...]
     origins: NDArray[Any]

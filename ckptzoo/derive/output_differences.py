@@ -21,22 +21,18 @@ from ckptzoo.symmetry import GroupElement, apply, fold
 TABLE_TOLERANCE = 1e-9
 """Largest relative difference of float64 outputs under a group element of a table that is right."""
 _STACK = 64
-"""Checkpoints that are evaluated at a time, at most."""
+"""The maximum number of checkpoints that are evaluated at a time."""
 _STACK_BYTES = 2**20
-"""Weights that are evaluated at a time, at most, or one checkpoint."""
+"""The maximum number of bytes of weights that are evaluated at a time, unless one checkpoint has more."""
 _INPUTS_AT_A_TIME = 8
-"""Inputs that are evaluated at a time."""
+"""The number of inputs that are evaluated at a time."""
 
 
 class EquivalenceChecker:
     """Outputs of K checkpoints in evaluation mode, on fixed inputs; threads may share one.
 
-    Parameters
-    ----------
-    arch
-        an architecture whose forward function is in ``ckptzoo.archs``, or any with a module.
-    module
-        the network; by default that of ``ckptzoo.archs``. It is copied.
+    ``arch`` is an architecture whose forward function is in ``ckptzoo.archs``, or any with a module; ``module`` is the
+    network; by default that of ``ckptzoo.archs``. It is copied.
     """
 
     def __init__(self, arch: Architecture, module: torch.nn.Module | None = None) -> None:
@@ -52,28 +48,16 @@ class EquivalenceChecker:
 
             d_k = max_{b,o} |f_o(x_b; second_k) - f_o(x_b; first_k)| / max_{b,o} |f_o(x_b; first_k)|
 
-        over all inputs b and outputs o together. A single output that is near 0 on one input, where its own
-        relative rounding is large, does not count for more than that, so that the number means the same for a
-        network with one output as for one with ten.
+        over all inputs b and outputs o together. A single output that is near 0 on one input, where its own relative
+        rounding is large, does not count for more than that, so that the number means the same for a network with one
+        output as for one with ten.
 
-        Parameters
-        ----------
-        first, second
-            tensor name to (K, *shape), of any floating dtype.
-        inputs
-            (B, *input_shape).
-        precision
-            in which both networks are evaluated; the differences are computed in float64.
-
-        Returns
-        -------
-        NDArray[np.float64]
-            (K,) float64; NaN where an output of the first is not finite, infinity where one of the second alone is not.
-
-        Notes
-        -----
-        Two forward passes of K times B inputs, 8 inputs at a time; a copy of one network's weights, or of 1 MiB of
+        Returns (K,) float64; NaN where an output of the first is not finite, infinity where one of the second alone is
+        not. Two forward passes of K times B inputs, 8 inputs at a time; a copy of one network's weights, or of 1 MiB of
         weights of small ones.
+
+        ``first`` and ``second`` map tensor names to (K, *shape) of any floating dtype; ``inputs`` are (B,
+        *input_shape). Both networks are evaluated in ``precision``; the differences are computed in float64.
         """
         K = len(next(iter(first.values())))
         differences = np.zeros(K)
@@ -87,11 +71,7 @@ class EquivalenceChecker:
         """Refuse a table whose random group elements change these checkpoints' outputs (float64, 1e-9).
 
         Channels in front of a normalisation are only scaled up: a running variance does not allow every scale below 1.
-
-        Raises
-        ------
-        SymmetryError
-            The table is not a symmetry of the network.
+        Raises ``SymmetryError`` if the table is not a symmetry of the network.
         """
         double = {
             name: value.astype(np.float64) if value.dtype.kind not in "iub" else value

@@ -33,7 +33,7 @@ from ckptzoo.schema.layout import PREDICTIONS, SET_NAME, predictions_name
 from ckptzoo.text import Progress, counted
 
 MAX_THREADS = 64
-"""Stacks that are evaluated at a time, at most, one per core."""
+"""The maximum number of stacks that are evaluated at a time, one per core."""
 
 
 @dataclass(frozen=True)
@@ -219,10 +219,7 @@ def checked_inputs(
 ) -> NDArray[np.float32]:
     """The inputs in float32, as the network takes them: images as vectors where it takes vectors.
 
-    Raises
-    ------
-    ZooError
-        They have another shape, or there are none.
+    Raises ``ZooError`` if they have another shape, or there are none.
     """
     shape, single = contents.architecture.input_shape, np.ascontiguousarray(inputs, np.float32)
     if shape is not None and len(shape) == 1 and single.shape[1:] != shape and single[:1].size == shape[0]:
@@ -330,7 +327,7 @@ class _PredictionJob:
         return logits, beyond
 
     def _facts_of(self, run: RowRun) -> Document:
-        """How many rows of the part that begins took other inputs than the tree's, by the digest of those."""
+        """The number of rows of the part that begins with other inputs than the tree's, by their digest."""
         forms = self._forms[run.rows.start : run.rows.start + run.raw.rows]
         counts = {digest: int(np.count_nonzero(forms == form)) for form, digest in enumerate(self._digests, 1)}
         others = {digest: count for digest, count in counts.items() if count}

@@ -24,19 +24,9 @@ from ckptzoo.symmetry.tables import table_of
 def symmetry_of(contents: Contents, module: Any = None, input_shape: Sequence[int] | None = None) -> Symmetry:
     """The zoo's symmetry table, or that of its forward function in ``ckptzoo.archs``, or that of a module.
 
-    Parameters
-    ----------
-    module
-        the network as a torch module, which is traced where neither the zoo nor the registry has a table.
-    input_shape
-        of one input, where the zoo's architecture does not say it.
-
-    Raises
-    ------
-    SymmetryError
-        There is none, or the module cannot be traced.
-    SpecError
-        The table does not fit the zoo's architecture.
+    ``module`` is the network as a torch module, which is traced where neither the zoo nor the registry has a table;
+    ``input_shape`` is that of one input, where the zoo's architecture does not say it. Raises ``SymmetryError`` if
+    there is none, or the module cannot be traced, and ``SpecError`` if the table does not fit the zoo's architecture.
     """
     if contents.symmetry is not None:
         return contents.symmetry
@@ -58,10 +48,7 @@ def symmetry_of(contents: Contents, module: Any = None, input_shape: Sequence[in
 def with_input_shape(arch: Architecture, input_shape: Sequence[int] | None) -> Architecture:
     """The architecture with the shape of one input, where it does not say that itself.
 
-    Raises
-    ------
-    ZooError
-        It says another one, or this is no shape.
+    Raises ``ZooError`` if the architecture declares another one, or this is not a shape.
     """
     if input_shape is None:
         return arch
@@ -81,7 +68,7 @@ def traced_shape(
 
 
 def _options(contents: Contents) -> str:
-    """The options that name the network of a zoo, and what is to be said of them."""
+    """The options that name the network of a zoo, and what to say of them."""
     if contents.architecture.input_shape is not None:
         return "--module FILE.py:NAME"
     return "--module FILE.py:NAME --input-shape SHAPE (SHAPE of one input, such as 64 or 3x32x32)"
@@ -90,10 +77,7 @@ def _options(contents: Contents) -> str:
 def declare_step(contents: Contents, lacking: str = "") -> str:
     """A next step for a zoo without a symmetry table.
 
-    Parameters
-    ----------
-    lacking
-        what the call should have said, in words that go before the command.
+    ``lacking`` describes what the call lacked, in words that go before the command.
     """
     folder = contents.files.here or "FOLDER"
     command = f"ckptzoo derive {folder} {_options(contents)}, which traces your network"
@@ -107,10 +91,7 @@ def declare_step(contents: Contents, lacking: str = "") -> str:
 def unless_layers(contents: Contents, step: str) -> str:
     """A next step for a zoo whose network is not known: of layers that were pulled alone it never is.
 
-    Parameters
-    ----------
-    step
-        what to do for another zoo.
+    ``step`` says what to do for another zoo.
     """
     if not any("pulled" in part.facts for part in contents.raw.parts):
         return step

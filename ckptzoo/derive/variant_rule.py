@@ -24,25 +24,17 @@ Weights = Mapping[str, NDArray[Any]]
 ALIGNMENT_VERSION = 1
 """Raised whenever alignment gives other permutations for some weights; versions are never mixed."""
 MOVED_SIGNS_VERSION = 3
-"""The same of tables with signs that meet others: versions 1 and 2 missed disguised copies there."""
+"""The version for tables with signs that meet others: versions 1 and 2 missed disguised copies there."""
 _PRODUCTS_BYTES = 128 * 2**20
-"""Products of activations that a thread holds, at most, or those of one checkpoint."""
+"""The maximum number of bytes of products of activations that a thread holds, unless one checkpoint has more."""
 
 
 @dataclass(frozen=True)
 class Transformed:
     """K checkpoints of a variant.
 
-    Parameters
-    ----------
-    weights
-        at least float32.
-    element
-        the group elements that lead to them.
-    report
-        what was found in each checkpoint.
-    fingerprints
-        of the weights; None for rules that do not give all copies of a network the same weights.
+    ``weights`` are at least float32; ``element`` holds the group elements that lead to them; ``fingerprints`` is None
+    for rules that do not give all copies of a network the same weights.
     """
 
     weights: Weights
@@ -52,7 +44,7 @@ class Transformed:
 
 
 class VariantRule(Protocol):
-    """What makes a variant."""
+    """A rule that makes a variant."""
 
     @property
     def name(self) -> str:
@@ -60,12 +52,12 @@ class VariantRule(Protocol):
         ...
 
     def facts(self, symmetry: Symmetry) -> Document:
-        """What its parts record of the rule; parts with other facts are never mixed with them."""
+        """The facts of the rule that its parts record; parts with other facts are never mixed with them."""
         ...
 
     @property
     def notes(self) -> Document:
-        """What its parts record besides, for people."""
+        """Notes for people that its parts record besides."""
         ...
 
     def transform(self, weights: Weights, symmetry: Symmetry) -> Transformed:
@@ -75,12 +67,9 @@ class VariantRule(Protocol):
 
 @dataclass(frozen=True)
 class GaugeRule:
-    """The representative that a gauge picks.
+    """The rule of a gauge, which picks a representative.
 
-    Parameters
-    ----------
-    name
-        of the gauge, and of the variant.
+    ``name`` is both the gauge's and the variant's.
     """
 
     name: GaugeName
@@ -104,18 +93,10 @@ class GaugeRule:
 
 @dataclass(frozen=True, eq=False)
 class ActivationMatching:
-    """What channels hold on some inputs, by which they are matched.
+    """The activations on some inputs by which channels are matched.
 
-    Parameters
-    ----------
-    source
-        an ``ActivationProducts`` of the reference.
-    inputs
-        their digest (``digest_of_inputs``).
-    examples
-        the number of inputs.
-    name
-        of the inputs, for people.
+    ``source`` is an ``ActivationProducts`` of the reference, ``inputs`` the digest of its inputs
+    (``digest_of_inputs``), ``examples`` their number, and ``name`` their name for people.
     """
 
     source: Any
@@ -126,22 +107,11 @@ class ActivationMatching:
 
 @dataclass(frozen=True, eq=False)
 class AlignmentRule:
-    """The permutations that bring checkpoints closest to a reference.
+    """The rule of alignment: permutations that bring checkpoints closest to a reference.
 
-    Parameters
-    ----------
-    label
-        the variant is ``aligned-<label>``.
-    reference
-        tensor name to (*shape).
-    source
-        where the reference is from, for people.
-    gauge
-        into which all are brought before; None for none.
-    activations
-        by which channels are matched; None for their weights.
-    scales
-        ``fixed`` or ``fit``, as for ``align``.
+    The variant is ``aligned-<label>``; ``reference`` maps tensor names to (*shape), and ``source`` says where it is
+    from, for people. All checkpoints are first brought into ``gauge``, if one is given; channels are matched by
+    ``activations``, or by their weights where these are None; ``scales`` is ``fixed`` or ``fit``, as for ``align``.
     """
 
     label: str
@@ -208,7 +178,7 @@ class AlignmentRule:
 
 
 def _joined(parts: Sequence[Weights]) -> Weights:
-    """Stacks one after the other."""
+    """Concatenate stacks."""
     if len(parts) == 1:
         return parts[0]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -42,13 +42,13 @@ from ckptzoo.symmetry import GroupElement, gauge_named
 from ckptzoo.text import Progress
 
 STORE = ("weights", "element")
-"""What a variant's parts contain: weights and group elements, or group elements alone."""
+"""The contents of a variant's parts: weights and group elements, or group elements alone."""
 BATCH_BYTES = 96 * 2**20
-"""Raw weights in a batch, at most, or one checkpoint."""
+"""The maximum of bytes of raw weights in a batch, unless one checkpoint has more."""
 _OF_GAUGED = {"ties", "margin", "dead", "unresolved", "clamped", "degenerate"}
 """Columns that are null where a checkpoint is not in the gauge."""
 BATCH_ROWS = 2048
-"""Checkpoints in a batch, at most, so that zoos of small networks keep every core busy."""
+"""The maximum of checkpoints in a batch, so that zoos of small networks keep every core busy."""
 
 
 @dataclass(frozen=True)
@@ -126,20 +126,15 @@ class Derived:
 
 
 _FOUND = ("tied", "unresolved", "dead", "clamped", "degenerate")
-"""What is counted in ``Derived`` where a gauge finds it in a checkpoint."""
+"""Findings that ``Derived`` counts where a gauge reports them for a checkpoint."""
 
 
 class Tally:
     """Sums over the rows of parts, in memory that does not grow with them.
 
-    Attributes
-    ----------
-    checkpoints
-        the number of rows.
-    counts
-        those that stayed as they were, and those in which something was found, named as in ``Derived``.
-    certified
-        the equivalence checks by precision, the most precise first.
+    ``checkpoints`` is the number of rows; ``counts`` has the numbers of those that stayed as they were, and of those in
+    which something was found, named as in ``Derived``; ``certified`` has the equivalence checks by precision, the most
+    precise first.
     """
 
     def __init__(self) -> None:
@@ -178,16 +173,7 @@ def _largest(rows: Sequence[Mapping[str, Any]], inputs: str, before: float | Non
 class RowBatch:
     """Checkpoints of one raw part that are brought into the gauge together.
 
-    Parameters
-    ----------
-    run
-        their rows.
-    ids
-        of the rows.
-    weights
-        as trained.
-    precisions
-        of the rows' equivalence checks; None for no check.
+    ``weights`` are as trained; ``precisions`` are those of the rows' equivalence checks, None for no check.
     """
 
     run: RowRun
@@ -200,16 +186,8 @@ class RowBatch:
 class BatchResult:
     """A batch in the gauge.
 
-    Parameters
-    ----------
-    batch
-        the batch.
-    arrays
-        for each stem of the new part's shards its stacked tensors.
-    rows
-        the new part's.
-    seconds, certifying
-        what it took, and how much of that went into equivalence checks.
+    ``arrays`` maps stems of the new part's shards to stacked tensors, and ``rows`` are the new part's. Computing took
+    ``seconds``, of which ``certifying`` went into equivalence checks.
     """
 
     batch: RowBatch
@@ -222,29 +200,10 @@ class BatchResult:
 class VariantJob:
     """One variant of one zoo.
 
-    Parameters
-    ----------
-    contents
-        of the zoo.
-    symmetry
-        its table.
-    rule
-        how its weights follow from the raw ones.
-    inputs
-        those of the equivalence checks by name; none for no checks.
-    policy
-        which checkpoints are checked.
-    module
-        the network as a torch module; None for that of ``ckptzoo.archs``.
-    weights
-        whether the variant's weights are stored beside the group elements.
-
-    Attributes
-    ----------
-    tree
-        the variant's.
-    tally
-        what was found in the checkpoints of the parts that were written.
+    ``tree`` is the variant's; ``tally`` counts what was found in the checkpoints of the parts that were written.
+    ``inputs`` are those of the equivalence checks by name, none for no checks; ``module`` is the network as a torch
+    module, None for that of ``ckptzoo.archs``; ``weights`` says whether the variant's weights are stored beside the
+    group elements.
     """
 
     def __init__(
@@ -288,7 +247,7 @@ class VariantJob:
             self._checker.check_table(self._symmetry, weights, inputs if small else inputs[:2])
 
     def batches(self, parts: Sequence[tuple[int, Part]]) -> Iterator[RowBatch]:
-        """The checkpoints of parts that are not derived yet when their turn comes, batch by batch."""
+        """Yield batches of the checkpoints of parts that are not yet derived when their turn comes."""
         metadata = self._contents.raw.metadata
         precisions: list[Precision | None] = []
         done = 0
@@ -337,23 +296,16 @@ class VariantJob:
         return BatchResult(batch, stored, rows, ended - started, ended - solved)
 
     def store(self, result: BatchResult) -> None:
-        """Write a batch; with the last one of a part the part appears."""
+        """Write a batch; the last one of a part publishes it."""
         # "certificate" is the word on disk, docs/format.md
         facts = {"certificate": check_facts(self._inputs, self._policy), **self._rule.notes}
         self.tally.add(self.tree.store(result.batch.run, result.arrays, result.rows, facts))
 
 
 class MissingChecks:
-    """The equivalence checks that checkpoints of a variant lack, because they were derived without.
+    """The equivalence checks of a variant's checkpoints that were derived without them.
 
-    Parameters
-    ----------
-    contents
-        of the zoo, all of it derived.
-    gauge
-        the variant.
-    inputs, policy, module
-        as of ``VariantJob``.
+    The variant of ``contents`` is complete; ``inputs``, ``policy`` and ``module`` are as in ``VariantJob``.
     """
 
     def __init__(
@@ -364,7 +316,7 @@ class MissingChecks:
         self._checker: Any = None
 
     def make(self, tally: Tally, share: tuple[int, int], progress: Progress | None) -> int:
-        """Make them and store those of each part when it is done; returns the number of checkpoints."""
+        """Make the checks and store those of each part when it is done; returns the number of checkpoints."""
         contents = self._zoo.contents
         parts = list(_starts(contents.derived(self._gauge).parts))[share[0] :: share[1]]
         todo = [(part, *self._missing(part, start)) for part, start in parts]
@@ -577,7 +529,7 @@ def derive_by(
 
 
 def _failed(path: str | Path, name: str) -> FailedChecks:
-    """What the stored checks of a variant say now."""
+    """Return the failed checks that are stored for a variant."""
     contents = read_contents(Folder(path))
     return contents.failed_checks(name) if name in contents.derived_parts else FailedChecks((), 0.0, 0.0)
 

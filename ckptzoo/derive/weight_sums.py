@@ -23,17 +23,17 @@ from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import align
 
 BATCH_BYTES = 32 * 2**20
-"""Weights that are read at a time, or one checkpoint."""
+"""Bytes of weights that are read at a time, unless one checkpoint has more."""
 COUNTER = "num_batches_tracked"
-"""The integer buffer of BatchNorm, with which evaluation computes nothing: that of the first checkpoint is taken."""
+"""The integer buffer of BatchNorm, which does not affect evaluation: that of the first checkpoint is taken."""
 _SHARED = (
     "member", "seed", "step", "epoch", "recipe", "recipe_digest", "builder", "commit", "dataset", "dataset_digest",
     "precision", "license", "contributor", "source",
 )  # fmt: skip
-"""Columns that an average has where all its checkpoints agree on them; figures are its own."""
+"""Columns that an average keeps where all its checkpoints agree on them; figures are its own."""
 
 Weights = Mapping[str, NDArray[Any]]
-"""Tensor name to the array of one network."""
+"""Map of tensor names to the arrays of one network."""
 
 
 class Members:
@@ -53,7 +53,7 @@ class Members:
         self.align_to(to)
 
     def align_to(self, to: str | None) -> None:
-        """Align what is read from now on with a reference."""
+        """Align everything read from now on with a reference."""
         if to is None:
             return
         zoo = self.zoo
@@ -91,7 +91,7 @@ class Members:
         return total.mean()[name]
 
     def checkpoint(self, method: str, ids: Sequence[str], read: Callable[[str], NDArray[Any]]) -> Checkpoint:
-        """A checkpoint whose tensors a function gives."""
+        """A checkpoint whose tensors a function provides."""
         names = {name: tensor.name for tensor in self.arch.tensors for name in (tensor.name, *tensor.aliases)}
 
         def tensor(name: str, private: bool) -> NDArray[Any]:
@@ -113,17 +113,8 @@ class Members:
 class WeightSum:
     """Running sums of networks in float64.
 
-    Parameters
-    ----------
-    members
-        where the networks are from.
-    names
-        the tensors; by default all.
-
-    Attributes
-    ----------
-    ids
-        of the networks that were added.
+    ``members`` is the networks' source; ``names`` are the tensors, by default all. ``ids`` are the ids of the networks
+    that were added.
     """
 
     def __init__(self, members: Members, names: Iterable[str] | None = None) -> None:
@@ -137,10 +128,7 @@ class WeightSum:
     def add(self, id: str, weights: Weights) -> None:
         """Add a network.
 
-        Raises
-        ------
-        ZooError
-            It is not finite, or has other integers than the first.
+        Raises ``ZooError`` if it is not finite, or has other integers than the first.
         """
         self.check_integers(id, weights)
         for name in self._floats:
@@ -155,7 +143,7 @@ class WeightSum:
         self.ids.append(id)
 
     def check_integers(self, id: str, weights: Weights) -> None:
-        """Keep the integers of the first network, which those of the others must equal but for counters."""
+        """Keep the integers of the first network, which those of the others must equal except for counters."""
         for name in self._names:
             if name in self._floats:
                 continue
@@ -167,7 +155,7 @@ class WeightSum:
                 raise ZooError(Problem(self._zoo, f"tensor {name!r} of {kept.dtype.name}", expected, got, step))
 
     def mean(self, further: Weights | None = None) -> dict[str, NDArray[Any]]:
-        """The mean in the dtypes of the zoo; of one network more where one is given, which is not added."""
+        """The mean in the dtypes of the zoo; ``further`` counts as one more network and is not added."""
         count = len(self.ids) + (further is not None)
         means: dict[str, NDArray[Any]] = {}
         for name in self._names:
@@ -201,10 +189,7 @@ def _shared_row(zoo: Zoo, ids: Sequence[str]) -> dict[str, Any]:
 def refuse_gaussians(arch: Architecture, location: str) -> None:
     """Refuse checkpoints that are Gaussians over weights, whose means and deviations are no network together.
 
-    Raises
-    ------
-    ZooError
-        They are.
+    Raises ``ZooError`` if the zoo holds Gaussians.
     """
     is_gaussian = archs.base_of(arch.forward) is not None or any(f"{name}{STD}" in arch for name in arch.names)
     if is_gaussian:

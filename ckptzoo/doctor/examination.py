@@ -1,4 +1,4 @@
-"""``examine``: all checks, one after the other; one that fails itself is a problem and does not end the others."""
+"""``examine``: all checks in order; one that fails itself is a problem and does not end the others."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +17,7 @@ from ckptzoo.doctor import zoo as zoo_checks
 from ckptzoo.text import counted, printable
 
 _SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
-"""Environment variables whose values must not be shown, however they come into a message."""
+"""Environment variables whose values must not be shown in any message."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from ckptzoo.remote.address import HubAddress, candidates
 from ckptzoo.text import excerpt
 
 SECONDS = 5.0
-"""That the hub has for each answer."""
+"""Seconds that the hub has for each answer."""
 _LOGIN = "Log in with hf auth login, or set HF_TOKEN."
 
 
@@ -41,10 +41,8 @@ def tokens() -> set[str]:
 def checks(*, needed: bool) -> Iterator[Check]:
     """Ask the hub, which may be another one than huggingface.co.
 
-    Parameters
-    ----------
-    needed
-        Whether a zoo on it was asked for. Otherwise no answer is a problem only where ``HF_ENDPOINT`` names the hub.
+    ``needed`` says whether a zoo on it was asked for. Otherwise a missing answer is a problem only where
+    ``HF_ENDPOINT`` names the hub.
     """
     endpoint = hub_endpoint()
     if is_offline():
@@ -89,7 +87,7 @@ def _token(endpoint: str) -> Check:
 
 
 def _answer(endpoint: str) -> None:
-    """Have any answer but that of a server that fails; a refusal is one, too."""
+    """Require any answer but that of a server that fails; a refusal counts as an answer."""
     if urlsplit(endpoint).scheme not in ("http", "https"):
         raise ValueError("expected an address that begins with http:// or https://")
     request = urllib.request.Request(f"{endpoint}/api/datasets?limit=1", headers={"User-Agent": "ckptzoo"})
@@ -104,7 +102,7 @@ def _answer(endpoint: str) -> None:
 
 
 def _within(seconds: float, call: Callable[[], Any]) -> Any:
-    """The result of a call that may hang where no timeout reaches, as the resolving of names does."""
+    """Return the result of a call that may hang where no timeout applies, as in name resolution."""
     done: list[Any] = []
     failed: list[BaseException] = []
 

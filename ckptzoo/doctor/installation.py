@@ -16,15 +16,15 @@ PACKAGE = "ckptzoo"
 BUILDERS = "builders"
 """The package that trains zoos; it is looked for, never imported."""
 EXTRA = "extra "
-"""What the names of checks of extras begin with."""
+"""The prefix of the names of checks of extras."""
 _DRIVER = Path("/proc/driver/nvidia/version")
-"""There where NVIDIA's kernel module is loaded."""
+"""A path that exists where NVIDIA's kernel module is loaded."""
 _HIDDEN_EXTRAS = ("dev",)
-"""Those for work on ckptzoo itself."""
+"""Extras for work on ckptzoo itself."""
 
 
 def checks() -> Iterator[Check]:
-    """Everything about the installation."""
+    """Check the installation."""
     from ckptzoo import __version__
 
     yield Check("python", OK, f"{platform.python_version()}, {platform.system()} {platform.machine()}")
@@ -35,7 +35,7 @@ def checks() -> Iterator[Check]:
 
 
 def packages() -> Iterator[Check]:
-    """What ckptzoo needs, and each extra: as a release of it says that is installed."""
+    """The packages that ckptzoo needs, and each extra, as the metadata of the installed release lists them."""
     listed = [Requirement(text) for text in metadata.requires(PACKAGE) or ()]
     needed = [item for item in listed if _applies(item, "")]
     found, missing, wrong = _state(needed)
@@ -130,7 +130,7 @@ def _applies(requirement: Requirement, extra: str) -> bool:
 
 
 def _of_extra(extra: str, listed: list[Requirement], seen: frozenset[str]) -> list[Requirement]:
-    """What an extra needs beyond ckptzoo itself, with what the extras that it names need."""
+    """The packages that an extra needs beyond ckptzoo itself, with those of the extras that it names."""
     own = [item for item in listed if not _applies(item, "") and _applies(item, extra)]
     inner = [name for item in own if item.name == PACKAGE for name in sorted(item.extras - seen - {extra})]
     rest = [item for name in inner for item in _of_extra(name, listed, seen | {extra})]
@@ -138,7 +138,7 @@ def _of_extra(extra: str, listed: list[Requirement], seen: frozenset[str]) -> li
 
 
 def _state(needed: list[Requirement]) -> tuple[list[str], list[str], list[str]]:
-    """What is installed with its version, what is not, and what is there in a version that does not fit."""
+    """The packages that are installed with their versions, that are missing, and that have versions that do not fit."""
     found, missing, wrong = list[str](), list[str](), list[str]()
     for item in {requirement.name: requirement for requirement in needed}.values():
         try:

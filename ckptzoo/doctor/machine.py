@@ -15,20 +15,20 @@ from ckptzoo.errors import ZooError
 from ckptzoo.text import counted, size
 
 _MEMORY = 2 * 2**30
-"""With less, studies and streams of large batches may be killed."""
+"""Bytes of memory; with less, studies and streams of large batches may be killed."""
 _OPEN_FILES = 1024
-"""The usual soft limit; of a zoo at most 256 shards are open at a time."""
+"""The usual soft limit of open files; at most 256 shards of a zoo are open at a time."""
 _FREE = 2**30
-"""With less free disk the cache soon cannot be written any more."""
+"""Bytes of free disk; with less, writing to the cache soon fails."""
 _PROBE_BYTES = 64 * 1024
 _CGROUPS = (("memory.max", Path("/sys/fs/cgroup")), ("memory.limit_in_bytes", Path("/sys/fs/cgroup/memory")))
-"""Where versions 2 and 1 of control groups have the limit, below the group of the process or at the root."""
+"""Files with the limit in versions 2 and 1 of control groups, below the group of the process or at the root."""
 _UNLIMITED = 2**60
 """Version 1 has a number of this size where there is no limit."""
 
 
 def checks() -> Iterator[Check]:
-    """Memory and limits."""
+    """Check memory and limits."""
     yield _memory()
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     detail = "no limit" if files == resource.RLIM_INFINITY else f"at most {files:,}"
@@ -43,7 +43,7 @@ def checks() -> Iterator[Check]:
 
 
 def cache_checks() -> Iterator[Check]:
-    """The cache of zoos on other machines."""
+    """Check the cache of zoos on other machines."""
     from ckptzoo.remote.cache import blobs_of
 
     root = cache_root()
@@ -73,12 +73,7 @@ def cache_checks() -> Iterator[Check]:
 def file_system(name: str, path: Path) -> Check:
     """Whether files can be mapped and locked where a file or folder is.
 
-    Parameters
-    ----------
-    name
-        Of the check.
-    path
-        A file, which is only read, or a folder that a file can be written to.
+    ``name`` is the check's; ``path`` is a file, which is only read, or a folder that a file can be written to.
     """
     kind, what = file_system_of(path) or "unknown", "be read or written"
     try:
@@ -134,7 +129,7 @@ def _cgroup_limit() -> int | None:
 
 
 def _write_probe(folder: Path) -> None:
-    """Write a small file that has no name, or one of its own, and that is gone afterwards."""
+    """Write a small file without a name, or with one of its own, and remove it."""
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(bytes(_PROBE_BYTES))
         file.flush()

@@ -21,16 +21,13 @@ from ckptzoo.symmetry.gauges import gauge_of
 from ckptzoo.text import counted, size
 
 _SOME_PARTS = 8
-"""Fewer open fast without a snapshot."""
+"""The number of parts from which a zoo opens slowly without a snapshot."""
 
 
 def checks(address: str) -> Iterator[Check]:
-    """Open a zoo and look at it.
+    """Open a zoo and check it.
 
-    Parameters
-    ----------
-    address
-        A folder, or an address as ``ckptzoo.open`` takes it.
+    ``address`` is a folder, or an address as ``ckptzoo.open`` takes it.
     """
     if Path(address, layout.ZOO).is_file():
         yield file_system("file system of the zoo", Path(address, layout.ZOO))
@@ -82,7 +79,7 @@ def _is_current(tree: str) -> bool:
 
 
 def _derived(contents: Contents, name: str, command: str) -> Iterator[Check]:
-    """A variant, or outputs on a set of inputs: how many checkpoints it has, and of which version it is."""
+    """Check a variant, or outputs on a set of inputs: its number of checkpoints, and its version."""
     inputs = layout.set_name(name)
     title = f"variant {name}" if inputs is None else f"predictions {inputs}"
     try:

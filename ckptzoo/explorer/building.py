@@ -48,11 +48,11 @@ class Page:
     path
         The file.
     nbytes
-        Of it.
+        Size of the file.
     members
-        That it shows.
+        Number of members that the page shows.
     total
-        Members that there are.
+        Number of members of the zoo.
     left_out
         Members shown whose weights are not: diverged or not finite.
     layers
@@ -60,7 +60,7 @@ class Page:
     variants
         The gauges that it shows.
     revision
-        Of the zoo.
+        Revision of the zoo.
     """
 
     path: Path
@@ -185,25 +185,25 @@ def page(
 
 
 def _is_page(path: Path) -> bool:
-    """Whether a file is one for browsers, or is empty."""
+    """Return whether a file is one for browsers, or is empty."""
     beginning = START.strip().encode()
     with path.open("rb") as file:
         return file.read(len(beginning)).lower() in (beginning, b"")
 
 
 def _variant(zoo: Zoo) -> str | None:
-    """The gauge that is shown beside raw: canonical, or the first that was derived."""
+    """Return the gauge that is shown beside raw: canonical, or the first that was derived."""
     return "canonical" if "canonical" in zoo.gauges else next(iter(zoo.gauges), None)
 
 
 def _code(where: str | None, *, several: bool) -> str:
-    """The members of a page as a program selects them, where ``zoo`` is the zoo."""
+    """Return the members of a page as a program selects them, where ``zoo`` is the zoo."""
     text = "zoo" if where is None else f"zoo.where({where!a})"
     return f"{text}.last_steps()" if several else text
 
 
 def _card(zoo: Zoo) -> Card | None:
-    """What a person wrote about a zoo; None where there is nothing, or nothing that can be read."""
+    """Return the card that a person wrote for a zoo; None where there is none that can be read."""
     files = zoo.contents.files
     if files.size(CARD_TOML) is None:
         return None
@@ -215,7 +215,7 @@ def _card(zoo: Zoo) -> Card | None:
 
 
 def floats_by_layer(arch: Architecture) -> dict[str, list[str]]:
-    """Layer to its floating-point parameters; layers without any are left out."""
+    """Map each layer to its floating-point parameters; layers without any are left out."""
     parameters = [tensor for tensor in arch.tensors if tensor.kind == "parameter" and tensor.size]
     named = {tensor.name for tensor in parameters if "float" in tensor.dtype}
     found = {layer: [name for name in tensors if name in named] for layer, tensors in arch.layers.items()}
@@ -223,18 +223,10 @@ def floats_by_layer(arch: Architecture) -> dict[str, list[str]]:
 
 
 class _Content:
-    """What is gathered for a page.
+    """The data that is gathered for a page.
 
-    Parameters
-    ----------
-    zoo
-        The checkpoints that the page is of.
-    last
-        Each member's last step.
-    rows
-        Positions in ``last`` of the members that the page has.
-    code
-        What ``last`` is in a program.
+    ``zoo`` has the checkpoints that the page is of, ``last`` each member's last step, and ``rows`` the positions in
+    ``last`` of the members that the page has; ``code`` is the expression for ``last`` in a program.
     """
 
     def __init__(self, zoo: Zoo, last: Zoo, rows: NDArray[np.int64], variant: str | None, code: str) -> None:
@@ -262,11 +254,11 @@ class _Content:
 
     @property
     def left_out(self) -> int:
-        """Members shown whose weights have no place in any gauge."""
+        """Members shown whose weights have no position in any gauge."""
         return len(self.rows) - max(map(len, self.usable.values()), default=0)
 
     def add_rows(self) -> None:
-        """Ids, histograms, bars, and what else the table and the details show."""
+        """Add ids, histograms, bars, and the other columns that the table and the details show."""
         header, data = self.payload.header, self.payload.columns
         ids = self.shown.column("id").to_pylist()
         text = "".join(ids)
@@ -299,7 +291,7 @@ class _Content:
         self._add_details([measure.name for measure in found] + names)
 
     def _add_details(self, drawn: Sequence[str]) -> None:
-        """Columns that are not drawn: those that are the same for all, and others unless the zoo is large."""
+        """Add columns that are not drawn: those that are the same for all, and others unless the zoo is large."""
         header, data = self.payload.header, self.payload.columns
         header["constants"], header["details"] = {}, []
         for name in columns.detail_names(self.last, drawn):
@@ -320,12 +312,14 @@ class _Content:
                 header["details"].append({"name": name, "texts": texts, "doc": columns.document(name)})
 
     def _is_drawn(self, column: pa.ChunkedArray, drawn: Sequence[str]) -> bool:
-        """Whether another column that is drawn has the same values, as test_nll and test_loss of classifiers have."""
+        """Return whether another column that is drawn has the same values, as test_nll and test_loss of classifiers
+        have.
+        """
         names = [name for name in drawn if name.startswith("test_")]
         return any(self.last.column(name).equals(column) for name in names)
 
     def add_weights(self, layers: Sequence[str], progress: Progress | None) -> list[LayerFigure]:
-        """Principal components and marginals."""
+        """Add principal components and marginals."""
         by_layer = floats_by_layer(self.zoo.arch)
         for name in layers:
             if name not in by_layer:
@@ -379,7 +373,7 @@ class _Content:
         return LayerFigure(layer, parameters, edges, counts)
 
     def add_trajectories(self) -> None:
-        """Test accuracies of members with several steps."""
+        """Add test accuracies of members with several steps."""
         found = trajectories(self.zoo, self.shown) if len(self.zoo) > len(self.last) else None
         if found is not None:
             self.payload.header["trajectories"] = {"members": len(found.rows), "total": found.total}
@@ -388,7 +382,7 @@ class _Content:
             self.payload.columns["trajectory_values"] = found.values.astype("<f4").ravel()
 
     def facts(self) -> Facts:
-        """What the page says of the zoo in words."""
+        """Return the facts about the zoo that the page states in words."""
         zoo, last = self.zoo, self.last
         return Facts(
             zoo=zoo,
@@ -401,7 +395,7 @@ class _Content:
         )
 
     def _usable(self, variant: str) -> NDArray[np.int64]:
-        """Positions among the members shown of those whose weights can be shown in a gauge."""
+        """Return positions among the members shown of those whose weights can be shown in a gauge."""
         kept = ~_flags(self.shown, "diverged", False) & _flags(self.shown, "finite", True)
         if variant != layout.RAW:
             gauged = columns.variant_column(self.shown, variant, "gauged")
@@ -414,7 +408,7 @@ def _flags(zoo: Zoo, name: str, missing: bool) -> NDArray[np.bool_]:
 
 
 def _placed(found: Scores, rows: NDArray[np.int64], axis: int, count: int) -> NDArray[np.int16]:
-    """A column of scores for every member of the page."""
+    """Return a column of scores for every member of the page."""
     placed = np.full(count, MISSING, "<i2")
     placed[rows] = found.positions[:, axis]
     return placed
@@ -425,7 +419,7 @@ def _is_astral(letter: str) -> bool:
 
 
 def _evenly(names: Sequence[str], limit: int) -> list[str]:
-    """At most ``limit`` of the names, evenly spaced, the first and the last among them."""
+    """Return at most ``limit`` of the names, evenly spaced, the first and the last among them."""
     if len(names) <= limit:
         return list(names)
     if limit == 1:

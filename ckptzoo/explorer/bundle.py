@@ -19,13 +19,7 @@ _SOURCES = ("package.json", "package-lock.json", "tsconfig.json", "build.mjs")
 
 @dataclass(frozen=True)
 class Bundle:
-    """What runs in a page.
-
-    Parameters
-    ----------
-    script, style
-        As they are written into the page.
-    """
+    """The script and the style sheet as they are written into a page."""
 
     script: str
     style: str
@@ -43,28 +37,22 @@ class Bundle:
 
 @cache
 def bundle() -> Bundle:
-    """The committed one."""
+    """Return the committed bundle."""
     return Bundle(*((BUNDLE / name).read_text(encoding="utf-8") for name in ("explorer.js", "explorer.css")))
 
 
 def policy_hash(text: str) -> str:
-    """``sha256-...`` in base64, of what is between the tags."""
+    """Return ``sha256-...`` in base64, of the text between the tags."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 def source_digests(web: Path) -> dict[str, str]:
-    """Path to hex sha256 of each file that a bundle is built from.
-
-    Parameters
-    ----------
-    web
-        The folder of the sources.
-    """
+    """Map the path of each file in the folder ``web`` that a bundle is built from to its sha256 in hex."""
     sources = (path.relative_to(web).as_posix() for path in (web / "src").rglob("*") if path.is_file())
     names = sorted([*_SOURCES, *sources])
     return {name: hashlib.sha256((web / name).read_bytes()).hexdigest() for name in names}
 
 
 def recorded_digests() -> dict[str, str]:
-    """Those of the sources that the committed bundle was built from."""
+    """Return the digests of the sources that the committed bundle was built from."""
     return json.loads((BUNDLE / DIGESTS).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The columns of a page: what its members' rows, and those of their variant, say of them."""
+"""The columns of a page, from its members' rows and those of their variant."""
 
 import hashlib
 from collections.abc import Sequence
@@ -32,12 +32,8 @@ BARS = ("method", "contributor", "recipe", "license", "dataset")
 class MeasureKind:
     """A column that is drawn as a histogram.
 
-    Parameters
-    ----------
-    names
-        Of the metadata or of the variant's rows; the first one with a value is taken.
-    of_variant
-        Whether it is in the variant's rows, which ``zoo.where`` does not read: a range of it is copied as ids.
+    The first of ``names`` with a value is taken, from the metadata or from the variant's rows. ``of_variant`` tells
+    that it is in the variant's rows, which ``zoo.where`` does not read: a range of it is copied as ids.
     """
 
     names: tuple[str, ...]
@@ -61,14 +57,8 @@ MEASURES = (
 class Measure:
     """A column that is drawn as a histogram.
 
-    Parameters
-    ----------
-    values
-        (n,) float64 of the rows that the page has; NaN under a null.
-    is_null
-        (n,) where a row has no value.
-    histogram
-        Of all rows, also those that the page has not.
+    ``values`` (n,) float64 are those of the rows that the page has, NaN where ``is_null`` (n,); ``histogram`` is that
+    of all rows, also those that the page has not.
     """
 
     name: str
@@ -82,16 +72,9 @@ class Measure:
 class Category:
     """A column of texts of which there are few.
 
-    Parameters
-    ----------
-    texts
-        In the order of their numbers: the most frequent first.
-    codes
-        (n,) uint8, the texts' numbers in the rows that the page has; ``NULL`` for none.
-    counts
-        Of all rows, also those that the page has not, by text.
-    missing
-        Rows without a text, of all.
+    ``texts`` are in the order of their numbers, the most frequent first; ``codes`` (n,) uint8 are the numbers in the
+    rows that the page has, ``NULL`` for none. ``counts`` by text and ``missing``, the rows without a text, are those of
+    all rows.
     """
 
     name: str
@@ -102,9 +85,8 @@ class Category:
 
 
 def sampled(ids: pa.ChunkedArray, limit: int) -> NDArray[np.int64]:
-    """The positions of at most ``limit`` rows, in order: those whose ids have the least keyed digests.
-
-    A row that comes to the zoo later displaces at most one other.
+    """Return the positions of at most ``limit`` rows, in order: those whose ids have the least keyed digests, so that a
+    row that is added to the zoo later displaces at most one other.
     """
     if len(ids) <= limit:
         return np.arange(len(ids))
@@ -114,16 +96,10 @@ def sampled(ids: pa.ChunkedArray, limit: int) -> NDArray[np.int64]:
 
 
 def measures(zoo: Zoo, variant: str | None, rows: NDArray[np.int64]) -> list[Measure]:
-    """Every histogram for which some row has a value.
+    """Return every histogram for which some row has a value.
 
-    Parameters
-    ----------
-    zoo
-        All members.
-    variant
-        The gauge whose rows are read; None for none.
-    rows
-        Positions of the members that the page has.
+    ``zoo`` has all members, and ``rows`` are the positions of those that the page has; ``variant`` is the gauge whose
+    rows are read, None for none.
     """
     found: list[Measure] = []
     for kind in MEASURES:
@@ -143,7 +119,7 @@ def measures(zoo: Zoo, variant: str | None, rows: NDArray[np.int64]) -> list[Mea
 
 
 def variant_column(zoo: Zoo, variant: str, name: str) -> pa.ChunkedArray:
-    """(N,) a column of a variant's rows, null for members that were not derived; no other is read."""
+    """Return (N,) a column of a variant's rows, null for members that were not derived; no other is read."""
     tree = zoo.contents.derived(variant)
     places = places_of(zoo.column("id"), tree.rows["id"])
     column = zoo.contents.columns(tree, [name])[name]
@@ -151,14 +127,14 @@ def variant_column(zoo: Zoo, variant: str, name: str) -> pa.ChunkedArray:
 
 
 def numbers(column: pa.ChunkedArray) -> tuple[Values, NDArray[np.bool_]]:
-    """A column of numbers as float64, and where it is null."""
+    """Return a column of numbers as float64, and where it is null."""
     is_null = column.is_null().to_numpy().astype(bool)
     filled = column.cast(pa.float64(), safe=False).fill_null(float("nan")) if len(column) else column
     return np.asarray(filled.to_numpy(), np.float64), is_null
 
 
 def category(zoo: Zoo, name: str, rows: NDArray[np.int64]) -> Category | None:
-    """A column of texts; None where there are none, or more than ``MAX_VALUES``."""
+    """Return a column of texts; None where there are none, or more than ``MAX_VALUES``."""
     column = zoo.column(name)
     counts = [item for item in column.value_counts().to_pylist() if item["values"] is not None]
     if not 0 < len(counts) <= MAX_VALUES:
@@ -171,24 +147,21 @@ def category(zoo: Zoo, name: str, rows: NDArray[np.int64]) -> Category | None:
 
 
 def detail_names(zoo: Zoo, drawn: Sequence[str]) -> list[str]:
-    """The columns of the metadata that the details of a member show beside those that are drawn."""
+    """Return the columns of the metadata that the details of a member show besides those that are drawn."""
     kept = (column.name for column in COLUMNS if column.name not in (*_KEYS, *drawn))
     return [name for name in kept if zoo.column(name).null_count < len(zoo)]
 
 
 def document(name: str) -> str:
-    """What a column holds, in words."""
+    """Return the description of a column."""
     return _DOCS.get(name, "")
 
 
 def constant_or_values(column: pa.ChunkedArray, rows: NDArray[np.int64]) -> Any:
-    """The value of a column whose rows are all the same, or an array of those of some rows.
+    """Return the value of a column whose rows are all the same, or an array of those of some rows.
 
-    Returns
-    -------
-    Any
-        A text, number or truth value; or int32 or float64 for whole numbers, float32 for others, uint8 for truth
-        values, with NaN or 255 for null.
+    The value is a text, number or truth value; the array is int32 or float64 for whole numbers, float32 for others,
+    uint8 for truth values, with NaN or 255 for null.
     """
     if len(column.unique()) == 1:
         return column[0].as_py()

@@ -1,4 +1,4 @@
-"""The page itself: what it says in words, the marginals as pictures, the data, and the script that shows the rest."""
+"""The document of a page: its sentences, the marginals as pictures, the data, and the script that shows the rest."""
 
 import base64
 from dataclasses import dataclass
@@ -38,16 +38,8 @@ _DRAWN = {
 
 @dataclass(frozen=True, eq=False)
 class LayerFigure:
-    """The marginals of a layer's weights.
-
-    Parameters
-    ----------
-    parameters
-        Of one member.
-    edges
-        (B + 1,) of the bins.
-    counts
-        By gauge.
+    """The marginals of a layer's weights: counts by gauge, in bins with the edges (B + 1,), and the parameters of one
+    member.
     """
 
     name: str
@@ -58,24 +50,11 @@ class LayerFigure:
 
 @dataclass(frozen=True, eq=False)
 class Facts:
-    """What the page says of the zoo in words.
+    """The facts about the zoo that the page states in words.
 
-    Parameters
-    ----------
-    zoo
-        The checkpoints that the page is of.
-    last
-        Each member's last step.
-    shown
-        Members that the page has.
-    code
-        What ``last`` is in a program.
-    variant
-        The gauge beside raw.
-    variants
-        The gauges that are shown.
-    usable
-        Members whose weights are shown, by gauge.
+    ``zoo`` has the checkpoints that the page is of, ``last`` each member's last step, ``code`` the expression for
+    ``last`` in a program. ``shown`` counts the members that the page has, ``usable`` those whose weights are shown, by
+    gauge; ``variant`` is the gauge beside raw.
     """
 
     zoo: Zoo
@@ -88,17 +67,8 @@ class Facts:
 
 
 def html_page(facts: Facts, figures: list[LayerFigure], data: bytes, card: Card | None) -> str:
-    """The whole page, one file.
+    """Return the whole page, one file, from the payload ``data`` and the card that a person wrote.
 
-    Parameters
-    ----------
-    data
-        The payload.
-    card
-        What a person wrote about the zoo.
-
-    Notes
-    -----
     Its policy admits the script and the style of the bundle and nothing else, so that whatever a zoo's rows and card
     say does not run. Attributes ``style`` would be refused.
     """
@@ -179,7 +149,7 @@ def _facts(facts: Facts, card: Card | None) -> list[tuple[str, str]]:
 
 
 def _texts(zoo: Zoo, name: str) -> list[str]:
-    """The most frequent texts of a column."""
+    """Return the most frequent texts of a column."""
     counts = [item for item in zoo.column(name).value_counts().to_pylist() if item["values"] is not None]
     counts.sort(key=lambda item: (-item["counts"], item["values"]))
     return [item["values"] for item in counts[:_MAX_LISTED]]
@@ -244,7 +214,7 @@ def _cost(last: Zoo) -> list[tuple[str, str]]:
 
 
 def _energy(last: Zoo) -> float | None:
-    """The joules that the rows tell of; None where they tell of none."""
+    """Return the joules that the rows contain; None where they contain none."""
     if last.column("extra").null_count == len(last):
         return None
     try:
@@ -268,7 +238,7 @@ def _marginals_text(facts: Facts, figures: list[LayerFigure]) -> str:
 
 
 def _figure(item: LayerFigure) -> str:
-    """A layer's marginals as a picture, with its figures in words below it."""
+    """Return a layer's marginals as a picture, with its figures in words below it."""
     bins = len(item.edges) - 1
     totals = {name: max(1, int(counts.counts.sum())) for name, counts in item.counts.items()}
     peak = max((counts.counts.max(initial=0) / totals[name] for name, counts in item.counts.items()), default=0) or 1
@@ -291,7 +261,7 @@ def _figure(item: LayerFigure) -> str:
 
 
 def _outline(heights: NDArray[np.int64]) -> str:
-    """The path round bars that stand side by side, closed along the bottom."""
+    """Return the path around bars that stand side by side, closed along the bottom."""
     steps, level, run = [f"M0 {_HEIGHT}"], 0, 0
     for height in heights.tolist():
         if height != level:

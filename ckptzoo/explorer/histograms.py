@@ -15,9 +15,9 @@ _FEWEST_BINS = 8
 _MAX_WHOLE = 40
 """Whole numbers in a range of at most this many get a bin each."""
 _TAIL = 0.005
-"""Fraction of the values at either end that may be beyond the bins, where they are far from all others."""
+"""The fraction of the values at either end that may be beyond the bins, where they are far from all others."""
 _FAR = 6.0
-"""How many times as long the range of all values is as that of those between the tails, for these to be left out."""
+"""The ratio of the range of all values to that between the tails from which on the tails are left out."""
 
 _HUGE = 1e300
 """Larger values, and on a logarithmic scale their inverses, are in no bin: sums and powers of them are no floats."""
@@ -27,17 +27,10 @@ _HUGE = 1e300
 class Histogram:
     """Counts of values in bins.
 
-    Parameters
-    ----------
-    edges
-        (B + 1,) rising; bin i holds ``edges[i] <= v < edges[i + 1]``, the last one its upper edge too. Empty where no
-        value can be shown.
-    counts
-        (B,) int64, as ``numpy.histogram(values, edges)`` counts them.
-    missing, nan, infinite
-        Numbers of values that are null, NaN, and infinite.
-    beyond
-        Number of finite values in no bin; on a logarithmic scale those of 0 and less are among them.
+    ``edges`` (B + 1,) rise; bin i holds ``edges[i] <= v < edges[i + 1]``, the last one its upper edge too. They are
+    empty where no value can be shown. ``counts`` (B,) int64 are those of ``numpy.histogram(values, edges)``.
+    ``missing``, ``nan`` and ``infinite`` count the values that are null, NaN and infinite, and ``beyond`` the finite
+    values in no bin, on a logarithmic scale those of 0 and less too.
     """
 
     edges: Values
@@ -48,7 +41,7 @@ class Histogram:
     beyond: int
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
+        """Return every figure by name."""
         return {
             "edges": self.edges.tolist(),
             "counts": self.counts.tolist(),
@@ -60,15 +53,7 @@ class Histogram:
 
 
 def histogram(values: Values, is_null: NDArray[np.bool_], scale: Scale = "linear") -> Histogram:
-    """The histogram of a column.
-
-    Parameters
-    ----------
-    values
-        (N,) float64; what is under a null does not matter.
-    is_null
-        (N,) where there is no value.
-    """
+    """Return the histogram of a column (N,) float64, whose values where ``is_null`` (N,) do not matter."""
     known = values[~is_null]
     finite = known[np.isfinite(known)]
     shown = finite[np.abs(finite) < _HUGE]
@@ -87,7 +72,7 @@ def histogram(values: Values, is_null: NDArray[np.bool_], scale: Scale = "linear
 
 
 def _edges(values: Values, scale: Scale) -> Values:
-    """Edges of bins for finite values, at least one; positive ones on a logarithmic scale."""
+    """Return edges of bins for finite values, at least one; positive ones on a logarithmic scale."""
     low, high = float(values.min()), float(values.max())
     if scale == "linear" and high - low <= _MAX_WHOLE and abs(high) < 2**50 and (values == np.floor(values)).all():
         return np.arange(low - 0.5, high + 1.0, 1.0)

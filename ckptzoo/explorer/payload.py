@@ -24,7 +24,8 @@ from ckptzoo.text import size
 MAX_PAYLOAD = 256 * 2**20
 """Bytes before compression: a browser holds them and the objects that it makes of them in one tab."""
 TYPES = ("<f8", "<f4", "<i4", "<i2", "<u4", "|u1")
-"""What columns may be, in numpy's notation."""
+"""The types of columns, in numpy's notation."""
+# A browser's Float64Array begins at a multiple of 8 bytes.
 _ALIGNMENT = 8
 _TRIED = 2**20
 """Bytes of a column that are compressed to see which order of its bytes is the shorter."""
@@ -32,14 +33,8 @@ _TRIED = 2**20
 
 @dataclass(frozen=True, eq=False)
 class Payload:
-    """What a page shows, before it is written into the page.
-
-    Parameters
-    ----------
-    header
-        Everything but the columns, as JSON.
-    columns
-        Name to a one-dimensional array of one of ``TYPES``.
+    """The content of a page: a header of everything but the columns, as JSON, and one-dimensional arrays of ``TYPES``
+    by name.
     """
 
     header: dict[str, Any]
@@ -47,12 +42,9 @@ class Payload:
 
 
 def encode(payload: Payload, *, location: str) -> bytes:
-    """The bytes of a payload; the same payload gives the same bytes.
+    """Return the bytes of a payload; the same payload gives the same bytes.
 
-    Raises
-    ------
-    ZooError
-        There is more than ``MAX_PAYLOAD``.
+    Raises ZooError: there is more than ``MAX_PAYLOAD``.
     """
     places: dict[str, dict[str, Any]] = {}
     pieces: list[bytes] = []
@@ -75,12 +67,9 @@ def encode(payload: Payload, *, location: str) -> bytes:
 
 
 def decode(data: bytes, *, location: str) -> Payload:
-    """The payload of some bytes.
+    """Return the payload of some bytes.
 
-    Raises
-    ------
-    IntegrityError
-        They are no payload.
+    Raises IntegrityError: they are no payload.
     """
     try:
         whole = gzip.decompress(data)
@@ -104,12 +93,12 @@ def _column(whole: bytes, place: Mapping[str, Any], start: int) -> NDArray[Any]:
 
 
 def _planes(array: NDArray[Any]) -> bytes:
-    """The first bytes of all values, then the second ones, and so on."""
+    """Return the first bytes of all values, then the second ones, and so on."""
     return np.ascontiguousarray(array).view(np.uint8).reshape(len(array), array.dtype.itemsize).T.tobytes()
 
 
 def _compressed(data: bytes) -> int:
-    """How long the first bytes are when they are compressed."""
+    """Return the length of the first bytes when they are compressed."""
     return len(zlib.compress(data[:_TRIED], 1))
 
 

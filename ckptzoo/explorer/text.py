@@ -9,7 +9,7 @@ MAX_TEXT = 300
 
 
 def shown(text: object, *, limit: int = MAX_TEXT) -> str:
-    """Untrusted text as HTML: marks of direction and control characters are written out, markup is text.
+    """Return untrusted text as HTML: marks of direction and control characters are written out, markup is text.
 
     >>> shown("<b>\\u202e")
     '<bdi>&lt;b&gt;\\\\u202e</bdi>'
@@ -18,12 +18,12 @@ def shown(text: object, *, limit: int = MAX_TEXT) -> str:
 
 
 def figure(value: float) -> str:
-    """A number with four digits."""
+    """Format a number with four digits."""
     return f"{value:.4g}"
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them."""
+    """Format seconds for people."""
     if seconds < 120:
         return f"{seconds:.3g} s"
     if seconds < 7200:

@@ -12,23 +12,16 @@ from ckptzoo.loader.zoo import Zoo
 MAX_MEMBERS = 256
 """Members that are drawn; of more a sample is taken."""
 MIN_STEPS = 2
-"""Fewer measured steps of a member are no trajectory."""
+"""The smallest number of measured steps of a member that are a trajectory."""
 
 
 @dataclass(frozen=True, eq=False)
 class Trajectories:
     """Accuracies of some members at their steps.
 
-    Parameters
-    ----------
-    rows
-        (M,) positions of the members' last steps among those of the page.
-    steps
-        (S,) int64, rising.
-    values
-        (M, S) float64, NaN where a member has no such checkpoint or nothing was measured.
-    total
-        Members of the page with several steps.
+    ``rows`` (M,) are the positions of the members' last steps among those of the page; ``steps`` (S,) int64 rise;
+    ``values`` (M, S) float64 are NaN where a member has no such checkpoint or nothing was measured. ``total`` counts
+    the members of the page with several steps.
     """
 
     rows: NDArray[np.int64]
@@ -38,14 +31,8 @@ class Trajectories:
 
 
 def trajectories(zoo: Zoo, shown: Zoo) -> Trajectories | None:
-    """Those of a zoo; None where no member has ``MIN_STEPS`` measured steps.
-
-    Parameters
-    ----------
-    zoo
-        Every checkpoint.
-    shown
-        The last steps of the members of the page.
+    """Return the trajectories of a zoo with every checkpoint, for the last steps ``shown`` of the members of the page;
+    None where no member has ``MIN_STEPS`` measured steps.
     """
     accuracies, _ = numbers(zoo.column("test_accuracy"))
     step, without_step = numbers(zoo.column("step"))

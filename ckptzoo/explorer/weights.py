@@ -1,4 +1,4 @@
-"""What a page shows of the weights of a layer: two principal components of every member, and all values' histogram.
+"""The weights of a layer as a page shows them: two principal components of every member, and all values' histogram.
 
 A layer's weights are read in pieces, so that memory does not grow with them: through the covariance of the columns
 where there are few parameters, else through the Gram matrix of the members; where both are many, the components of
@@ -20,13 +20,15 @@ Values = NDArray[np.float64]
 SIDE = 4096
 """The largest side of a covariance or of a Gram matrix: 128 MiB of float64."""
 BASIS = 2048
-"""Members whose components are taken for those of all, where there are more members and parameters than ``SIDE``."""
+"""Members whose components are taken for those of all, where members and parameters are both more than ``SIDE``."""
 BINS = 60
 MISSING = -(2**15)
 """The score of a member that has none."""
 _BATCH_BYTES = 16 * 2**20
 _BLOCK_BYTES = 64 * 2**20
-"""Columns of all members that are read at a time; a variant that is computed when read is computed once for each."""
+"""Bytes of the columns of all members that are read at a time; a variant that is computed when read is computed once
+for each.
+"""
 _PIECE = 2**21
 """Numbers that are centred at a time: 16 MiB of float64."""
 _SAMPLE_MEMBERS, _SAMPLE_VALUES = 64, 2**14
@@ -37,18 +39,9 @@ _SAMPLE_MEMBERS, _SAMPLE_VALUES = 64, 2**14
 class Scores:
     """Members along the first two principal components of the weights of a layer in one gauge.
 
-    Parameters
-    ----------
-    positions
-        (N, 2) int16, multiples of ``steps``; ``MISSING`` for members without a place.
-    steps
-        Of the two axes.
-    ratios
-        The two components' shares of the variance; 0 where nothing varies.
-    members
-        Those that have a place.
-    basis
-        The members whose components they are: all, or ``BASIS``.
+    ``positions`` (N, 2) int16 are multiples of ``steps``, those of the two axes; ``MISSING`` for members without a
+    position. ``ratios`` are the two components' shares of the variance, 0 where nothing varies. ``members`` counts
+    those with a position, ``basis`` the members whose components they are: all, or ``BASIS``.
     """
 
     positions: NDArray[np.int16]
@@ -62,14 +55,8 @@ class Scores:
 class ValueCounts:
     """All weights of a layer in one gauge, counted in bins.
 
-    Parameters
-    ----------
-    counts
-        (B,) int64, in the bins of the layer.
-    beyond
-        Finite weights in no bin.
-    not_finite
-        Weights that are NaN or infinite.
+    ``counts`` (B,) int64 are in the bins of the layer; ``beyond`` counts the finite weights in no bin, ``not_finite``
+    those that are NaN or infinite.
     """
 
     counts: NDArray[np.int64]
@@ -77,19 +64,14 @@ class ValueCounts:
     not_finite: int
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
+        """Return every figure by name."""
         return {"counts": self.counts.tolist(), "beyond": self.beyond, "not_finite": self.not_finite}
 
 
 class LayerWeights:
     """The weights of a layer in one gauge, one row a member.
 
-    Parameters
-    ----------
-    zoo
-        The members.
-    tensors
-        Of the layer, of floats.
+    ``tensors`` are those of the layer, of floats.
     """
 
     def __init__(self, zoo: Zoo, tensors: Sequence[str], variant: str) -> None:
@@ -97,17 +79,17 @@ class LayerWeights:
         self.parameters = sum(zoo.arch[name].size for name in tensors)
 
     def take(self, rows: NDArray[Any]) -> "LayerWeights":
-        """Those of some members."""
+        """Return the weights of some members."""
         return LayerWeights(self.zoo.take(rows), self.tensors, self.variant)
 
     def rows(self) -> Iterator[NDArray[Any]]:
-        """(k, d) blocks of members, in order."""
+        """Yield (k, d) blocks of members, in order."""
         for batch in self.zoo.batches(*self.tensors, variant=self.variant, max_bytes=_BATCH_BYTES):
             flat = [_flat(batch[name]) for name in self.tensors]
             yield flat[0] if len(flat) == 1 else np.concatenate(flat, axis=1)
 
     def columns(self) -> Iterator[NDArray[Any]]:
-        """(K, c) blocks of parameters, in order."""
+        """Yield (K, c) blocks of parameters, in order."""
         for name in self.tensors:
             tensor = self.zoo[name, self.variant]
             if tensor.ndim == 1:
@@ -123,9 +105,8 @@ def _flat(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def edges_of(layers: Sequence[LayerWeights]) -> Values:
-    """(B + 1,) edges of bins for the weights of a layer, the same in every gauge.
-
-    They leave out the outermost 0.1 % at either end of a sample: some members' first weights of each tensor.
+    """Return (B + 1,) edges of bins for the weights of a layer, the same in every gauge. They leave out the outermost
+    0.1 % at either end of a sample: some members' first weights of each tensor.
     """
     values: list[Values] = []
     for layer in layers:
@@ -149,13 +130,7 @@ def edges_of(layers: Sequence[LayerWeights]) -> Values:
 
 
 class ValueCounter:
-    """Counts values in bins of equal width.
-
-    Parameters
-    ----------
-    edges
-        (B + 1,) of the bins.
-    """
+    """Counts values in bins of equal width, whose edges are (B + 1,)."""
 
     def __init__(self, edges: Values) -> None:
         self._edges = edges
@@ -174,13 +149,13 @@ class ValueCounter:
             self._all += len(piece)
 
     def counted(self) -> ValueCounts:
-        """What was counted so far."""
+        """Return the counts so far."""
         beyond = self._finite - int(self._counts.sum())
         return ValueCounts(self._counts, beyond, self._all - self._finite)
 
 
 def count_values(layer: LayerWeights, edges: Values) -> ValueCounts:
-    """All weights of a layer, in bins."""
+    """Count all weights of a layer, in bins."""
     counter = ValueCounter(edges)
     for block in layer.columns() if len(layer.zoo) <= SIDE else layer.rows():
         counter.add(block)
@@ -188,29 +163,17 @@ def count_values(layer: LayerWeights, edges: Values) -> ValueCounts:
 
 
 def scores(layer: LayerWeights, basis: NDArray[Any], edges: Values) -> tuple[Scores, ValueCounts]:
-    r"""The members along the two principal components of largest variance, and the histogram of all weights.
+    r"""Return the members along the two principal components of largest variance, and the histogram of all weights.
 
     .. math:: s_i = V^T (x_i - \bar x), \qquad C V = V \Lambda, \qquad C = \frac 1 {K - 1} \sum_i (x_i - \bar x)
         (x_i - \bar x)^T
 
     The sign of each component is that for which its largest loading is positive.
 
-    Parameters
-    ----------
-    layer
-        Of the members that are to have a place. One with a weight that is not finite has none.
-    basis
-        Positions of the members whose components are taken, where members and parameters are both more than ``SIDE``.
-    edges
-        Of the bins.
+    Members of ``layer`` with a weight that is not finite have no position, but count in the histogram. ``basis`` are
+    the positions of the members whose components are taken, where members and parameters are both more than ``SIDE``;
+    ``edges`` are those of the bins.
 
-    Returns
-    -------
-    tuple[Scores, ValueCounts]
-        The histogram is of the weights of every member of the layer.
-
-    Notes
-    -----
     Time K d min(K, d); memory min(K, d)^2 and pieces of 64 MiB. Tested in ``tests/explorer/test_weights.py``.
     """
     counter, count = ValueCounter(edges), len(layer.zoo)
@@ -252,7 +215,7 @@ def scores(layer: LayerWeights, basis: NDArray[Any], edges: Values) -> tuple[Sco
 
 
 def _by_rows(layer: LayerWeights) -> tuple[Values, tuple[float, float]]:
-    """Through the covariance of the columns."""
+    """Compute the components through the covariance of the columns."""
     d, count = layer.parameters, len(layer.zoo)
     origin, total, products = None, np.zeros(d), np.zeros((d, d))
     for block in layer.rows():
@@ -270,14 +233,14 @@ def _by_rows(layer: LayerWeights) -> tuple[Values, tuple[float, float]]:
 
 
 def _by_columns(layer: LayerWeights) -> tuple[Values, tuple[float, float]]:
-    """Through the Gram matrix of the members."""
+    """Compute the components through the Gram matrix of the members."""
     vectors, lengths, ratios = _of_gram(layer)
     signs = _signs_of(layer, vectors)
     return vectors * lengths * signs, ratios
 
 
 def _by_basis(layer: LayerWeights, basis: LayerWeights) -> tuple[Values, tuple[float, float]]:
-    """The components of some members, and all members along these."""
+    """Compute the components of some members, and the scores of all members along these."""
     vectors, lengths, ratios = _of_gram(basis)
     pieces: list[Values] = []
     centres: list[Values] = []
@@ -291,7 +254,9 @@ def _by_basis(layer: LayerWeights, basis: LayerWeights) -> tuple[Values, tuple[f
 
 
 def _of_gram(layer: LayerWeights) -> tuple[Values, Values, tuple[float, float]]:
-    """(K, 2) unit vectors over the members, the (2,) lengths of the scores along them, and shares of the variance."""
+    """Return (K, 2) unit vectors over the members, the (2,) lengths of the scores along them, and shares of the
+    variance.
+    """
     count = len(layer.zoo)
     gram = np.zeros((count, count))
     for piece in _centred(layer):
@@ -302,7 +267,7 @@ def _of_gram(layer: LayerWeights) -> tuple[Values, Values, tuple[float, float]]:
 
 
 def _signs_of(layer: LayerWeights, vectors: Values) -> Values:
-    """(2,) signs that make the largest loadings positive, of vectors over the members."""
+    """Return (2,) signs that make the largest loadings positive, of vectors over the members."""
     largest = np.zeros(2)
     for piece in _centred(layer):
         loadings = piece.T @ vectors
@@ -312,12 +277,12 @@ def _signs_of(layer: LayerWeights, vectors: Values) -> Values:
 
 
 def _signs(loadings: Values) -> Values:
-    """(2,) signs that make the largest loadings positive."""
+    """Return (2,) signs that make the largest loadings positive."""
     return np.where(loadings[np.abs(loadings).argmax(axis=0), [0, 1]] < 0, -1.0, 1.0)
 
 
 def _two_largest(scatter: Values) -> tuple[Values, tuple[float, float]]:
-    """(n, 2) eigenvectors of the largest eigenvalues of a symmetric matrix, and the shares of the trace."""
+    """Return (n, 2) eigenvectors of the largest eigenvalues of a symmetric matrix, and the shares of the trace."""
     n, total = len(scatter), float(np.trace(scatter))
     # only two of the eigenvectors: all of 2,048 take ten times as long
     found, vectors = require("scipy.linalg", "page").eigh(scatter, subset_by_index=[max(0, n - 2), n - 1])
@@ -331,7 +296,7 @@ def _two_largest(scatter: Values) -> tuple[Values, tuple[float, float]]:
 
 
 def _centred(layer: LayerWeights, centres: list[Values] | None = None) -> Iterator[Values]:
-    """(K, c) pieces of columns less their means, which are added to ``centres``."""
+    """Yield (K, c) pieces of columns less their means, which are added to ``centres``."""
     for block in layer.columns():
         step = max(1, _PIECE // max(1, len(block)))
         for start in range(0, block.shape[1], step):
@@ -347,7 +312,7 @@ def _centred(layer: LayerWeights, centres: list[Values] | None = None) -> Iterat
 
 
 def _pieces(block: NDArray[Any]) -> Iterator[Values]:
-    """(k, d) pieces of rows in float64, which may be changed."""
+    """Yield (k, d) pieces of rows in float64, which may be changed."""
     step = max(1, _PIECE // max(1, block.shape[1]))
     for start in range(0, len(block), step):
         yield block[start : start + step].astype(np.float64)

@@ -26,18 +26,14 @@ Kind = tuple[str, tuple[int, ...]]
 
 
 MAX_PROBLEMS = 100
-"""Problems of one part, and of a zoo, that are looked for; there may be millions."""
+"""The maximum number of reported problems of one part, and of a zoo; there may be millions."""
 
 
 class RowLimits(NamedTuple):
-    """What a part may hold for each of its checkpoints; from the architecture, before anything is decoded.
+    """The limits of a part for each of its checkpoints, from the architecture, known before anything is decoded.
 
-    Attributes
-    ----------
-    blocks
-        index rows at most, in a part of any kind.
-    nbytes
-        bytes of shards at least, in a raw part that has weights.
+    ``blocks`` is the maximum of index rows in a part of any kind; ``nbytes`` is the minimum of bytes of shards in a raw
+    part that has weights.
     """
 
     blocks: int
@@ -84,20 +80,11 @@ def element_problems(
     *,
     weights: bool,
 ) -> Iterator[Problem]:
-    """What is wrong with the group elements of one part of a variant.
+    """Yield the problems of the group elements of one part of a variant.
 
-    Parameters
-    ----------
-    location
-        the part.
-    symmetry, digest
-        the zoo's table and its digest; None where it has none.
-    facts
-        the part's.
-    elements
-        what its ``g`` shards hold.
-    weights
-        whether the part stores the variant's weights; if not, they are computed with the zoo's table.
+    ``symmetry`` and ``digest`` are the zoo's table and its digest, None where it has none; ``facts`` are the part's;
+    ``elements`` has the contents of its ``g`` shards; ``weights`` says whether the part stores the variant's weights;
+    otherwise they are computed with the zoo's table.
     """
     promised = facts.get("symmetry")
     if symmetry is None or promised != digest:
@@ -161,12 +148,9 @@ def geometry_problems(files: Files, arch: Architecture, symmetry: Symmetry | Non
 
 
 class _PartIndex:
-    """What the index of a part says of its shards and tensors, and what is wrong with it.
+    """The shards and tensors in the index of a part, and their problems.
 
-    Attributes
-    ----------
-    problems
-        found so far.
+    ``problems`` are those found so far.
     """
 
     def __init__(self, files: Files, part: Part) -> None:

@@ -17,12 +17,12 @@ TEMPORARY = ".ckptzoo-tmp-"
 """How the names of unfinished files and folders begin; a name that begins with a dot is no part of a zoo."""
 
 _SET_ASIDE = ".ckptzoo-before-"
-"""How the name of a folder begins that is being replaced, where the system cannot exchange two folders in one step."""
+"""The prefix of the name of a folder that is being replaced, where the system cannot exchange two at once."""
 _EXCHANGE, _WORKING_FOLDER = 2, -100
 """``RENAME_EXCHANGE`` and ``AT_FDCWD`` of renameat2(2)."""
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-"""A full disk, and a used-up quota."""
+"""The error numbers of a full disk and a used-up quota."""
 _MAKE_ROOM = "Make room there, or choose a folder on another disk, and repeat."
 _WRITABLE = "Choose a folder that you may write to, or change its permissions."
 _FOLDER = "Choose a path whose folders are folders."
@@ -31,11 +31,11 @@ _STEPS = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _WRITABLE),
     **dict.fromkeys((errno.ENOTDIR, errno.EEXIST), _FOLDER),
 }
-"""What to do, by the number of the error."""
+"""The next steps by error number."""
 
 
 def regular(path: str, flags: int) -> int:
-    """An opener for ``open`` that refuses what is no regular file, such as a pipe, which would make a reader wait."""
+    """An opener for ``open`` that refuses what is not a regular file, such as a pipe, which would block a reader."""
     # O_NONBLOCK changes nothing for regular files; opening a pipe for reading would wait for a writer without it
     descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -76,10 +76,7 @@ def sync(path: Path) -> None:
 def check_replaceable(path: Path) -> None:
     """Refuse what a renamed file must not take the place of: folders, devices such as /dev/null, pipes, sockets.
 
-    Raises
-    ------
-    ZooError
-        There is such a thing.
+    Raises ``ZooError`` if the path is such a thing.
     """
     # a user who may write there would lose the device for the whole machine; /dev/stdout is a link to a file at times
     if (path.exists() and not path.is_file()) or path.parent.resolve() == Path("/dev"):
@@ -90,12 +87,8 @@ def check_replaceable(path: Path) -> None:
 def write_file(path: Path, data: bytes | bytearray) -> None:
     """Write a file atomically: a temporary file beside it, flush, rename, flush the folder.
 
-    Raises
-    ------
-    ZooError
-        There is no such folder, or the path is that of a folder, a device or a pipe.
-    OSError
-        The disk is full, or cannot be written; ``filename`` is the path.
+    Raises ``ZooError`` if there is no such folder, or the path is that of a folder, a device or a pipe, and
+    ``OSError``, whose ``filename`` is the path, if the disk is full or cannot be written.
     """
     if not path.parent.is_dir():
         raise ZooError(Problem(str(path.parent), "folder", f"one to write {path.name} to", "none", "Make it first."))
@@ -187,7 +180,7 @@ class Staging:
 
 
 def restore(target: Path) -> None:
-    """Bring a folder back that a process set aside and died before another one was in its place."""
+    """Restore a folder that a process set aside before it died without replacing it."""
     aside = target.with_name(f"{_SET_ASIDE}{target.name}")
     with locked(target.parent):
         if aside.exists() and target.exists():
@@ -210,7 +203,7 @@ def _exchange(first: Path, second: Path) -> bool:
 
 
 def sweep(parent: Path) -> None:
-    """Remove what processes that died left in ``parent``; those that live hold their folder's lock."""
+    """Remove the unfinished files that dead processes left in ``parent``; live ones hold their folder's lock."""
     for left in parent.glob(f"{TEMPORARY}*"):
         try:
             descriptor = os.open(left, os.O_RDONLY)

@@ -13,7 +13,7 @@ from ckptzoo.schema.documents import REFETCH
 from ckptzoo.schema.layout import Span
 
 DEREFERENCE = "Put a copy of it there, as cp --dereference makes one."
-"""What to do about a link that leads out of a zoo."""
+"""The next step for a link that leads out of a zoo."""
 
 
 class Files(Protocol):
@@ -21,7 +21,7 @@ class Files(Protocol):
 
     @property
     def name(self) -> str:
-        """What messages call the zoo."""
+        """The name of the zoo in messages."""
         ...
 
     @property

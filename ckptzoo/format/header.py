@@ -138,17 +138,9 @@ def header_length(first: bytes, *, file_size: int, location: str) -> int:
 def read_header(text: bytes, *, file_size: int, location: str) -> tuple[Entry, ...]:
     """Entries of a safetensors header, by offset, from untrusted bytes.
 
-    Parameters
-    ----------
-    text
-        the JSON, without the eight bytes of its length.
-    file_size
-        bytes of the whole file; the data must fill the rest of it exactly.
-
-    Raises
-    ------
-    IntegrityError
-        With every problem: duplicate keys, unknown fields, bad names, dtypes or shapes, overlaps, holes.
+    ``text`` is the JSON, without the eight bytes of its length; ``file_size`` is the size of the whole file in bytes;
+    the data must fill the rest of it exactly. Raises an ``IntegrityError`` that lists every problem: duplicate keys,
+    unknown fields, bad names, dtypes or shapes, overlaps, holes.
     """
     described = parse(text, location=location, max_bytes=MAX_HEADER)
     problems: list[Problem] = []

@@ -42,18 +42,9 @@ def encode(files: Mapping[str, tuple[int, str | None]]) -> bytes:
 def describe(root: Path, known: Mapping[str, str], *, without: Collection[str] = ()) -> bytes:
     """The listing of a folder.
 
-    Parameters
-    ----------
-    root
-        the zoo's folder.
-    known
-        hex sha256 of files that need not be read, such as those of shards, which the index has.
-    without
-        files to leave out.
-
-    Notes
-    -----
-    Names the files of the zoo and no others, and reads every one whose digest is not known.
+    ``known`` maps names to the hex sha256 of files that need not be read, such as those of shards, which the index has;
+    ``without`` names files to leave out. The listing names the files of the zoo and no others, and every file whose
+    digest is not known is read.
     """
     left_out = {LISTING, *without}
     named: list[tuple[str, Path]] = []
@@ -217,22 +208,9 @@ def retract(path: str | Path, ids: Sequence[str], *, reason: str, contributor: s
 def add_measured(path: str | Path, rows: Sequence[Mapping[str, Any]], facts: Document) -> Part | None:
     """Add figures that were measured when their checkpoints were in the zoo already.
 
-    The loader shows them where the rows of their checkpoints have none.
-
-    Parameters
-    ----------
-    path
-        the zoo's folder.
-    rows
-        with ``id``, ``unit`` (digest of the part, raw or of a variant, whose row lacks them), ``by`` and figures of
-        ``ckptzoo.schema.metadata.FIGURES``; the time is now.
-    facts
-        of the part, besides its kind.
-
-    Returns
-    -------
-    Part | None
-        The part; None where there are no rows.
+    The loader shows them where the rows of their checkpoints have none. ``rows`` have ``id``, ``unit`` (digest of the
+    part, raw or of a variant, whose row lacks them), ``by`` and figures of ``ckptzoo.schema.metadata.FIGURES``; the
+    time is now; ``facts`` are the part's, besides its kind. Returns the part; None where there are no rows.
     """
     if not rows:
         return None

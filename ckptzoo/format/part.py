@@ -29,18 +29,9 @@ Arrays = Mapping[str, Any]
 class Part:
     """One committed part.
 
-    Parameters
-    ----------
-    tree
-        ``parts`` or ``derived/<name>``.
-    name
-        its folder, ``<6-digit sequence>-<8 hex>``.
-    rows
-        number of checkpoints.
-    digest
-        ``sha256:...`` of its rows, index and facts; the index holds the shards' digests.
-    facts
-        what its maker recorded, such as the gauge's version; ``facts["kind"]`` says what it is.
+    ``tree`` is ``parts`` or ``derived/<name>``; ``name`` is the part's folder, ``<6-digit sequence>-<8 hex>``;
+    ``digest`` is ``sha256:...`` of its rows, index and facts; the index holds the shards' digests; ``facts`` are
+    recorded by its maker, such as the gauge's version; ``facts["kind"]`` is the kind of part.
     """
 
     tree: str
@@ -51,7 +42,7 @@ class Part:
 
     @property
     def path(self) -> str:
-        """Its folder, from the zoo's."""
+        """The path of its folder in the zoo."""
         return f"{self.tree}/{self.name}"
 
 
@@ -66,13 +57,16 @@ def part_digest(metadata: pa.Table, index: pa.Table, facts: Document) -> str:
 class PartWriter:
     """Fills one part in bounded memory, then publishes it whole.
 
+    Raises ``ZooError`` if the tree has a part with the last sequence number; nothing is written; and any method raises
+    ``OSError``, whose ``filename`` is the tree, if the disk is full or cannot be written.
+
     Parameters
     ----------
     tree
         the folder that will hold it, ``ZOO/parts`` or ``ZOO/derived/<name>``.
     sets
-        for each stem (``raw``, ``first-weight``, ``g``) the tensors of its shards. A variant that leaves out its own
-        stem has its weights computed from ``g`` and the raw ones when they are read.
+        for each stem (``raw``, ``first-weight``, ``g``) the tensors of its shards. A variant that leaves out
+        its own stem has its weights computed from ``g`` and the raw ones when they are read.
     schema
         of its rows.
     facts
@@ -81,13 +75,6 @@ class PartWriter:
         target size of a shard.
     rows
         the largest number of rows that will come, where it is known; then no tensor has to be moved at the end.
-
-    Raises
-    ------
-    ZooError
-        The tree has a part with the last sequence number; nothing is written.
-    OSError
-        From any method: the disk is full, or cannot be written; ``filename`` is the tree.
     """
 
     def __init__(
@@ -151,7 +138,7 @@ class PartWriter:
         return Part(tree, name, len(self.rows), digest, self._facts)
 
     def discard(self) -> None:
-        """Give the part up and remove what was written of it."""
+        """Abandon the part and remove what was written of it."""
         for shard in self._open.values():
             shard.close()
         self._staging.discard()
@@ -175,7 +162,7 @@ class PartWriter:
 
 
 def rows_a_shard(tensors: Sequence[Tensor], shard_bytes: int = SHARD_BYTES) -> int:
-    """How many checkpoints go into a shard of these tensors, at least one."""
+    """The number of checkpoints in a shard of these tensors, at least one."""
     return max(1, shard_bytes // sum(tensor.nbytes for tensor in tensors))
 
 
@@ -186,10 +173,7 @@ def _whole(block: Block, stem: str) -> bool:
 def read_part(files: Files, tree: str, name: str) -> tuple[Part, pa.Table]:
     """A part's facts and its index, the seal checked.
 
-    Raises
-    ------
-    IntegrityError
-        The index is missing, unreadable, or is not what its seal says.
+    Raises ``IntegrityError`` if the index is missing, unreadable, or is not what its seal says.
     """
     path = f"{tree}/{name}/{INDEX}"
     return decode_index(files.read(path), tree, name, location=f"{files.name}/{path}")
@@ -200,15 +184,9 @@ def decode_index(
 ) -> tuple[Part, pa.Table]:
     """A part's facts and its index from the bytes of ``index.parquet``.
 
-    Parameters
-    ----------
-    blocks_a_row
-        index rows for one checkpoint at most, where the architecture is known; see ``checks.RowLimits``.
-
-    Raises
-    ------
-    IntegrityError
-        It is damaged, or has more rows than a sound index of its size or of its part; these are not decoded.
+    ``blocks_a_row`` is the maximum of index rows for one checkpoint, where the architecture is known
+    (``checks.RowLimits``). Raises ``IntegrityError`` if it is damaged, or has more rows than a sound index of its size
+    or of its part; these are not decoded.
     """
     table.check_seal(data, location=location)
     file, footer = table.open_table(data, location=location)
@@ -235,12 +213,9 @@ def part_of(tree: str, name: str, footer: Document, *, location: str) -> Part:
 
 
 def kind_of(part: Part, *, location: str) -> str:
-    """What a part is, a key of ``ckptzoo.schema.metadata.KINDS``.
+    """Return the kind of a part, a key of ``ckptzoo.schema.metadata.KINDS``.
 
-    Raises
-    ------
-    IntegrityError
-        It is of a kind that this version does not know.
+    Raises ``IntegrityError`` if it is of a kind that this version does not know.
     """
     kind = part.facts.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:

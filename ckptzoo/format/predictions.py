@@ -1,4 +1,4 @@
-"""What the parts of predictions must hold: the outputs of checkpoints on one set of inputs, and the labels."""
+"""The required contents of parts of predictions: the outputs of checkpoints on one set of inputs, and the labels."""
 
 import base64
 import binascii
@@ -36,10 +36,7 @@ def encode_targets(targets: NDArray[np.integer]) -> str:
 def decode_targets(text: object, examples: int, classes: int) -> NDArray[np.int64]:
     """(N,) labels from their base64.
 
-    Raises
-    ------
-    ValueError
-        It is not what ``encode_targets`` makes of this number of labels of this number of classes.
+    Raises ``ValueError`` if it is not what ``encode_targets`` makes of this number of labels of this number of classes.
     """
     if not isinstance(text, str):
         raise ValueError(f"a {type(text).__name__}")
@@ -65,14 +62,9 @@ def targets_of(facts: Document) -> NDArray[np.int64] | None:
 
 
 def prediction_problems(location: str, part: Part, stems: Iterable[str], kinds: Kinds) -> Iterator[Problem]:
-    """What is wrong with one part of predictions: its facts, and the tensor that they promise.
+    """Yield the problems of one part of predictions: of its facts, and of the tensor that they promise.
 
-    Parameters
-    ----------
-    location
-        the part.
-    stems, kinds
-        of its shards, and what they hold.
+    ``location`` is the part; ``stems`` and ``kinds`` are its shards' stems and contents.
     """
     facts = part.facts
     index = f"{location}/{INDEX}"

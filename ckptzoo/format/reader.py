@@ -1,4 +1,4 @@
-"""What a zoo's folder holds, read and checked cheaply: every byte that opening reads, and every file's size."""
+"""The contents of a zoo's folder, read and checked cheaply: every byte that opening reads, and every file's size."""
 
 import hashlib
 import math
@@ -27,13 +27,13 @@ from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.text import counted, excerpt
 
 MAX_DOCUMENT = 64 * 2**20
-"""Bytes of a sealed document that are read at most."""
+"""The maximum number of bytes of a sealed document."""
 _MAX_REVISIONS = 2**20
-"""Revisions with which one that is asked for is compared, the newest ones (about 2 s)."""
+"""The number of newest revisions with which a requested one is compared (about 2 s)."""
 _MAX_TREE = table.MAX_TABLE
-"""Bytes in memory of the indices of a tree's parts, and of their rows."""
+"""The maximum number of bytes in memory of the indices of a tree's parts, and of their rows."""
 _NAMED = 5
-"""Checkpoints that a message names."""
+"""The number of checkpoints that a message names."""
 _TOGETHER = 64 * 2**20
 """Bytes of tables that are read before the first of them is checked, unless one alone has more."""
 
@@ -42,14 +42,8 @@ _TOGETHER = 64 * 2**20
 class FailedChecks:
     """Checkpoints of a variant whose outputs differ from those of the raw weights by more than rounding.
 
-    Parameters
-    ----------
-    ids
-        of these checkpoints, in the order of the variant.
-    largest
-        of their differences; infinite where outputs are not finite.
-    allowed
-        the largest difference that a right variant may have.
+    ``largest`` is the largest of their differences, infinite where outputs are not finite; ``allowed`` is the largest
+    difference that a right variant may have.
     """
 
     ids: tuple[str, ...]
@@ -57,7 +51,7 @@ class FailedChecks:
     allowed: float
 
     def problem(self, zoo: str, variant: str) -> Problem:
-        """What is wrong, for messages."""
+        """The problem of the failed checks, for messages."""
         named = ", ".join(self.ids[:_NAMED]) + (
             f" and {len(self.ids) - _NAMED:,} more" if len(self.ids) > _NAMED else ""
         )
@@ -88,10 +82,7 @@ class Contents:
     def root(self) -> Path:
         """The zoo's folder.
 
-        Raises
-        ------
-        ZooError
-            It is not on this machine.
+        Raises ``ZooError`` if it is not on this machine.
         """
         if self.files.here is None:
             step = f"Fetch it first: ckptzoo pull {self.files.name} -o FOLDER."
@@ -106,7 +97,7 @@ class Contents:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """Names of derived trees that are not predictions, nor figures that were measured later."""
+        """Names of derived trees other than predictions and figures that were measured later."""
         names = (name for name in self.derived_parts if layout.set_name(name) is None)
         return tuple(name for name in names if name != layout.MEASURED)
 
@@ -129,7 +120,7 @@ class Contents:
 
     @property
     def measured(self) -> Tree:
-        """The figures that were measured when their checkpoints were in the zoo already."""
+        """Figures that were measured when their checkpoints were already in the zoo."""
         if layout.MEASURED not in self.derived_parts:
             return empty_tree(layout.MEASURED)
         return self.derived(layout.MEASURED)
@@ -137,10 +128,7 @@ class Contents:
     def columns(self, tree: Tree, names: Sequence[str]) -> pa.Table:
         """Some columns of a tree's rows; figures that rows lack are those that were measured later, the last of each.
 
-        Parameters
-        ----------
-        tree
-            of raw parts, or of a variant.
+        ``tree`` is the tree of raw parts, or of a variant.
         """
         rows = tree.rows.select(names)
         figures = [name for name in names if name in FIGURES]
@@ -202,7 +190,7 @@ class Contents:
         return FailedChecks(tuple(standing), max(standing.values(), default=0.0), max(limits.values()))
 
     def kind(self, name: str) -> str | None:
-        """What the parts under ``derived/<name>`` are; from a snapshot's footer where one covers them."""
+        """The kind of the parts under ``derived/<name>``; from a snapshot's footer where one covers them."""
         kind = None if self.snapshot is None or name in self._trees else self.snapshot.kind(f"{layout.DERIVED}/{name}")
         return self.derived(name).kind if kind is None else kind
 
@@ -210,13 +198,9 @@ class Contents:
 def read_contents(files: Files, revision: str | None = None) -> Contents:
     """Read a zoo, or the first parts and tombstones of it that a revision names.
 
-    Raises
-    ------
-    IntegrityError
-        With what is wrong, as far as it can be seen without reading the shards, and of a remote zoo without reading
-        all rows.
-    ZooError
-        No first parts and tombstones have this revision; the message names the nearest that some have.
+    Raises an ``IntegrityError`` that lists what is wrong, as far as it can be seen without reading the shards, and for
+    a remote zoo without reading all rows, and ``ZooError`` if no first parts and tombstones have this revision; the
+    message names the nearest that some have.
     """
     identity, architecture, symmetry = read_documents(files)
     trees, limits = list_trees(files), row_limits(architecture, symmetry)
@@ -241,8 +225,6 @@ def read_contents(files: Files, revision: str | None = None) -> Contents:
 def _counts_at(files: Files, revision: str, raw: Tree, retracted: Tree) -> tuple[int, int]:
     """How many parts and tombstones a zoo had at a revision; of several that fit, the newest.
 
-    Notes
-    -----
     A revision is the sha256 of a JSON list, so that the hash of what a list begins with serves all that begin so: the
     time is that of parts times tombstones, and bounded.
     """
@@ -279,7 +261,7 @@ def _counts_at(files: Files, revision: str, raw: Tree, retracted: Tree) -> tuple
 
 
 def _shared_length(one: str, other: str) -> int:
-    """How many first characters are the same."""
+    """The number of first characters that are the same."""
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
@@ -322,7 +304,7 @@ def read_documents(files: Files) -> tuple[Identity, Architecture, Symmetry | Non
 
 
 def _shaped(architecture: Architecture, shape: Any, location: str) -> Architecture:
-    """The architecture with the shape of one input that was declared with the table, because it is never rewritten."""
+    """The architecture with the input shape that was declared with the table, because it is never rewritten."""
     if not isinstance(shape, list) or architecture.input_shape is not None:
         expected = "a list of sizes" if architecture.input_shape is None else f"none: {layout.ARCHITECTURE} has it"
         raise IntegrityError(Problem(location, "input_shape", expected, excerpt(shape, 80), REFETCH))
@@ -351,16 +333,7 @@ def _parts(files: Files, folder: str) -> tuple[str, ...]:
 def read_tree(files: Files, tree: str, names: tuple[str, ...], known: Snapshot | None, *, limits: RowLimits) -> Tree:
     """Read a tree's parts, from the snapshot where it has them.
 
-    Parameters
-    ----------
-    tree
-        ``parts`` or ``derived/<name>``.
-    names
-        of the parts, in order.
-    known
-        a snapshot.
-    limits
-        of the zoo's parts, so that nothing with more rows is decoded.
+    ``tree`` is ``parts`` or ``derived/<name>``; ``limits`` are the zoo's, so that nothing with more rows is decoded.
     """
     parts, rows, indices = list[Part](), list[LazyTable](), list[LazyTable]()
     # of use where it covers the first parts; later ones come from their folders
@@ -392,7 +365,7 @@ def read_tree(files: Files, tree: str, names: tuple[str, ...], known: Snapshot |
 
 
 def _tables(files: Files, tree: str, names: tuple[str, ...]) -> Iterator[tuple[str, bytes, bytes]]:
-    """Names of parts with their indices and their rows; some are read together, the next when these were checked."""
+    """Yield names of parts with their indices and rows; some are read together, the next after these were checked."""
     paths = {name: [f"{tree}/{name}/{file}" for file in (layout.INDEX, layout.METADATA)] for name in names}
     sizes = {name: sum(files.size(path) or 0 for path in paths[name]) for name in names}
     _require_room(f"{files.name}/{tree}", "size of all tables", sum(sizes.values()), table.MAX_FILE)

@@ -22,18 +22,14 @@ from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format.durable import write_file
 
 Arrays = dict[str, NDArray[Any]]
-"""By name."""
+"""Arrays by name."""
 
 
 class SavedBlocks:
     """Blocks of one computation.
 
-    Parameters
-    ----------
-    folder
-        made where there is none.
-    key
-        a digest of what is computed, ``sha256:...``; others may keep theirs in the same folder.
+    ``folder`` is made where there is none; ``key`` is a digest of what is computed, ``sha256:...``; others may keep
+    theirs in the same folder.
     """
 
     def __init__(self, folder: Path, key: str) -> None:
@@ -47,10 +43,7 @@ class SavedBlocks:
     def load(self, number: int) -> tuple[Arrays, dict[str, str]]:
         """The arrays of a block, and the facts that were stored with them.
 
-        Raises
-        ------
-        IntegrityError
-            The file is damaged, or of another computation or block.
+        Raises ``IntegrityError`` if the file is damaged, or of another computation or block.
         """
         try:
             with safe_open(self.path(number), "numpy") as file:
@@ -65,7 +58,7 @@ class SavedBlocks:
         return arrays, facts
 
     def store(self, number: int, arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, str]) -> None:
-        """Keep the arrays of a block, and some facts."""
+        """Store the arrays of a block, and some facts."""
         contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
         facts = {**facts, "key": self._key, "number": str(number)}
         metadata = {**facts, "digest": _digest(contiguous, facts)}
@@ -76,7 +69,7 @@ class SavedBlocks:
         return self._folder / f"{self._key.removeprefix('sha256:')[:16]}-{number:06d}.safetensors"
 
     def damaged(self, number: int, got: str) -> IntegrityError:
-        """The error of a file that does not hold what it should."""
+        """The error for a file that does not hold what it should."""
         return IntegrityError(Problem(str(self.path(number)), "block", "results of this one", got, "Remove the file."))
 
 

@@ -18,11 +18,11 @@ from ckptzoo.format.header import lay_out, numpy_dtype
 from ckptzoo.schema.architecture import Tensor
 
 BLOCK_BYTES = 2**19
-"""A block is as many whole rows as fit in this, and at least one."""
+"""Bytes of a block, which has as many whole rows as fit and at least one."""
 _COPY = 8 * 2**20
-"""Bytes that are moved at a time where a shard is closed up."""
+"""Bytes that are moved at a time where a shard is compacted."""
 _ADVICE = 2**20
-"""Bytes that the kernel is asked to read ahead at a time; it cuts a longer request short."""
+"""Bytes of a read-ahead request; the kernel truncates a longer one."""
 _STEP = "Fetch the shard again."
 
 
@@ -104,7 +104,7 @@ class ShardWriter:
         ]
 
     def close(self) -> None:
-        """Give the file up without finishing it."""
+        """Abandon the file without finishing it."""
         os.close(self._file)
 
 

@@ -28,7 +28,7 @@ from ckptzoo.schema.metadata import KINDS, LEAST, Column, columns_of
 _MAGIC = b"PAR1"
 """The first bytes of a Parquet file, which readers check before the footer."""
 INDEX = "index:"
-"""What names of the index's columns begin with; those of rows begin with their kind."""
+"""The prefix of the names of the index's columns; those of rows begin with their kind."""
 _STEP = "Remove it and run ckptzoo compact ZOO --index."
 
 
@@ -43,17 +43,8 @@ class _Chunk(NamedTuple):
 class Snapshot:
     """One snapshot file whose tail was checked; columns are read, and checked, when they are asked for.
 
-    Parameters
-    ----------
-    files
-        of the zoo.
-    name
-        the snapshot's.
-
-    Raises
-    ------
-    IntegrityError
-        The bytes are not those that the name promises, or they cannot be read.
+    ``name`` is the snapshot's. Raises ``IntegrityError`` if the bytes are not those that the name promises, or they
+    cannot be read.
     """
 
     def __init__(self, files: Files, name: str) -> None:
@@ -105,17 +96,14 @@ class Snapshot:
         return {tree: tuple(part["name"] for part in item["parts"]) for tree, item in self._trees.items()}
 
     def kind(self, tree: str) -> str | None:
-        """What the parts of a tree are; None for a tree that it does not cover."""
+        """The kind of a tree's parts; None for a tree that it does not cover."""
         return str(self._trees[tree]["kind"]) if tree in self._trees else None
 
     def tree(self, name: str, *, blocks_a_row: int | None = None) -> Tree:
         """Rows and index of one tree.
 
-        Parameters
-        ----------
-        blocks_a_row
-            index rows for one checkpoint at most, where the architecture is known; with more, it is refused before they
-            are decoded.
+        ``blocks_a_row`` is the maximum of index rows for one checkpoint, where the architecture is known; an index with
+        more is refused before it is decoded.
         """
         item = self._trees[name]
         parts = tuple(
@@ -145,13 +133,7 @@ class Snapshot:
         return Tree(parts, rows, index)
 
     def check(self) -> None:
-        """Read every byte.
-
-        Raises
-        ------
-        IntegrityError
-            One is not what it was when the snapshot was written.
-        """
+        """Read and check every byte."""
         before = self._size - len(self._tail)
         if not before:
             return

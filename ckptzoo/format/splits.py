@@ -20,18 +20,15 @@ from ckptzoo.schema.documents import Identity, digest_of
 from ckptzoo.schema.split import ID, MEMBER, HashSplit, ListSplit, Split, decode, encode
 
 COLUMNS = ("id", "member", "mode")
-"""Those that a split is decided by."""
+"""The columns that decide a split."""
 FRACTIONS = {"train": 0.7, "val": 0.15, "test": 0.15}
 _SHOWN = 3
 
 
 def members_of(rows: pa.Table) -> pa.ChunkedArray:
-    """(N,) what every checkpoint is of, which no split may cut: the mode of a draw, else the member, else its own id.
+    """(N,) the unit of every checkpoint that no split may cut: the mode of a draw, else the member, else its own id.
 
-    Parameters
-    ----------
-    rows
-        with the columns ``id``, ``member`` and ``mode``.
+    ``rows`` have the columns ``id``, ``member`` and ``mode``.
     """
     return pc.call_function("coalesce", [rows["mode"], rows["member"], rows["id"]])
 
@@ -45,12 +42,8 @@ def split_names(files: Files) -> tuple[str, ...]:
 def read_split(files: Files, name: str, identity: Identity) -> Split:
     """A split of a zoo, its digest checked.
 
-    Raises
-    ------
-    UnknownNameError
-        The zoo has no such split.
-    IntegrityError
-        The document is damaged, or that of another zoo or another split.
+    Raises ``UnknownNameError`` if the zoo has no such split, and ``IntegrityError`` if the document is damaged, or that
+    of another zoo or another split.
     """
     if name not in (known := split_names(files)):
         step = None if known else f"Make one: ckptzoo splits make {files.here or 'ZOO'} main."
@@ -67,10 +60,7 @@ def read_split(files: Files, name: str, identity: Identity) -> Split:
 def part_numbers(split: Split, rows: pa.Table) -> NDArray[np.int64]:
     """(N,) int64 the number of each checkpoint's part, from 0 in the order of ``split.parts``; -1 for those in none.
 
-    Parameters
-    ----------
-    rows
-        with the columns ``id``, ``member`` and ``mode``.
+    ``rows`` have the columns ``id``, ``member`` and ``mode``.
     """
     if isinstance(split, HashSplit):
         encoded = members_of(rows).combine_chunks().dictionary_encode()
@@ -192,12 +182,10 @@ def write_split(
 
 
 def split_problems(files: Files, identity: Identity, raw: Tree) -> Iterator[Problem]:
-    """What is wrong with a zoo's splits.
+    """Yield the problems of a zoo's splits.
 
-    Parameters
-    ----------
-    raw
-        its checkpoints. Of one that was cut from another zoo, the lists may name others.
+    ``raw`` is the tree of its checkpoints. The lists of a zoo that was cut from another one may name checkpoints that
+    it lacks.
     """
     rows = raw.rows.select(COLUMNS)
     is_cut = any("pulled" in part.facts for part in raw.parts)
@@ -226,10 +214,7 @@ def _unknown(by: str, lists: Mapping[str, Sequence[str]], rows: pa.Table) -> lis
 def shared_members(split: Split, rows: pa.Table) -> list[str]:
     """The members of which checkpoints are in several parts; none of them in a split by hashes.
 
-    Parameters
-    ----------
-    rows
-        with the columns ``id``, ``member`` and ``mode``.
+    ``rows`` have the columns ``id``, ``member`` and ``mode``.
     """
     numbers = part_numbers(split, rows)
     own = members_of(rows).filter(pa.array(numbers >= 0))
@@ -240,14 +225,9 @@ def shared_members(split: Split, rows: pa.Table) -> list[str]:
 
 @dataclass(frozen=True)
 class PartCount:
-    """How much of a zoo is in one part of a split.
+    """The size of one part of a split.
 
-    Parameters
-    ----------
-    part
-        its name; None for what is in no part.
-    members, checkpoints
-        how many.
+    ``part`` is None for what is in no part.
     """
 
     part: str | None
@@ -256,12 +236,9 @@ class PartCount:
 
 
 def part_counts(split: Split, rows: pa.Table) -> tuple[PartCount, ...]:
-    """What every part has, and what is in none.
+    """Count each part, and what is in none.
 
-    Parameters
-    ----------
-    rows
-        of the zoo, with the columns ``id``, ``member`` and ``mode``.
+    ``rows`` are the zoo's, with the columns ``id``, ``member`` and ``mode``.
     """
     numbers, members = part_numbers(split, rows), members_of(rows)
     counts: list[PartCount] = []

@@ -26,13 +26,13 @@ from ckptzoo.text import shortened
 KEY = b"ckptzoo"
 """The key of our JSON object among the Parquet file's own key-value metadata."""
 MAX_FILE = 2**30
-"""Bytes of a file that are read into memory at most."""
+"""The maximum number of bytes of a file that are read into memory."""
 MAX_TABLE = 2**30
-"""Bytes of a table in memory at most."""
+"""The maximum number of bytes of a table in memory."""
 _FREE_BYTES, _MAX_RATIO = 16 * 2**20, 256
 """A file of n bytes may unpack to 16 MiB + 256 n: rows compress well, but a text of 400 MB in 20 kB is an attack."""
 FREE_ROWS = 2**16
-"""Rows that any file may have."""
+"""The number of rows that any file may have."""
 UNREADABLE = (pa.ArrowException, OSError, ValueError, RuntimeError)
 """What pyarrow raises for damaged Parquet; RuntimeError for the exceptions of the C++ library that it does not know,
 where it reads the facts of a column."""
@@ -60,7 +60,7 @@ _TYPES_SHOWN = {
     TYPES["float64"]: "float64 (a number)",
     TYPES["timestamp"]: "timestamp (a datetime.datetime)",
 }
-"""Types as messages say them."""
+"""Names of types in messages."""
 INDEX_SCHEMA = pa.schema(
     [
         pa.field("file", pa.string(), nullable=False),
@@ -88,12 +88,8 @@ METADATA_SCHEMA = schema_of(COLUMNS)
 def table_of(rows: list[dict[str, Any]], schema: pa.Schema, *, location: str) -> pa.Table:
     """Rows as a table of exactly this schema.
 
-    Raises
-    ------
-    UnknownNameError
-        A row has a column that the schema lacks.
-    SpecError
-        A value does not have its column's type, or an id is missing.
+    Raises ``UnknownNameError`` if a row has a column that the schema lacks, and ``SpecError`` if a value does not have
+    its column's type, or an id is missing.
     """
     names = set(schema.names)  # which pyarrow puts together whenever it is asked for them
     for row in rows:
@@ -138,7 +134,7 @@ def _is_of(value: Any, kind: pa.DataType) -> bool:
 
 
 def own_facts(unknown: dict[Any, Any], known: Sequence[str]) -> str:
-    """What to do about columns that are not known: a near name where there is one, and ``extra`` for the rest."""
+    """The next step for unknown columns: a near name where there is one, and ``extra`` for the rest."""
     near = {name: difflib.get_close_matches(str(name), known, n=1, cutoff=_NEAR) for name in list(unknown)[:_SHOWN]}
     own = ", ".join(f"{str(name)!r}: {shortened(repr(unknown[name]), 20)}" for name in near)
     typing_errors = [found[0] for found in near.values() if found]
@@ -255,19 +251,10 @@ def read_bounded(
 ) -> pa.Table:
     """Some columns of a table, or of one row group of it, whose size in memory is bounded.
 
-    Parquet packs equal values by their number, so a few kilobytes may hold any number of rows of any length: where
-    the table might be large, its texts are read as they are packed, each once, and measured before they are copied
-    to every row.
-
-    Parameters
-    ----------
-    data, file
-        the bytes of the file, and what ``open_table`` made of them.
-
-    Raises
-    ------
-    IntegrityError
-        It is too large.
+    Parquet packs equal values by their number, so a few kilobytes may hold any number of rows of any length: where the
+    table might be large, its texts are read as they are packed, each once, and measured before they are copied to every
+    row. ``data`` holds the bytes of the file, ``file`` is the result of ``open_table`` for them. Raises
+    ``IntegrityError`` if the table is too large.
     """
     groups = list(range(file.num_row_groups)) if group is None else [group]
     # Facts of single columns are not asked for: where they contradict one another, the C++ library throws an exception

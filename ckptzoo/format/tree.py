@@ -23,14 +23,9 @@ Read = Callable[[Sequence[str]], pa.Table]
 
 
 class LazyTable:
-    """A table of some pieces, one behind the other, whose columns are read when they are first asked for.
+    """A table of consecutive pieces whose columns are read when they are first needed.
 
-    Parameters
-    ----------
-    schema
-        of the whole table.
-    pieces
-        the number of rows and the reader of each.
+    ``schema`` is that of the whole table; ``pieces`` are pairs of a number of rows and a reader.
     """
 
     def __init__(self, schema: pa.Schema, pieces: Sequence[tuple[int, Read]]) -> None:
@@ -64,7 +59,7 @@ class LazyTable:
         return pa.Table.from_arrays([self._columns[name] for name in names], schema=pa.schema(fields))
 
     def table(self) -> pa.Table:
-        """Every column."""
+        """The table with every column."""
         return self.select(self.schema.names)
 
 
@@ -72,14 +67,7 @@ class LazyTable:
 class Tree:
     """Parts with the rows of all of them in zoo order, and their index rows with their part's position.
 
-    Parameters
-    ----------
-    parts
-        by name.
-    rows
-        the metadata of the parts' checkpoints.
-    blocks
-        the index.
+    ``parts`` maps names to parts; ``rows`` is the metadata of the parts' checkpoints; ``blocks`` is the index.
     """
 
     parts: tuple[Part, ...]
@@ -93,12 +81,12 @@ class Tree:
 
     @property
     def metadata(self) -> pa.Table:
-        """Every column of the rows."""
+        """The rows with every column."""
         return self.rows.table()
 
     @property
     def index(self) -> pa.Table:
-        """Every column of the index."""
+        """The index with every column."""
         return self.blocks.table()
 
     @property

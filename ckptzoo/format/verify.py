@@ -147,7 +147,7 @@ def _extras(files: Files, raw: Tree) -> Iterator[Problem]:
 
 
 def _foreign(root: Path) -> Iterator[Problem]:
-    """What lies beside the zoo's own folders and is no part of it, and links out of the folder; not hidden ones."""
+    """Files beside the zoo's own folders that are no part of it, and links out of the folder; not hidden ones."""
     for path in sorted(root.iterdir()):
         trees = (layout.PARTS, layout.DERIVED, layout.SNAPSHOTS, layout.PICTURES, layout.PAGES, layout.SPLITS)
         known = path.name in trees if path.is_dir() else belongs_to_zoo(path.name)
@@ -347,13 +347,13 @@ def _shards(root: Path, sound: list[tuple[Part, pa.Table]], progress: Progress |
 
 
 def damaged(root: Path, part: Part, index: pa.Table) -> list[Problem]:
-    """What is wrong with the bytes of a part's shards, by the sha256 of each; every byte is read."""
+    """Return the problems of the bytes of a part's shards, by the sha256 of each; every byte is read."""
     shards = index.filter(index["tensor"].is_null()).to_pylist()
     return [problem for row in shards for problem in _digest_problems(root, part, row)]
 
 
 def _digest_problems(root: Path, part: Part, row: dict[str, Any]) -> list[Problem]:
-    """What is wrong with one block's or one whole shard's digest, read in bounded memory."""
+    """Return the problems of one block's or one whole shard's digest, read in bounded memory."""
     location = f"{root.name}/{part.path}/{row['file']}"
     digest, offset, left = hashlib.sha256(), row["offset"], row["nbytes"]
     try:

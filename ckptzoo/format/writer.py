@@ -34,7 +34,7 @@ from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.text import counted
 
 _FINITE_BYTES = 16 * 2**20
-"""Bytes of rows that are looked at together for elements that are not finite."""
+"""Bytes of rows that are searched together for elements that are not finite."""
 
 
 @checked
@@ -384,12 +384,12 @@ class Writer:
 
 
 def _shape(spec: str | None) -> str:
-    """The shape in a tensor's shape and dtype."""
+    """The shape of a tensor, of its shape and dtype."""
     return (spec or "").rpartition(" ")[0]
 
 
 def _as_numpy(value: Any, location: str, name: str) -> NDArray[Any]:
-    """A tensor as an array; what is none is named."""
+    """A tensor as an array; anything else is named in an error."""
     if isinstance(value, Mapping) or not (hasattr(value, "shape") and hasattr(value, "dtype")):
         step = "Pass the state dict itself, model.state_dict()."
         raise SpecError(Problem(location, f"tensor {name!r}", "an array", type(value).__name__, step))
@@ -427,7 +427,7 @@ def _json(extra: Mapping[str, Any], *, location: str) -> str:
 
 
 def _remove(root: Path, files: Mapping[str, bytes]) -> bool:
-    """Remove a zoo that has nothing but these files as they were written, in one step; whether it was so."""
+    """Remove a zoo with nothing but these files as they were written, in one step; returns whether it was."""
     aside = root.with_name(f"{TEMPORARY}{os.urandom(8).hex()}")
     try:
         # a part is published under this lock, after which the folder has more than these files

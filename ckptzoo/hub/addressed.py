@@ -16,7 +16,7 @@ from ckptzoo.schema.architecture import Architecture
 
 
 def checkpoint_at(address: str, *, variant: str = layout.RAW) -> tuple[Checkpoint, Zoo | None]:
-    """A checkpoint by its address, and the zoo that holds it; None for one of a file.
+    """Open one checkpoint by its address, and the zoo that holds it; None for one of a file.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ def checkpoint_at(address: str, *, variant: str = layout.RAW) -> tuple[Checkpoin
         checkpoint; a checkpoint file, ``FILE#KEY`` where it holds several state dicts; or a folder with
         ``model.safetensors`` or shards of it. A path that exists is taken whole, with any ``#`` in it.
     variant
-        the gauge in which a zoo's weights are taken.
+        the gauge of a zoo's weights.
 
     Raises
     ------
@@ -54,7 +54,7 @@ def checkpoint_at(address: str, *, variant: str = layout.RAW) -> tuple[Checkpoin
 
 
 def _of_files(place: str, paths: list[Path], key: str) -> Checkpoint:
-    """The state dict in a file, or in all shards of a folder."""
+    """Return the state dict in a file, or in all shards of a folder."""
     states: list[StateDict] = []
     for result in read_all(paths):
         if result.error is not None:
@@ -72,7 +72,7 @@ def _of_files(place: str, paths: list[Path], key: str) -> Checkpoint:
 
 
 def _checkpoint(state: StateDict, name: str) -> Checkpoint:
-    """A state dict as a checkpoint."""
+    """Return a state dict as a checkpoint."""
     aliases: dict[str, list[str]] = {}
     for alias, first in state.aliases.items():
         aliases.setdefault(first, []).append(alias)

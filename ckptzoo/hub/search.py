@@ -15,12 +15,12 @@ from ckptzoo.schema.documents import Document
 TAG = "ckptzoo"
 """The tag of every zoo; under this name the card's front matter also has a zoo's numbers."""
 _ARCH, _DATASET, _LICENSE = "arch:", "dataset:", "license:"
-"""What tags begin with; hubs make ``license:`` tags of the front matter by themselves."""
+"""Prefixes of tags; hubs make ``license:`` tags of the front matter by themselves."""
 _MAX_NAMES = 20
 _MAX_LICENCE = 60
-"""Characters."""
+"""Characters of a licence that are kept."""
 _ONCE = HubRetryPolicy(max_attempts=1)
-"""The client library itself asks for a page of results up to six times."""
+"""One attempt: the client library itself asks for a page of results up to six times."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class FoundZoo:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search found.
+    """The result of a search.
 
     Parameters
     ----------
@@ -170,5 +170,5 @@ def _names_tagged(repository: RepoFound, prefix: str) -> tuple[str, ...]:
 
 
 def _count(value: Any) -> int | None:
-    """A number of things; an untrusted card may say anything."""
+    """Return a number of things; an untrusted card may say anything."""
     return value if type(value) is int and 0 <= value < 2**63 else None

@@ -90,10 +90,7 @@ def _check_names(known: KnownSet, folder: Path) -> None:
 def refuse_pickles(known: KnownSet, split: str, folder: Path) -> None:
     """Refuse the Python version of CIFAR, which is a pickle; the last of the forms. Returns None.
 
-    Raises
-    ------
-    ZooError
-        The folder has it.
+    Raises ``ZooError`` if the folder has it.
     """
     names = _PICKLES[known.name]
     found = [name for name in names if (folder / name).is_file()]
@@ -109,30 +106,11 @@ def read_corrupted(
 ) -> ImageSet:
     """The test images under one corruption of one severity: rows ``(severity - 1) * count`` onwards of its file.
 
-    Parameters
-    ----------
-    known
-        CIFAR-10-C or CIFAR-100-C.
-    corruption
-        of ``CORRUPTIONS``; ``-`` may stand for ``_``.
-    severity
-        1 to 5.
-    classes
-        labels are below it.
-    count
-        test images; a file has five times as many, of rising severity.
-
-    Returns
-    -------
-    ImageSet
-        An image set whose pixels are copied from a memory map, of this severity alone: 31 MB.
-
-    Raises
-    ------
-    ZooError
-        No such corruption, severity or file.
-    IntegrityError
-        A file is not what it should be.
+    Returns an image set whose pixels are copied from a memory map, of this severity alone: 31 MB. Raises ``ZooError``
+    if there is no such corruption, severity or file, and ``IntegrityError`` if a file is not as expected.
+    ``corruption`` is one of ``CORRUPTIONS``, in which ``-`` may stand for ``_``; ``severity`` is 1 to 5; labels are
+    below ``classes``; ``count`` is the number of test images, of which a file has five times as many, of rising
+    severity.
     """
     name = corruption.replace("-", "_")
     if name not in CORRUPTIONS:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 EVALUATION_KEY = "evaluation"
-"""Under which a row's ``extra`` says how its figures were measured."""
+"""The key in a row's ``extra`` under which the measurement of its figures is recorded."""
 _MAX_CHANNELS = 16
 
 
@@ -15,12 +15,8 @@ _MAX_CHANNELS = 16
 class Evaluation:
     """A test set and the scaling of its pixels: inputs are ``(pixel / 255 - mean) / std``.
 
-    Parameters
-    ----------
-    dataset
-        the data set whose test images are used, such as ``mnist``.
-    mean, std
-        one number for all channels or one a channel.
+    ``dataset`` is the data set whose test images are used, such as ``mnist``; ``mean`` and ``std`` are one number for
+    all channels or one a channel.
     """
 
     dataset: str
@@ -28,7 +24,7 @@ class Evaluation:
     std: tuple[float, ...] = (1.0,)
 
     def to_json(self) -> dict[str, Any]:
-        """As a row's ``extra`` has it."""
+        """The evaluation as a row's ``extra`` records it."""
         return {"dataset": self.dataset, "mean": list(self.mean), "std": list(self.std)}
 
     def __str__(self) -> str:

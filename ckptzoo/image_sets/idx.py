@@ -41,21 +41,9 @@ def read_idx_files(known: KnownSet, split: str, folder: Path) -> ImageSet | None
 def read_idx(folder: Path, name: str, shape: tuple[int, ...], *, largest: int = 255) -> Images:
     """One array of unsigned bytes from ``<name>.gz``, or from ``<name>`` where it is there unpacked.
 
-    An idx file is ``00 00 08 d``, d sizes as big-endian 32-bit integers, and the bytes in C order.
-
-    Parameters
-    ----------
-    shape
-        what it must hold; nothing beyond that is read.
-    largest
-        no byte may be above it.
-
-    Raises
-    ------
-    ZooError
-        No such file.
-    IntegrityError
-        It is not a sound idx file of this shape.
+    An idx file is ``00 00 08 d``, d sizes as big-endian 32-bit integers, and the bytes in C order. ``shape`` is the
+    expected shape; nothing beyond that is read; ``largest`` is the largest byte allowed. Raises ``ZooError`` if there
+    is no such file and ``IntegrityError`` if it is not a sound idx file of this shape.
     """
     path = _path_of(folder, name)
     if not path.is_file():

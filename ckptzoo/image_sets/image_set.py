@@ -20,7 +20,7 @@ FOLDER_VARIABLE = "CKPTZOO_DATA"
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 MAX_BYTES = 8 * 2**30
-"""The most bytes of the images of a set whose size nothing else bounds."""
+"""The maximum number of bytes of the images of a set whose size is not otherwise bounded."""
 REFETCH = "Fetch the file again."
 
 
@@ -170,7 +170,7 @@ def hash_array(total: Any, array: NDArray[Any], title: str) -> None:
 
 
 def hash_class_names(total: Any, class_names: Sequence[str] | None) -> None:
-    """Add names of classes to a hash, where there are any; without, digests are what they were before sets had them."""
+    """Add class names, where there are any, to a hash; sets without them keep the digests of earlier versions."""
     if class_names is not None:
         total.update(f"class_names {json.dumps(list(class_names))}\n".encode())
 
@@ -179,16 +179,9 @@ def hash_class_names(total: Any, class_names: Sequence[str] | None) -> None:
 class HubTable:
     """Where a data set is on the Hugging Face hub, and how its table is laid out.
 
-    Parameters
-    ----------
-    address, configuration
-        as ``datasets.load_dataset`` takes them.
-    image, label
-        names of the columns.
-    splits
-        what it calls ``train`` and ``test``.
-    sorted_names
-        whether its classes are sorted by name, and so numbered otherwise than those of the set.
+    ``address`` and ``configuration`` are as ``datasets.load_dataset`` takes them; ``splits`` are its names of ``train``
+    and ``test``; ``sorted_names`` says whether its classes are sorted by name, and so numbered otherwise than those of
+    the set.
     """
 
     address: str
@@ -205,20 +198,14 @@ Form = Callable[["KnownSet", str, Path], "ImageSet | None"]
 
 @dataclass(frozen=True, kw_only=True)
 class KnownSet:
-    """What is known of a data set before it is read.
+    """Facts about a data set that are known before it is read.
 
     Parameters
     ----------
-    name
-        in small letters.
     forms
         how it may be stored in a folder; the first that is there is read.
     counts
         images of ``train`` and ``test``; a split that is not named may have any number.
-    size
-        pixels of a side; None for any.
-    channels
-        of an image; None for any.
     classes
         labels are below it; None for any number.
     class_names
@@ -252,19 +239,8 @@ class KnownSet:
     def image_set(self, split: str, images: Images, labels: NDArray[Any], where: str) -> ImageSet:
         """Images and labels of a split, checked.
 
-        Parameters
-        ----------
-        images
-            (N, C, H, W) uint8.
-        labels
-            (N,) integers.
-        where
-            the file or folder that they are from.
-
-        Raises
-        ------
-        IntegrityError
-            Their number, shape or range is not what is known.
+        Raises ``IntegrityError`` if their number, shape or range is not what is known. ``images`` are (N, C, H, W)
+        uint8 and ``labels`` (N,) integers; ``where`` is their file or folder.
         """
         count = self.counts.get(split, len(images))
         if len(images) != count:
@@ -284,10 +260,7 @@ class KnownSet:
     def check_class_names(self, names: Sequence[str], where: str) -> None:
         """Compare names of classes in the order of labels with those that are known, whatever their spelling.
 
-        Raises
-        ------
-        IntegrityError
-            They are in another order, or others.
+        Raises ``IntegrityError`` if they are in another order, or others.
         """
         if self.class_names is None:
             return
@@ -301,12 +274,12 @@ class KnownSet:
 
     @property
     def step(self) -> str:
-        """What to do where files are not what they should be."""
+        """The next step for files that are not as expected."""
         return self.source or REFETCH
 
 
 def file_error(where: str | Path, what: str, expected: str, got: str, step: str = REFETCH) -> IntegrityError:
-    """The error for a file that is not what it should be, named without its folder."""
+    """The error for a file that is not as expected, named without its folder."""
     location = where.name if isinstance(where, Path) else where
     return IntegrityError(Problem(location, what, expected, got, step))
 
@@ -317,12 +290,9 @@ def first_line(error: BaseException) -> str:
 
 
 def check_split(name: str, split: str) -> None:
-    """Refuse what is neither ``train`` nor ``test``.
+    """Refuse a split that is neither ``train`` nor ``test``.
 
-    Raises
-    ------
-    SpecError
-        It is another name.
+    Raises ``SpecError`` for another name.
     """
     if split not in ("train", "test"):
         raise SpecError(Problem(name, "split", "train or test", repr(split), "Choose one of them."))

@@ -22,7 +22,7 @@ from ckptzoo.schema.layout import SET_NAME
 _CIFAR_SOURCE = "Fetch {} from https://www.cs.toronto.edu/~kriz/cifar.html and unpack it."
 _CORRUPTED_RECORDS = {10: 2535967, 100: 3555552}
 _FORMS = (read_npz_files, read_idx_files)
-"""Readers that are tried for a data set of which nothing is known."""
+"""Readers that are tried for a data set that is not known."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,79}")
 _REDUCED = re.compile(r"(.+)-([1-9]\d{0,3})x\2")
 """``mnist-14x14``: a known data set with smaller images."""
@@ -136,10 +136,7 @@ def have_same_classes(one: str, other: str) -> bool:
     >>> have_same_classes("cifar10", "svhn"), have_same_classes("ylecun/mnist", "mnist-14x14")
     (False, True)
 
-    Parameters
-    ----------
-    one, other
-        names of data sets, as ``find`` takes them.
+    ``one`` and ``other`` are names of data sets, as ``find`` takes them.
     """
     first, second = (_full_size(name) for name in (one, other))
     return first == second or {first, second} <= set(_DIGITS)
@@ -328,14 +325,14 @@ def is_known(name: str) -> bool:
 
 
 def not_a_set(name: str) -> ZooError:
-    """The error to raise for what is not the name of a set of inputs."""
+    """The error for a text that is not the name of a set of inputs."""
     expected = "a data set and /test or /train, as mnist/test or mnist/train-100"
     step = "Choose such a one; inputs of your own are stored by ckptzoo predict ZOO SET --inputs FILE.npz."
     return ZooError(Problem("data", "set of inputs", expected, repr(name)[:100], step))
 
 
 def set_of(name: str) -> tuple[str, str, int | None, str | None, int] | None:
-    """Data set, split, number of examples, corruption and severity of a set of inputs; None of another name."""
+    """Data set, split, number of examples, corruption and severity of a set of inputs; None for another name."""
     matched = _SET.fullmatch(name)
     if matched is None or not SET_NAME.fullmatch(name) or _is_other_split(matched[1], matched[4]):
         return None

@@ -157,15 +157,8 @@ def _check_names(known: KnownSet, folder: Path) -> None:
 def map_npy(path: Path, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
     """A memory map of a .npy file.
 
-    Parameters
-    ----------
-    shape, dtype
-        what it must hold; ``integer`` for any whole numbers.
-
-    Raises
-    ------
-    IntegrityError
-        There is no such file, or it holds something else.
+    ``shape`` and ``dtype`` are the expected ones; the dtype ``integer`` allows all integer dtypes. Raises
+    ``IntegrityError`` if there is no such file, or it holds something else.
     """
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)

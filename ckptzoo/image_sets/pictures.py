@@ -24,14 +24,14 @@ from ckptzoo.remote.cache import temporary_file
 from ckptzoo.text import size as size_text
 
 CACHE_ADDRESS = "decoded image sets"
-"""What ``ckptzoo cache ls`` shows."""
+"""The address that ``ckptzoo cache ls`` shows."""
 _CACHE_FOLDER = "decoded-image-sets"
 _VERSION = 1
 """Raised when the same pictures are decoded to other values; part of the digest."""
 _BLOCK = 512
 """Pictures that are decoded and written at a time; 6 MB at 64x64."""
 _MAX_PIXELS = 2**24
-"""The most pixels of a picture that is scaled down."""
+"""The maximum number of pixels of a picture that is scaled down."""
 _FORMATS = ("JPEG", "PNG")
 _MODES = ("1", "L", "P", "RGB", "CMYK")
 """Modes of Pillow that are read; others have 16 bits a channel, or transparency."""
@@ -40,12 +40,7 @@ _MODES = ("1", "L", "P", "RGB", "CMYK")
 class Picture(NamedTuple):
     """An encoded picture.
 
-    Attributes
-    ----------
-    where
-        it is from, for messages.
-    content
-        a file, or its bytes.
+    ``where`` is its origin, for messages; ``content`` is a file, or its bytes.
     """
 
     where: str
@@ -53,16 +48,11 @@ class Picture(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What pictures are decoded to.
+    """The format to which pictures are decoded.
 
-    Attributes
-    ----------
-    size
-        pixels of a side.
-    channels
-        1 or 3; grey pictures become RGB, or colour ones grey.
-    scaled
-        whether pictures of any size are scaled to this one, without keeping their aspect; else they have it.
+    ``size`` is the number of pixels of a side; ``channels`` is 1 or 3: grey pictures become RGB, or colour ones grey;
+    ``scaled`` says whether pictures of any size are scaled to this one, without keeping their aspect; else they have
+    it.
     """
 
     size: int
@@ -71,14 +61,10 @@ class Shape(NamedTuple):
 
 
 def decode(picture: Picture, shape: Shape) -> Images:
-    """(C, S, S) uint8.
+    """Decode a picture to (C, S, S) uint8.
 
-    Scaling is Pillow's bilinear filter, whose support grows with the scale, so that it does not alias.
-
-    Raises
-    ------
-    IntegrityError
-        It is no JPEG or PNG picture, is damaged, or has another size.
+    Scaling is Pillow's bilinear filter, whose support grows with the scale, so that it does not alias. Raises
+    ``IntegrityError`` if it is no JPEG or PNG picture, is damaged, or has another size.
     """
     module: Any = require("PIL.Image", "hub", package="pillow")
     where, content = picture
@@ -117,17 +103,9 @@ def decode_all(pictures: Sequence[Picture], shape: Shape) -> Images:
 def decode_to_cache(pictures: Sequence[Picture], shape: Shape) -> Images:
     """(N, C, S, S) uint8, a memory map of a file in the cache, which is written where it is not there.
 
-    Raises
-    ------
-    IntegrityError
-        As in ``decode``; nothing is written then.
-    ZooError
-        The cache cannot be written.
-
-    Notes
-    -----
-    3,500 pictures of 64x64 a second of processor time (JPEG files of 1.8 kB); what is there already costs a look at the
-    size and time of each file, 8 microseconds.
+    Raises ``IntegrityError`` as in ``decode``, and nothing is then written, and ``ZooError`` if the cache cannot be
+    written. 3,500 pictures of 64x64 a second of processor time (JPEG files of 1.8 kB); what is there already costs a
+    look at the size and time of each file, 8 microseconds.
     """
     key = _digest(pictures, shape)
     path = cache_root() / _CACHE_FOLDER / "blobs" / key[:2] / f"{key}.npy"
@@ -167,7 +145,7 @@ def _digest(pictures: Sequence[Picture], shape: Shape) -> str:
 
 
 def _open(path: Path, dimensions: tuple[int, ...]) -> Images | None:
-    """The memory map, where the file is there and whole."""
+    """Return the memory map where the file is there and whole."""
     try:
         # copy-on-write, because torch warns of arrays that it may not write to
         array = np.load(path, mmap_mode="c", allow_pickle=False)

@@ -19,16 +19,16 @@ from ckptzoo.image_sets.image_set import MAX_BYTES, ImageSet, KnownSet, file_err
 _HEADER_BYTES, _TAG_BYTES = 128, 8
 _MATRIX, _PACKED = 14, 15
 _TYPES = {1: "i1", 2: "u1", 3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<f4", 9: "<f8", 12: "<i8", 13: "<u8"}
-"""Types of numbers, as numpy has them."""
+"""Types of numbers as numpy dtypes."""
 _BYTES, _UINT32, _INT32 = 1, 6, 5
 """Types of the name, the flags and the sizes of a matrix."""
 _LITTLE_ENDIAN = b"IM"
-"""How the header of a file ends whose numbers are in this order, as those of any common machine."""
+"""The end of the header of a little-endian file, as any common machine writes it."""
 _CLASSES = range(6, 16)
 """Classes of matrices that hold numbers, and not cells, texts or objects."""
 _CLASS_MASK, _COMPLEX = 0xFF, 0x800
 _BEGINNING = 512
-"""Bytes of a matrix that are unpacked to see what it is."""
+"""Bytes of a matrix that are unpacked to identify it."""
 
 
 class _Element(NamedTuple):
@@ -62,10 +62,7 @@ def read_mat(known: KnownSet, split: str, folder: Path) -> ImageSet | None:
 def _matrices(file: memoryview, shapes: dict[str, tuple[int | None, ...]]) -> dict[str, NDArray[Any]]:
     """The matrices of these names, of these shapes; None stands for any size.
 
-    Raises
-    ------
-    ValueError
-        Something is missing, or is not what it should be; the message says what was found.
+    Raises ``ValueError`` if something is missing, or is not what it should be; the message says what was found.
     """
     if bytes(file[_HEADER_BYTES - 2 : _HEADER_BYTES]) != _LITTLE_ENDIAN:
         raise ValueError("another header")

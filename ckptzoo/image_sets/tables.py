@@ -24,20 +24,17 @@ from ckptzoo.image_sets.pictures import Picture, Shape, decode_all, decode_to_ca
 from ckptzoo.text import excerpt, size
 
 _ROWS = 1000
-"""That are read at a time."""
+"""The number of rows that are read at a time."""
 _PICTURE_BYTES = 2**22
-"""The most bytes of one encoded picture."""
+"""The maximum number of bytes of one encoded picture."""
 _HELD_BYTES = 2**28
-"""Decoded pictures beyond this many bytes are kept in the cache and mapped, those of smaller sets held in memory."""
+"""Decoded pictures beyond this number of bytes are kept in the cache and mapped, smaller sets in memory."""
 
 
 def fetch(known: KnownSet) -> Mapping[str, Any]:
     """The splits of a data set, through ``datasets``.
 
-    Raises
-    ------
-    ZooError
-        It cannot be had there, or nothing could be fetched.
+    Raises ``ZooError`` if it is not available there, or nothing could be fetched.
     """
     step = f"Name a folder that holds its files with --data or {FOLDER_VARIABLE}."
     if known.table is None:
@@ -55,10 +52,8 @@ def fetch(known: KnownSet) -> Mapping[str, Any]:
 def from_datasets(known: KnownSet, split: str, splits: Mapping[str, Any]) -> ImageSet:
     """``train`` or ``test`` from a ``datasets.DatasetDict``.
 
-    Raises
-    ------
-    IntegrityError
-        It lacks the split or a column, its classes are in another order, or a picture is damaged.
+    Raises ``IntegrityError`` if it lacks the split or a column, its classes are in another order, or a picture is
+    damaged.
     """
     layout = known.table or HubTable(known.name)
     name, where = layout.splits[split], f"{layout.address}, {layout.splits[split]}"

@@ -1,4 +1,4 @@
-"""Random group elements that follow from seed, epoch, id and view alone, whoever draws them and how many at a time."""
+"""Random group elements determined by seed, epoch, id and view alone, however many are drawn at a time."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
@@ -23,7 +23,7 @@ from ckptzoo.symmetry.kinds.orthogonal import keeping_ones
 from ckptzoo.symmetry.matrices.tables import among, lifted
 
 _DOMAIN = 20
-"""Keeps the keys of group elements apart from those that order rows."""
+"""A word that keeps the keys of group elements apart from those that order rows."""
 _GOLDEN = 0x9E3779B97F4A7C15
 """2**64 over the golden ratio, an odd number."""
 INVERTIBLE, ORTHOGONAL = ("linear", "complex"), ("orthogonal", "orthogonal_mean")
@@ -178,22 +178,12 @@ class Augment:
 
 @dataclass(frozen=True, eq=False)
 class Draw:
-    """What is drawn for one element of a table's group, as columns of a matrix of 64-bit words.
+    """The random draw of one element of a table's group, as columns of a matrix of 64-bit words.
 
-    Parameters
-    ----------
-    augment
-        what is drawn.
-    table
-        the symmetries.
-    constants
-        (T,) one for every word; it follows from the group, what is drawn for it and the channel alone.
-    sorts
-        length n to the first of its columns and the (name, m) that take ``m * n`` of them each.
-    scales
-        the group and its first column.
-    mixing
-        the groups with matrices that are drawn, and the constants of the words for each.
+    ``constants`` are (T,), one for every word, which follows from the group, what is drawn for it and the channel
+    alone; ``sorts`` maps lengths n to the first of their columns and the (name, m) that take ``m * n`` of them each;
+    ``scales`` has each group and its first column; ``mixing`` has the groups whose matrices are drawn, and the
+    constants of the words for each.
     """
 
     augment: Augment
@@ -347,12 +337,8 @@ def bounded(
 ) -> dict[str, NDArray[np.float64]]:
     """The scales, of which none makes a running variance negative.
 
-    Parameters
-    ----------
-    scales
-        group to (K, n), of the channels in the order of the tensors.
-    read
-        a running variance by its name, (K, *shape).
+    ``scales`` maps groups to (K, n), one for each of the channels in the order of the tensors; ``read`` returns a
+    running variance by its name, (K, *shape).
     """
     made = dict(scales)
     for action in table.actions:

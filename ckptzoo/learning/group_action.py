@@ -28,16 +28,16 @@ _ENTRIES = 1024
 """From this number of entries a tensor's rows and columns are moved one after the other, checkpoint by checkpoint,
 instead of by a list of where each entry comes from: measured."""
 _KEPT = 8
-"""Arrays of a shape that are kept at most: of a batch in use and of one ahead, in a few views."""
+"""The maximum number of kept arrays of a shape: of a batch in use and of one ahead, in a few views."""
 _LIST = [np.empty(0)]
 _UNUSED = sys.getrefcount(_LIST[0])
-"""References to an array that only a list holds, as this version of Python counts them."""
+"""The reference count of an array that only a list holds, in this version of Python."""
 _HALVES = (np.dtype(np.float16), numpy_dtype("bfloat16"))
 
 
 @dataclass(frozen=True, eq=False)
 class _Acting:
-    """What acts on one tensor of a batch: rows (B, rows), columns (B, blocks, columns), and factors in their order."""
+    """Actions on one tensor of a batch: rows (B, rows), columns (B, blocks, columns), and factors in their order."""
 
     row: Any | None
     column: Any | None
@@ -49,7 +49,7 @@ class _Acting:
 
 
 class Buffers:
-    """Arrays for batches, each given again once nobody else holds it: fresh memory costs as much as filling it.
+    """Arrays for batches, reused once nobody else holds them: fresh memory costs as much as filling it.
 
     Where all arrays are in use, a new one is made, so that batches which the caller keeps are never written to. Not for
     several threads at once.
@@ -59,7 +59,7 @@ class Buffers:
         self._held: dict[tuple[Any, ...], list[NDArray[Any]]] = {}
 
     def __call__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """An array with whatever is in it."""
+        """Return an array with arbitrary content."""
         held = self._held.setdefault((shape, dtype), [])
         for at in range(len(held)):
             # any view, tensor or buffer of it would hold it too
@@ -74,20 +74,12 @@ class Buffers:
 class Mover:
     """The actions of a table on the tensors of an architecture, looked up once for all batches.
 
-    Parameters
-    ----------
-    shapes
-        tensor name to its shape in one checkpoint.
-    table
-        the symmetries; None where nothing is drawn.
-    statistics
-        by which weights are standardised between scales and permutations.
-
-    Notes
-    -----
     Permutations move bits. Matrices act in float64. Scales act in float64 on variances and in the tensor's own
     precision elsewhere, at least float32: a weight that is scaled on two axes is rounded four times. No bit depends on
     the other checkpoints of a batch. Beside the result a few MiB, and a tensor of the batch where matrices act.
+
+    ``shapes`` maps tensor names to shapes in one checkpoint; ``table`` is None where nothing is drawn; weights are
+    standardised by ``statistics`` between scales and permutations.
     """
 
     def __init__(
@@ -111,16 +103,8 @@ class Mover:
     ) -> list[Tensors]:
         """A view of a batch for each of the draws.
 
-        Parameters
-        ----------
-        readers
-            of the tensors.
-        rows
-            (B,) rows of the tree.
-        empty
-            makes the arrays, from shape and dtype.
-        matrices
-            for each draw, matrices (B, blocks, k, k) or (B, n, 2) of the blocks in their old order, by group.
+        ``rows`` are (B,) rows of the tree; ``empty`` returns an array of a shape and dtype; ``matrices`` are, for each
+        draw, matrices (B, blocks, k, k) or (B, n, 2) of the blocks in their old order, by group.
         """
         views: list[Tensors] = [{} for _ in draws]
         # where standardisation is the same for all positions that a permutation exchanges, rows are moved first, so

@@ -14,7 +14,7 @@ from ckptzoo.loader.permutation import derive_key
 from ckptzoo.loader.stream import State
 
 _DOMAIN = 21
-"""Keeps the words that choose streams apart from other keys."""
+"""A word that keeps the keys that choose streams apart from other keys."""
 
 
 class Mix:

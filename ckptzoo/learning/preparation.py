@@ -1,4 +1,4 @@
-"""What becomes of each batch of rows on its way to a network: views under group elements, standardised; targets."""
+"""The preparation of batches for a network: views under group elements, standardised; targets."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -80,16 +80,9 @@ class UnencodedBatch:
 
 
 class Preparation:
-    """What becomes of each batch of rows: k views of their weights, standardised, with targets.
+    """The preparation of batches of rows: k views of their weights, standardised, with targets.
 
-    Parameters
-    ----------
-    zoo
-        the checkpoints that are streamed.
-    source
-        what they are read from, in the same order.
-    y
-        (N,) or (N, m) targets, or None.
+    ``source`` reads ``zoo``'s checkpoints in their order; ``y`` is (N,), (N, m) or None.
     """
 
     def __init__(
@@ -136,10 +129,7 @@ class Preparation:
     def _require_gains(self, places: NDArray[np.int64], matrices: Sequence[Mapping[str, Any]]) -> None:
         """Refuse gains other than 1 where orthogonal matrices act.
 
-        Raises
-        ------
-        SymmetryError
-            A gain is another number.
+        Raises ``SymmetryError`` if a gain is another number.
         """
         if self._table is None or not (acting := {name for drawn in matrices for name in drawn}):
             return
@@ -157,7 +147,7 @@ def prepared(
     augment: Augment | None,
     standardize: Statistics | None,
 ) -> tuple[Source, Preparation]:
-    """What a stream reads, and what becomes of it."""
+    """The rows that a stream reads, and their preparation."""
     if type(views) is not int or views < 1:
         raise ZooError(Problem(zoo.name, "views", "an integer from 1", repr(views), "Choose another."))
     y = None

@@ -25,7 +25,7 @@ from ckptzoo.text import brief_repr
 
 Per = Literal["tensor", "orbit", "position", "sane"]
 PER = ("tensor", "orbit", "position", "sane")
-"""What shares one mean and one standard deviation."""
+"""The elements that share one mean and one standard deviation."""
 _FORMAT = "ckptzoo-statistics-1"
 
 
@@ -274,7 +274,7 @@ class _Moments:
         return self.origin + self.shift
 
     def add(self, values: NDArray[np.float64]) -> None:
-        """Count (B, *shape) more."""
+        """Count a batch (B, *shape)."""
         with np.errstate(invalid="ignore", over="ignore"):  # infinities are named at the end
             if not self.count:
                 # what never changes then has differences of exactly 0
@@ -309,7 +309,7 @@ class _Moments:
 
 
 def _sane_layers(arch: Architecture) -> dict[str, str]:
-    """Bias to the weight of its layer, with which it is counted."""
+    """Map biases to the weights of their layers, with which they are counted."""
     found: dict[str, str] = {}
     for tensor in arch.tensors:
         layer, _, last = tensor.name.rpartition(".")

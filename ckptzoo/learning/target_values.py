@@ -1,4 +1,4 @@
-"""What a network is to predict from weights: numbers joined to checkpoints by their ids."""
+"""Targets of networks that predict from weights: numbers joined to checkpoints by their ids."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""What a reader of a zoo uses: the zoo, its stacked tensors, streams, checkpoints."""
+"""Reading a zoo: the zoo, its stacked tensors, streams, checkpoints."""
 
 from ckptzoo.loader.checkpoint import Checkpoint
 from ckptzoo.loader.collection import Collection, ZooEntry

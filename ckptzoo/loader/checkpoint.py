@@ -12,7 +12,7 @@ from ckptzoo.loader.notebook import checkpoint_html
 from ckptzoo.schema.architecture import Architecture
 
 Read = Callable[[str, bool], NDArray[Any]]
-"""Tensor name and whether a private map is wanted, to the array of one checkpoint."""
+"""A function from a tensor name, and whether a private map is wanted, to the array of one checkpoint."""
 
 
 class Checkpoint(Mapping[str, Any]):

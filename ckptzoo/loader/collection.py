@@ -115,10 +115,7 @@ def write_collection(folder: str | os.PathLike[str]) -> tuple[ZooEntry, ...]:
 def collection_files(zoos: Mapping[str, Zoo]) -> dict[str, bytes]:
     """The table and the document of a collection, in the order in which they are written.
 
-    Parameters
-    ----------
-    zoos
-        whole zoos by the names of their folders, in order.
+    ``zoos`` maps folder names to whole zoos, in order.
     """
     tables: list[pa.Table] = []
     for name, zoo in zoos.items():
@@ -268,7 +265,7 @@ def _entries(content: Document, location: str) -> dict[str, ZooEntry]:
 
 
 def holds_zoos(folder: Path) -> bool:
-    """Whether a folder of this machine is no zoo, and is a collection or has folders that are zoos."""
+    """Whether a folder of this machine is a collection or has folders that are zoos, and is not a zoo."""
     if (folder / layout.ZOO).exists():
         return False
     return (folder / layout.COLLECTION).exists() or bool(zoo_folders(folder))
@@ -310,7 +307,7 @@ class _Zoos(Mapping[str, Zoo]):
         return _address_of(folder, self.files, self._address)
 
     def _open(self, folder: str) -> Zoo:
-        """A zoo as the collection knows it; one that has changed since is told of."""
+        """A zoo as the collection records it; one that has changed since is reported."""
         address = self.address_of(folder)
         how = {"endpoint": self._endpoint, "token": self._token}
         location, revision = f"{self.files.name}/{folder}", self.entries[folder].revision

@@ -25,23 +25,10 @@ PIECE_BYTES = 32 * 2**20
 class ComputedReader:
     """One tensor of a variant that stores only its group elements: ``cast(apply(g, raw))``.
 
-    Parameters
-    ----------
-    tensor
-        its name.
-    dtype
-        to cast to.
-    raw
-        the tensor as trained.
-    origins
-        (N,) int64, for each row of the variant its row of the raw tree.
-    table
-        the actions on this tensor alone, with their groups.
-    element
-        ``<group>.perm`` and ``<group>.scale`` of the table's groups, by row of the variant.
-    shards
-        (S, 2) int64, first row of each shard that the variant would have, and the one behind its last; so the row
-        blocks are those of a variant that is stored, and a stream has the same order.
+    ``origins`` are (N,) int64, for each row of the variant its row of the raw tree; ``table`` has the actions on this
+    tensor alone, with their groups; ``element`` holds ``<group>.perm`` and ``<group>.scale`` of the table's groups, by
+    row of the variant; ``shards`` are (S, 2) int64, the first row of each shard that the variant would have, and the
+    one behind its last, so that row blocks and the order of a stream are those of a stored variant.
     """
 
     def __init__(
@@ -70,7 +57,7 @@ class ComputedReader:
         element: Callable[[str], TensorReader],
         shards: NDArray[np.int64],
     ) -> "ComputedReader":
-        """A tensor of a zoo with this table; ``element`` gives the readers of the groups that act on it."""
+        """Make a reader of a tensor of a zoo with this table; ``element`` gives readers of its groups' elements."""
         table = table_of_tensor(tensor.name, symmetry)
         # the identity of one checkpoint names the tensors in which elements of the table are stored
         readers = {name: element(name) for name in GroupElement.identity(table, 1).to_tensors()}
@@ -116,7 +103,7 @@ class ComputedReader:
 
 
 def table_of_tensor(tensor: str, symmetry: Symmetry) -> Symmetry:
-    """The table of one tensor alone; of groups that are permuted together, the first one leads."""
+    """The table of one tensor alone; the first of groups that are permuted together leads."""
     actions = symmetry.actions_on(tensor)
     used = {name for action in actions for name in action.groups}
     first: dict[str, str] = {}

@@ -12,9 +12,9 @@ from ckptzoo.format.header import numpy_dtype
 from ckptzoo.loader.stream import Source
 
 _ROWS = 64
-"""Checkpoints that are read at a time, at most."""
+"""The maximum number of checkpoints that are read at a time."""
 _BYTES = 64 * 2**20
-"""Bytes that are read at a time, at most, or one checkpoint."""
+"""The maximum number of bytes that are read at a time, unless one checkpoint has more."""
 _BFLOAT16 = numpy_dtype("bfloat16")
 """A dtype that Arrow, and so ``datasets``, does not have; float32 holds its values exactly."""
 _MAX_AXES = 5
@@ -24,10 +24,7 @@ _MAX_AXES = 5
 def iterable(source: Source, *, shards: int) -> Any:
     """A ``datasets.IterableDataset`` with one example a checkpoint, in this number of shards, at most one a checkpoint.
 
-    Raises
-    ------
-    MissingExtraError
-        ``datasets`` is not installed.
+    Raises ``MissingExtraError`` if ``datasets`` is not installed.
     """
     datasets = require("datasets", "hub")
     cuts = np.linspace(0, len(source.rows), max(1, min(shards, len(source.rows))) + 1).astype(int)

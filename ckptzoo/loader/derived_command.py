@@ -11,12 +11,7 @@ from ckptzoo.schema import layout
 def derived_command(contents: Contents, name: str, folder: str = "FOLDER") -> str:
     """The command that makes a variant, or outputs on a set of inputs, of those checkpoints that lack it.
 
-    Parameters
-    ----------
-    name
-        of the variant or the set.
-    folder
-        of the zoo.
+    ``name`` is the variant or the set.
     """
     where, module = quote(folder), "" if archs.known(contents.architecture.forward) else " --module FILE.py:NAME"
     if "/" in name:

@@ -15,11 +15,11 @@ from ckptzoo.errors import Problem, UnknownNameError, ZooError
 
 PREFIX = "extra."
 _KINDS = (pa.float64(), pa.string(), pa.bool_())
-"""What a value may be, in the order in which they are tried; integers are read as float64."""
+"""Types of values, in the order in which they are tried; integers are read as float64."""
 _BLOCK_BYTES = 64 * 2**20
 """More than the largest ``extra``: pyarrow wants a row in one block."""
 _LOOKED_AT = 1000
-"""Rows whose names are listed where one is unknown."""
+"""The number of rows whose names are listed where one is unknown."""
 
 
 def names_in(filters: Any) -> list[str]:
@@ -47,7 +47,7 @@ def names_in(filters: Any) -> list[str]:
 
 
 def dotted(node: ast.expr | ast.AST) -> str | None:
-    """``extra.optim.lr`` of its tree; None of anything else."""
+    """The dotted name ``extra.optim.lr`` for a syntax tree of it; None for anything else."""
     if isinstance(node, ast.Attribute):
         inner = dotted(node.value)
         return None if inner is None else f"{inner}.{node.attr}"
@@ -57,28 +57,10 @@ def dotted(node: ast.expr | ast.AST) -> str | None:
 def extra_column(texts: pa.ChunkedArray, name: str, *, location: str) -> pa.Array:
     """The values under one name, null where a row has none.
 
-    Parameters
-    ----------
-    texts
-        the column ``extra``.
-    name
-        ``extra.`` and the keys, joined by dots, which keys themselves may have.
-
-    Returns
-    -------
-    pa.Array
-        float64 for numbers, string, or bool.
-
-    Raises
-    ------
-    UnknownNameError
-        No row has it.
-    ZooError
-        Values are of several types, or objects or lists.
-
-    Notes
-    -----
-    Parsed by pyarrow where all rows have the same form, else by json, ten times more slowly.
+    ``texts`` is the column ``extra``; ``name`` is ``extra.`` and the keys, joined by dots, which keys may contain.
+    Returns float64 for numbers, string, or bool. Raises ``UnknownNameError`` if no row has it, and ``ZooError`` if
+    values are of several types, or objects or lists. Parsed by pyarrow where all rows have the same form, else by json,
+    ten times more slowly.
     """
     data = "\n".join(text or "{}" for text in texts.to_pylist()).encode()
     path = name.removeprefix(PREFIX).split(".")
@@ -100,7 +82,7 @@ def extra_column(texts: pa.ChunkedArray, name: str, *, location: str) -> pa.Arra
 
 
 def _value(content: Any, path: list[str]) -> Any:
-    """What is under the keys of one row, one by one or several joined by dots; None where nothing is."""
+    """The value under the keys of one row, one by one or several joined by dots; None where there is none."""
     if not path:
         return content
     if not isinstance(content, dict):

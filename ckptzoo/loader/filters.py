@@ -24,7 +24,7 @@ from ckptzoo.loader.extra import dotted, extra_column, names_in
 from ckptzoo.text import excerpt
 
 Filters = Any
-"""What ``Zoo.where`` takes."""
+"""The conditions that ``Zoo.where`` accepts."""
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq,
@@ -47,9 +47,9 @@ _SYMBOLS: dict[type[ast.cmpop], str] = {
     ast.NotIn: "not in",
 }
 _OPERATORS = (*_COMPARE, "in", "not in")
-"""Those of ``(column, operator, value)``; ``=`` is ``==``, as in pyarrow."""
+"""Operators of ``(column, operator, value)``; ``=`` is ``==``, as in pyarrow."""
 _PYTHON_WORDS = {"true": "True", "false": "False", "null": "None", "none": "None"}
-"""What SQL and JSON call Python's constants."""
+"""Names in SQL and JSON of Python's constants."""
 _MAX_CONDITION = 10_000
 _STEP = "Write, for example, test_accuracy > 0.8 and seed < 500."
 _LISTED = "Write, for example, seed in [1, 2]."
@@ -96,12 +96,8 @@ class _Column:
 def expression(filters: Filters, schema: pa.Schema) -> pc.Expression:
     """Any accepted form but a mask as one expression over the columns of a schema.
 
-    Raises
-    ------
-    UnknownNameError
-        A column that the metadata lacks.
-    ZooError
-        The filters do not have an accepted form, or compare a column with a value of another type.
+    Raises ``UnknownNameError`` for a column that the metadata lacks, and ``ZooError`` if the filters do not have an
+    accepted form, or compare a column with a value of another type.
     """
     if isinstance(filters, pc.Expression):
         return filters
@@ -122,10 +118,8 @@ def expression(filters: Filters, schema: pa.Schema) -> pc.Expression:
 def matching(filters: Filters, metadata: pa.Table, *, location: str) -> NDArray[np.int64]:
     """The positions of the rows that satisfy filters other than masks, also of values within ``extra``.
 
-    Raises
-    ------
-    UnknownNameError, ZooError
-        As ``expression``; pyarrow cannot evaluate the expression.
+    Raises ``UnknownNameError`` and ``ZooError`` as ``expression``, the latter also if pyarrow cannot evaluate the
+    expression.
     """
     for name in names_in(filters):
         values = extra_column(metadata["extra"], name, location=location)
@@ -141,17 +135,8 @@ def matching(filters: Filters, metadata: pa.Table, *, location: str) -> NDArray[
 def kept(filters: Filters, count: int) -> NDArray[np.int64] | None:
     """The positions that a mask keeps; None where the filters are no mask.
 
-    Parameters
-    ----------
-    filters
-        a list of booleans, or an array of numpy, pyarrow, pandas or torch; nulls are False.
-    count
-        checkpoints that the mask must be of.
-
-    Raises
-    ------
-    ZooError
-        An array of anything else, or a mask of another length.
+    ``filters`` is a list of booleans, or an array of numpy, pyarrow, pandas or torch; nulls are False; ``count`` is the
+    required length of the mask. Raises ``ZooError`` for an array of anything else, or a mask of another length.
     """
     if isinstance(filters, pa.Array | pa.ChunkedArray) and pa.types.is_boolean(filters.type):
         filters = np.asarray(filters.fill_null(False))
@@ -282,7 +267,7 @@ def _constant(node: ast.expr) -> Any:
 
 
 def _described(node: ast.expr) -> str:
-    """What a part of a condition is, in words."""
+    """A part of a condition in words."""
     match node:
         case ast.Constant(value=value):
             return _spoken(value)

@@ -11,7 +11,7 @@ from ckptzoo.loader.notebook import tensor_html
 from ckptzoo.loader.readers import CastReader, TensorReader, float_dtype
 
 _BASIC = (int, np.integer, slice, type(Ellipsis), type(None))
-"""Keys of numpy's basic indexing, of which every one makes a view; a list or an array among them makes a copy."""
+"""Keys of numpy's basic indexing, which makes views; a list or an array among them makes a copy."""
 
 
 class StackedTensor:

@@ -1,4 +1,4 @@
-"""What notebooks show of zoos, tensors and checkpoints: only what was read when the zoo was opened."""
+"""HTML of zoos, tensors and checkpoints for notebooks, from what was read when the zoo was opened."""
 
 from typing import Any
 
@@ -12,18 +12,10 @@ from ckptzoo.text import counted, size
 
 
 def zoo_html(title: str, address: str, contents: Contents, chosen: int) -> str:
-    """A zoo, or a selection of one.
+    """HTML of a zoo, or of a selection of one.
 
-    Parameters
-    ----------
-    title
-        The zoo in a line.
-    address
-        Its folder, or where it is.
-    contents
-        What was read at opening; nothing else is.
-    chosen
-        How many of its checkpoints are selected.
+    ``contents`` is what was read at opening, and nothing else is read; ``chosen`` is the number of selected
+    checkpoints.
     """
     arch, total = contents.architecture, len(contents.raw.rows)
     parts = contents.raw.parts
@@ -45,30 +37,19 @@ def zoo_html(title: str, address: str, contents: Contents, chosen: int) -> str:
 
 
 def tensor_html(name: str, shape: tuple[int, ...], dtype: Any, nbytes: int, source: str) -> str:
-    """A stacked tensor.
+    """HTML of a stacked tensor.
 
-    Parameters
-    ----------
-    name, shape, dtype, nbytes
-        Those of the tensor.
-    source
-        Where its rows come from.
+    ``name``, ``shape``, ``dtype`` and ``nbytes`` are those of the tensor; ``source`` describes where its rows come
+    from.
     """
     facts = [("shape", _shape(shape)), ("dtype", str(dtype)), ("size", size(nbytes)), ("rows", source)]
     return html.fragment(f"tensor {name} of {counted(shape[0], 'checkpoint')}", Grid(facts))
 
 
 def checkpoint_html(title: str, arch: Architecture, row: dict[str, Any]) -> str:
-    """A checkpoint.
+    """HTML of a checkpoint.
 
-    Parameters
-    ----------
-    title
-        The checkpoint in a line.
-    arch
-        Its tensors.
-    row
-        Its metadata; missing values are left out.
+    Missing values of ``row`` are left out.
     """
     values = [(name, str(value)) for name, value in row.items() if value is not None]
     return html.fragment(title, Grid(values, title=counted(len(values), "value") + " of metadata"), tensors(arch))

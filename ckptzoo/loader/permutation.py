@@ -105,14 +105,14 @@ def _network(x: Any, a: int, b: int, keys: list[Any]) -> Any:
 
 
 def _add(half: Any, word: Any, size: int) -> Any:
-    """``(half + ((mix(word) * size) >> 32)) mod size``; both terms are below size."""
+    """Return ``(half + ((mix(word) * size) >> 32)) mod size``; both terms are below size."""
     # a word below 2**32 times a side of at most 2**20 + 1, rounded up to an even number: far below 2**63
     total = half + ((_mix(word) * size) >> 32)
     return total - size * (total >= size)
 
 
 def _mix(x: Any) -> Any:
-    """A bijection of 32-bit words, held in 64-bit integers, in which every input bit reaches every output bit."""
+    """Apply a bijection of 32-bit words, held in 64-bit integers, in which every input bit reaches every output bit."""
     x = x ^ (x >> 16)
     x = (x * 0x7FEB352D) & _MASK
     x = x ^ (x >> 15)
@@ -125,16 +125,7 @@ def derive_key(seed: int, *words: int) -> np.uint64:
     """A 64-bit key from a seed and any number of words, by ``numpy.random.SeedSequence``.
 
     Every number enters as two 32-bit words, behind the count of numbers, so that no two lists are the same entropy.
-
-    Parameters
-    ----------
-    seed, words
-        integers from 0 to 2**64 - 1.
-
-    Raises
-    ------
-    ZooError
-        A number is out of range.
+    ``seed`` and ``words`` are integers from 0 to 2**64 - 1. Raises ``ZooError`` if a number is out of range.
     """
     numbers = (seed, *words)
     for number in numbers:

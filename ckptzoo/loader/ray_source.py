@@ -22,7 +22,7 @@ _BFLOAT16 = numpy_dtype("bfloat16")
 """A dtype that Arrow does not have."""
 
 _BYTES = 64 * 2**20
-"""The most bytes of tensors in a block, or one checkpoint."""
+"""The maximum number of bytes of tensors in a block, unless one checkpoint has more."""
 _ID = "id"
 
 
@@ -35,7 +35,7 @@ class ZooDatasource(_datasource.Datasource):
         self._projection_map: dict[str, str] | None = None
 
     def get_name(self) -> str:
-        """What Ray shows."""
+        """The name that Ray shows."""
         return f"Zoo({self._zoo.name})"
 
     def supports_projection_pushdown(self) -> bool:
@@ -47,7 +47,7 @@ class ZooDatasource(_datasource.Datasource):
         return True
 
     def apply_predicate(self, predicate_expr: Any) -> Self:
-        """The same of the checkpoints that satisfy a condition; itself where that is for Ray to apply."""
+        """Return the same for the checkpoints that satisfy a condition; itself where Ray applies it."""
         condition = predicate_expr.to_pyarrow()
         # an expression of pyarrow gives no list of its columns
         if any(name in str(condition) for name in self._tensors):
@@ -63,7 +63,7 @@ class ZooDatasource(_datasource.Datasource):
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
     ) -> list[Any]:
-        """About so many tasks, each of consecutive checkpoints."""
+        """About this number of tasks, each of consecutive checkpoints."""
         count = len(self._zoo)
         cuts = np.linspace(0, count, max(1, min(parallelism, count)) + 1).astype(int).tolist()
         tasks: list[Any] = []
@@ -89,12 +89,7 @@ class ZooDatasource(_datasource.Datasource):
 class _Slice:
     """Checkpoints that one task reads.
 
-    Parameters
-    ----------
-    source
-        reads them; of all tensors where there are none.
-    tensors
-        those that are wanted.
+    ``source`` reads the tensors ``tensors``, or all where there are none.
     """
 
     source: Source
@@ -124,7 +119,7 @@ class _Slice:
         return pa.table({**columns, **{name: _column(reader.gather(rows)) for name, reader in self.readers.items()}})
 
     def tables(self) -> Iterator[pa.Table]:
-        """All rows, in blocks of bounded size."""
+        """Yield all rows in blocks of bounded size."""
         count = len(self.source.rows)
         step = max(1, _BYTES // max(1, sum(map(_row_bytes, self.readers.values()))))
         for start in range(0, count, step):

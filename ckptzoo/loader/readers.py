@@ -15,14 +15,14 @@ from ckptzoo.schema.layout import Span
 from ckptzoo.text import shortened
 
 COPY_BYTES = 8 * 2**20
-"""Rows that come from several places are put together this many bytes at a time."""
+"""Bytes of rows from several places that are assembled at a time."""
 ADVISED_BYTES = 16 * 2**20
 """The kernel is asked at once for adjacent rows of up to this many bytes, which halves the time of cold reads of 2 to
 16 MB; longer ones it reads ahead as fast by itself, where the disk's read-ahead is some MiB."""
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 _OTHER_NAMES = {"float": "float64", "double": "float64", "single": "float32", "half": "float16"}
 REMOTE_RUN_BYTES = 64 * 2**20
-"""Runs of rows on another machine are fetched this many bytes at a time."""
+"""Bytes of rows on another machine that are fetched at a time."""
 
 
 class TensorReader(Protocol):
@@ -30,12 +30,12 @@ class TensorReader(Protocol):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """As numpy has it."""
+        """The dtype in numpy."""
         ...
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """In one checkpoint."""
+        """The shape in one checkpoint."""
         ...
 
     @property
@@ -50,7 +50,7 @@ class TensorReader(Protocol):
 
     @property
     def source(self) -> str:
-        """Where the rows come from, in words."""
+        """A description of where the rows come from."""
         ...
 
     def gather(
@@ -58,14 +58,8 @@ class TensorReader(Protocol):
     ) -> NDArray[Any]:
         """Rows as one array: a view of a file where that is possible, else an array of its own.
 
-        Parameters
-        ----------
-        rows
-            (N,) rows of the tree, in any order.
-        key
-            integers and slices for the tensor's own axes.
-        private
-            maps of the caller's own, which then may write to the array; missing ones are added.
+        ``key`` holds integers and slices for the tensor's own axes; ``private`` are maps that belong to the caller, who
+        may then write to the array; missing ones are added.
         """
         ...
 
@@ -91,12 +85,8 @@ def float_dtype(dtype: Any, location: str) -> np.dtype[Any]:
 class CastReader:
     """A tensor whose rows are cast when they are read.
 
-    Parameters
-    ----------
-    reader
-        of the tensor as it is stored, whose rows and blocks these are; so a stream has the same order.
-    dtype
-        to cast to.
+    ``reader`` reads the tensor as it is stored and determines rows and blocks, so a stream has the same order;
+    ``dtype`` is the dtype to cast to.
     """
 
     def __init__(self, reader: TensorReader, dtype: np.dtype[Any]) -> None:
@@ -130,12 +120,7 @@ def cast_reader(reader: TensorReader, dtype: Any, location: str) -> TensorReader
 class MmapReader:
     """A tensor whose rows are in shards on this machine: views of their maps, or copies.
 
-    Parameters
-    ----------
-    index
-        of the tree.
-    locations
-        where the tensor is in the shards of one stem.
+    ``index`` is the tree's; ``locations`` say where the tensor is in the shards of one stem.
     """
 
     def __init__(self, index: ShardIndex, locations: TensorLocations) -> None:
@@ -201,7 +186,7 @@ class MmapReader:
             self._index.map(locations.shards[place]).will_need(offset, nbytes)
 
     def _whole(self, place: int, *, private: ShardMaps | None = None) -> NDArray[Any]:
-        """All of the tensor's rows in one of its shards, as a view."""
+        """Return all of the tensor's rows in one of its shards as a view."""
         locations = self._locations
         mapped = self._index.map(locations.shards[place], private=private)
         count = int(locations.stops[place] - locations.starts[place])
@@ -214,14 +199,7 @@ class MmapReader:
 class RemoteReader:
     """A tensor whose rows are in shards on another machine: blocks that are fetched, checked and copied from.
 
-    Parameters
-    ----------
-    index
-        of the tree.
-    locations
-        where the tensor is in the shards of one stem.
-    files
-        fetch the blocks.
+    ``locations`` say where the tensor is in the shards of one stem.
     """
 
     def __init__(self, index: ShardIndex, locations: TensorLocations, files: RemoteFiles) -> None:
@@ -282,14 +260,8 @@ class RemoteReader:
 class ConcatReader:
     """A tensor whose rows come from several readers.
 
-    Parameters
-    ----------
-    readers
-        of the same tensor, counting the same rows.
-    bounds
-        (R + 1,) int64, first row of every run of rows, and the number of rows.
-    owners
-        (R,) int64, which of the readers has the run.
+    All ``readers`` are of the same tensor and count the same rows; ``bounds`` are (R + 1,) int64, the first row of
+    every run of rows, and the number of rows; ``owners`` are (R,) int64, the number of the reader that has the run.
     """
 
     def __init__(self, readers: Sequence[TensorReader], bounds: NDArray[np.int64], owners: NDArray[np.int64]) -> None:

@@ -14,18 +14,14 @@ from ckptzoo.remote import AbsentError, Remote
 from ckptzoo.schema.layout import Span
 
 BLOCK_CACHE_BYTES = 256 * 2**20
-"""Blocks of which only some rows were read are kept in memory up to this many bytes, those read last."""
+"""Bytes of blocks kept in memory of which only some rows were read, the most recently read ones."""
 
 
 class RemoteFiles:
     """The files of a remote zoo, and the blocks that were read last.
 
-    Parameters
-    ----------
-    remote
-        where they are, pinned to a revision.
-    address, endpoint, token
-        how it was opened, so that it can be opened again; the token stays in this process.
+    ``remote`` says where they are, pinned to a revision; ``address``, ``endpoint`` and ``token`` say how it was opened,
+    so that it can be opened again; the token stays in this process.
     """
 
     here = None
@@ -40,7 +36,7 @@ class RemoteFiles:
 
     @property
     def _guard(self) -> threading.Lock:
-        """The lock of this process: in a forked one, a thread of the parent may have held the lock for ever."""
+        """The lock of this process: in a forked one, a thread of the parent may hold the lock forever."""
         if self._process != os.getpid():
             self._clear()
         return self._lock
@@ -96,12 +92,7 @@ class RemoteFiles:
     def blocks(self, wanted: Sequence[Span], *, keep: Iterable[int] = ()) -> Generator[tuple[int, memoryview]]:
         """Blocks with their positions in ``wanted`` as they come, those in memory first.
 
-        Parameters
-        ----------
-        wanted
-            each once.
-        keep
-            positions of the blocks that will soon be read again.
+        ``wanted`` has each block once; ``keep`` holds the positions of the blocks that will soon be read again.
         """
         with self._guard:
             cached = [(position, self._blocks.get(span.sha256)) for position, span in enumerate(wanted)]

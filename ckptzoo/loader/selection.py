@@ -29,21 +29,14 @@ from ckptzoo.loader.variant import Variant
 from ckptzoo.schema import layout
 
 _CALLER = 4
-"""Frames between a warning and the code that asks a Zoo for a variant."""
+"""The number of frames between a warning and the code that asks a Zoo for a variant."""
 
 
 @dataclass(frozen=True)
 class MethodDraws:
     """The draws of one approximate posterior.
 
-    Parameters
-    ----------
-    method
-        its name.
-    modes
-        the number of members or chains that the draws are taken around; 0 where the rows do not say.
-    draws
-        the number of checkpoints.
+    ``modes`` is the number of members or chains that the draws are taken around, 0 where the rows do not say.
     """
 
     method: str
@@ -54,10 +47,7 @@ class MethodDraws:
 def draws_by_method(rows: pa.Table) -> tuple[MethodDraws, ...]:
     """The draws of every method, the method with most of them first; independent runs are left out.
 
-    Parameters
-    ----------
-    rows
-        with the columns ``method`` and ``mode``.
+    ``rows`` have the columns ``method`` and ``mode``.
     """
     drawn = rows.select(["method", "mode"]).filter(pc.field("method").is_valid())
     counts = drawn.group_by("method").aggregate([("mode", "count_distinct"), ([], "count_all")]).to_pylist()
@@ -68,14 +58,8 @@ def draws_by_method(rows: pa.Table) -> tuple[MethodDraws, ...]:
 class Selection:
     """Checkpoints of a zoo in some order.
 
-    Parameters
-    ----------
-    contents
-        of the zoo.
-    variants
-        those that were opened; shared between the selections of a zoo, and added to.
-    rows
-        (N,) int64, the checkpoints' rows of the raw tree.
+    ``variants`` are the opened variants, a mapping that the selections of a zoo share and extend; ``rows`` are (N,)
+    int64, the checkpoints' rows of the raw tree.
     """
 
     def __init__(self, contents: Contents, variants: dict[str, Variant], rows: NDArray[np.int64]) -> None:
@@ -200,12 +184,8 @@ class Selection:
     def predictions(self, inputs: str) -> Predictions:
         """The outputs of these checkpoints on a set of inputs.
 
-        Raises
-        ------
-        UnknownNameError
-            No such set.
-        ZooError
-            Not every checkpoint has been evaluated on it.
+        Raises ``UnknownNameError`` if there is no such set and ``ZooError`` if not every checkpoint has been evaluated
+        on it.
         """
         if inputs not in self.predicted:
             raise UnknownNameError(self.name, "set of predictions", inputs, self.predicted)
@@ -216,12 +196,8 @@ class Selection:
     def variant_rows(self, variant: str) -> tuple[Variant, NDArray[np.int64]]:
         """A variant, and the rows of these checkpoints in it.
 
-        Raises
-        ------
-        UnknownNameError
-            No such variant.
-        ZooError
-            Not every checkpoint has been derived.
+        Raises ``UnknownNameError`` if there is no such variant and ``ZooError`` if not every checkpoint has been
+        derived.
         """
         if variant != layout.RAW and variant not in self.gauges:
             raise UnknownNameError(self.name, "variant", variant, self.names)
@@ -250,7 +226,7 @@ class Selection:
     def source(
         self, names: Sequence[str], variant: str, columns: str | Sequence[str] = (), dtype: Any = None
     ) -> Source:
-        """What a stream of these tensors, layers and columns reads; all tensors where there are no names."""
+        """The source of a stream of these tensors, layers and columns; of all tensors where there are no names."""
         opened, rows = self.variant_rows(variant)
         arch = self.contents.architecture
         wanted: list[str] = []
@@ -302,7 +278,7 @@ class Selection:
         raise UnknownNameError(self.name, "tensor", name, arch.layers.get(name, known), self._other_use(name))
 
     def _other_use(self, name: str) -> str | None:
-        """What to write where the name of a tensor is expected and this is the name of something else."""
+        """The next step where the name of a tensor is expected and this is the name of something else."""
         arch = self.contents.architecture
         tensor = next(iter(arch.layers.get(name, arch.names)), "")
         if name in arch.layers:
@@ -347,10 +323,7 @@ def standing(contents: Contents) -> NDArray[np.int64]:
 def left_out(contents: Contents, rows: NDArray[np.int64]) -> str | None:
     """How many checkpoints were retracted, in words; None where none was.
 
-    Parameters
-    ----------
-    rows
-        those that were not, as ``standing`` gives them.
+    ``rows`` are the rows that were kept, as ``standing`` gives them.
     """
     count = len(contents.raw.rows)
     return (

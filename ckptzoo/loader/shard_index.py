@@ -16,30 +16,20 @@ from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.layout import RAW, Span
 
 MAX_MAPS = 256
-"""Shards that are kept mapped at a time; arrays that are in use keep theirs."""
+"""The maximum number of shards that are kept mapped; arrays in use keep their maps."""
 
 ShardMaps = dict[str, ShardMap]
-"""Maps of the caller's own, by the path of the file: what it writes into their arrays is seen by nobody else."""
+"""Maps that belong to the caller, by the path of the file: writing to their arrays affects no other reader."""
 
 
 @dataclass(frozen=True)
 class TensorLocations:
     """One tensor in every shard that holds it, in zoo order.
 
-    Parameters
-    ----------
-    dtype, shape, row_bytes
-        of one row.
-    starts, stops
-        (S,) int64, the first row in each shard and the one behind its last.
-    shards
-        (S,) numbers of the shards in the index.
-    offsets
-        (S,) bytes from the start of each shard to its first row.
-    row_blocks
-        (P,) int64, first row of every block of rows that has a digest.
-    entries
-        (P,) int64, the index row of each block.
+    ``starts`` and ``stops`` are (S,) int64, the first row in each shard and the one behind its last; ``shards`` are the
+    (S,) numbers of the shards in the index; ``offsets`` are the (S,) bytes from the start of each shard to its first
+    row; ``row_blocks`` are (P,) int64, the first row of every block of rows that has a digest; ``entries`` are (P,)
+    int64, the index row of each block.
     """
 
     dtype: str
@@ -56,14 +46,8 @@ class TensorLocations:
 class ShardIndex:
     """The shards of a tree, opened when first needed.
 
-    Parameters
-    ----------
-    files
-        of the zoo.
-    tree
-        whose index is used; its digests are read only where blocks are fetched from another machine.
-    arch
-        of the zoo; gives the tensors of a tree without parts.
+    ``tree`` is the tree whose index is used; its digests are read only where blocks are fetched from another machine;
+    ``arch`` is the zoo's architecture, which gives the tensors of a tree without parts.
     """
 
     def __init__(self, files: Files, tree: Tree, arch: Architecture) -> None:

@@ -28,15 +28,15 @@ from ckptzoo.text import counted, shown_arrays
 WINDOW_BYTES = 64 * 2**20
 """Rows are shuffled within a window of this many bytes, at least one block of rows."""
 ROWS_AHEAD = 4096
-"""Rows whose order is computed together, where batches have fewer: a few calls of numpy for all of them."""
+"""The number of rows whose order is computed together where batches have fewer, to save calls of numpy."""
 BATCHES_AHEAD = 2
-"""Batches of a zoo on another machine that are fetched before they are asked for."""
+"""The number of batches of a zoo on another machine that are fetched ahead."""
 
 Shuffle = bool | Literal["global"]
 SHUFFLES = (False, True, "global")
 Remainder = Literal["error", "keep", "drop", "pad"]
 REMAINDERS = ("error", "keep", "drop", "pad")
-"""What becomes of the last round when its rows do not make equal shares."""
+"""The treatment of the last round when its rows do not make equal shares."""
 
 State = dict[str, Any]
 """``{revision, plan, seed, epoch, position}``: the position of a stream; small, and JSON as it is."""
@@ -46,19 +46,10 @@ State = dict[str, Any]
 class EpochPlan:
     """One epoch's order of ``count`` rows.
 
-    Parameters
-    ----------
-    row_blocks
-        (P + 1,) int64: the rows are in P blocks, runs that are together in one shard.
-    window
-        blocks that are shuffled together.
-    shuffle
-        False keeps the order. True shuffles the blocks, then the rows within each window of blocks, so that memory and
-        requests stay bounded. ``"global"`` shuffles all rows alike.
-
-    Notes
-    -----
-    The order depends on these and on seed and epoch, never on batch size, workers or ranks. Memory O(P).
+    The order depends on these and on seed and epoch, never on batch size, workers or ranks. Memory O(P). ``row_blocks``
+    are (P + 1,) int64: the rows are in P blocks, runs that are together in one shard; ``window`` is the number of
+    blocks that are shuffled together; ``shuffle=False`` keeps the order, True shuffles the blocks, then the rows within
+    each window of blocks, so that memory and requests stay bounded. ``"global"`` shuffles all rows alike.
     """
 
     row_blocks: NDArray[np.int64]
@@ -108,12 +99,8 @@ class EpochPlan:
 def row_blocks_of(rows: NDArray[np.int64], blocks: NDArray[np.int64]) -> NDArray[np.int64]:
     """(P + 1,) where runs of rows of one block start and end.
 
-    Parameters
-    ----------
-    rows
-        (N,) rows of a tree, in zoo order or that of a selection.
-    blocks
-        (B,) first row of every block of the tensor whose blocks hold the fewest rows.
+    ``rows`` are (N,) rows of a tree, in zoo order or that of a selection; ``blocks`` are the (B,) first rows of every
+    block of the tensor whose blocks hold the fewest rows.
     """
     owner = np.searchsorted(blocks, rows, side="right")
     return np.concatenate([[0], np.flatnonzero(np.diff(owner)) + 1, [len(rows)]]).astype(np.int64)
@@ -121,7 +108,7 @@ def row_blocks_of(rows: NDArray[np.int64], blocks: NDArray[np.int64]) -> NDArray
 
 @dataclass(frozen=True)
 class ReaderShard:
-    """Which batches of a stream one of several readers takes: a rank of ``world_size``, a worker of ``workers``.
+    """The batches of a stream that one reader takes: a rank of ``world_size``, a worker of ``workers``.
 
     Round t of the stream holds ``world_size`` batches of ``batch_size`` rows, one a rank; the workers of a rank take
     its batches in turn, which is the order in which a DataLoader collects them.
@@ -223,22 +210,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class Source:
-    """What a stream reads.
+    """The readers, rows and columns of a stream.
 
-    Parameters
-    ----------
-    readers
-        of the tensors, by name.
-    rows
-        (N,) rows of the tree, in order.
-    ids
-        their checkpoints' ids.
-    revision, location
-        of the zoo.
-    prefetch
-        fetches blocks of a zoo on another machine ahead; None for one on this.
-    columns
-        of the metadata, (N,) rows, which go along with the tensors.
+    ``rows`` are (N,) rows of the tree, in order; ``prefetch`` fetches blocks of a zoo on another machine ahead, and is
+    None for one on this; ``columns`` are (N,) rows of the metadata that accompany the tensors.
     """
 
     readers: dict[str, TensorReader]
@@ -455,7 +430,7 @@ class Stream:
 def prepared(
     turns: Iterable[int], rows_of: Callable[[int], NDArray[np.int64]], prepare: Callable[[NDArray[np.int64]], None]
 ) -> Generator[NDArray[np.int64]]:
-    """The rows of every turn, once they were prepared; the next ``BATCHES_AHEAD`` are being prepared meanwhile."""
+    """Yield the rows of every turn once they are prepared, while the next ``BATCHES_AHEAD`` are being prepared."""
     # not a "with": its end would wait for a run that is being fetched and that nobody reads after an error
     pool = ThreadPoolExecutor(1, thread_name_prefix="ckptzoo-ahead")
     pending: deque[tuple[NDArray[np.int64], Future[None]]] = deque()

@@ -37,10 +37,7 @@ def owned(array: NDArray[Any]) -> torch.Tensor:
 def device_of(device: Any, location: str) -> torch.device:
     """A device of torch that is there.
 
-    Raises
-    ------
-    ZooError
-        It is none, or this machine has it not.
+    Raises ``ZooError`` if it is not a device, or this machine does not have it.
     """
     try:
         found = torch.device(device)
@@ -93,7 +90,7 @@ class TorchStream:
         return tensor.to(self._device)
 
     def state_dict(self) -> State:
-        """The position behind the last batch that was handed out."""
+        """The position behind the last batch that was returned."""
         return dict(self._state)
 
     def load_state_dict(self, state: State) -> None:
@@ -108,7 +105,7 @@ class TorchStream:
 
 
 def refuse_to_collate(batches: list[Any], **_: Any) -> NoReturn:
-    """What DataLoader calls to make one batch of several, where it was not told that the dataset makes batches."""
+    """Raise the error of a DataLoader that collates, as it was not told that the dataset makes batches."""
     step = "Write DataLoader(dataset, batch_size=None), and the size in zoo.to_torch(..., batch_size=...)."
     got = f"one that puts {len(batches)} batches of up to {len(batches[0])} checkpoints together"
     raise ZooError(
@@ -185,7 +182,7 @@ class ZooDataset(IterableDataset[Batch]):
         return (batch.with_arrays(owned) for batch in self.stream())
 
     def state_dict(self) -> State:
-        """Where the next iteration starts."""
+        """Return the position at which the next iteration starts."""
         numbers = self._shared.numpy().view(np.uint64).tolist()
         return self._stream.state_dict() | dict(zip(_SHARED, numbers, strict=True))
 

@@ -21,20 +21,8 @@ class Variant:
     """The weights of a zoo in one gauge, or as trained.
 
     Parts without shards of the gauge itself hold only group elements; their weights are computed from the raw ones.
-
-    Parameters
-    ----------
-    contents
-        of the zoo.
-    name
-        ``raw`` or a gauge's.
-    raw
-        the raw weights; None where this variant is them.
-
-    Raises
-    ------
-    IntegrityError
-        The variant's parts do not fit the zoo.
+    ``name`` is ``raw`` or a gauge's; ``raw`` holds the raw weights; None where this variant is ``raw``. Raises
+    ``IntegrityError`` if the variant's parts do not fit the zoo.
     """
 
     def __init__(self, contents: Contents, name: str, raw: "Variant | None") -> None:
@@ -60,7 +48,7 @@ class Variant:
         return {name: self._stored(layout.ELEMENT, name) for name in names}
 
     def will_need(self, row: int) -> None:
-        """Have one checkpoint read ahead: by the kernel, or in few requests."""
+        """Ask for one checkpoint to be read ahead: by the kernel, or in few requests."""
         files = self._contents.files
         if isinstance(files, RemoteFiles):
             readers = (self.reader(name) for name in self._contents.architecture.names)

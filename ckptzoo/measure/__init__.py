@@ -1,4 +1,4 @@
-"""What can be measured of arrays of weights and predictions. Pure arrays, no files."""
+"""Measurements of arrays of weights and predictions. Pure arrays, no files."""
 
 from ckptzoo.measure.barriers import Barriers, barriers
 from ckptzoo.measure.convergence import Convergence, convergence

@@ -17,10 +17,7 @@ _PIECE = 2**22
 class Components:
     """Variances along the principal components of a sample.
 
-    Parameters
-    ----------
-    variances
-        (min(K - 1, d),) descending, with the divisor K - 1.
+    ``variances`` are (min(K - 1, d),), descending, with the divisor K - 1.
     """
 
     variances: Values
@@ -52,22 +49,10 @@ def principal_components(samples: ArrayLike) -> Components:
     .. math:: \lambda_i = \frac{s_i^2}{K - 1}
 
     with s_i the singular values of the samples less their mean: the eigenvalues of the sample covariance (Pearson, "On
-    lines and planes of closest fit to systems of points in space", 1901).
-
-    Parameters
-    ----------
-    samples
-        (K, d) with K of 2 or more and d of 1 or more.
-
-    Raises
-    ------
-    ZooError
-        Another shape.
-
-    Notes
-    -----
-    Through the smaller of the two Gram matrices: time K d min(K, d), memory min(K, d)^2 and a few copies of pieces.
-    A variance is known to about 1e-15 of the largest one. Tested in ``tests/measure/test_components.py``.
+    lines and planes of closest fit to systems of points in space", 1901). ``samples`` are (K, d) with K of 2 or more
+    and d of 1 or more. Raises ``ZooError`` for another shape. Through the smaller of the two Gram matrices: time K d
+    min(K, d), memory min(K, d)^2 and a few copies of pieces. A variance is known to about 1e-15 of the largest one.
+    Tested in ``tests/measure/test_components.py``.
     """
     array = np.asarray(samples)
     if array.ndim != 2:
@@ -81,14 +66,7 @@ def principal_components(samples: ArrayLike) -> Components:
 class ByRows:
     """Gathers the covariance of d columns from blocks of rows: (d, d), whatever the number of rows.
 
-    Parameters
-    ----------
-    d
-        columns.
-
-    Notes
-    -----
-    Sums are of differences to the first row, so that a large mean costs no digits.
+    ``d`` is the number of columns. Sums are of differences to the first row, so that a large mean costs no digits.
     """
 
     def __init__(self, d: int) -> None:
@@ -121,10 +99,7 @@ class ByRows:
 class ByColumns:
     """Gathers the Gram matrix of K rows from blocks of columns: (K, K), whatever the number of columns.
 
-    Parameters
-    ----------
-    K
-        rows, 2 or more.
+    ``K`` is the number of rows, 2 or more.
     """
 
     def __init__(self, K: int) -> None:

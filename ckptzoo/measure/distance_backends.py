@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from ckptzoo.measure.panels import MAX_THREADS, Panel, run_tasks
 
 CHUNK = 256
-"""Columns that are taken at a time, and added up before the sum goes on in float64."""
+"""The number of columns that are added up before the sum goes on in float64."""
 TILE = 2**18
 """Bytes of a tile; with its copy about half of a core's second-level cache."""
 GROUP = 32
 """Rows of a product. With ``CHUNK`` columns it is small enough for BLAS to compute it on the calling thread."""
 SMALL = 2**22
-"""Differences for each thread: with fewer, one thread does all."""
+"""The minimum number of differences for each thread: with fewer, one thread does all."""
 COMPILED = 2**31
 """Differences from which on Numba does them where it is installed: numpy takes about a second for fewer, and that is
 what it takes to import Numba and to load what it has compiled."""
@@ -48,20 +48,17 @@ class ArrayBackend(Protocol):
         ...
 
     def from_numpy(self, array: NDArray[np.float64]) -> Any:
-        """An array of numpy brought here."""
+        """Bring an array of numpy to the backend."""
         ...
 
     def to_numpy(self, array: Any) -> NDArray[Any]:
-        """An array brought to numpy."""
+        """Bring an array to numpy."""
         ...
 
     def add_distances(self, panels: Sequence[Panel], x: Any, y: Any, columns: slice, single: bool) -> bool:
         """Add the distances in some columns, of float32 where ``single`` and it serves.
 
-        Returns
-        -------
-        bool
-            Whether all elements are finite, and below ``LARGEST`` when centred; if not, nothing is added.
+        Returns whether all elements are finite, and below ``LARGEST`` when centred; if not, nothing is added.
         """
         ...
 
@@ -81,7 +78,7 @@ def select_backend(x: Any, y: Any) -> tuple[ArrayBackend, Any, Any]:
 
 @dataclass(frozen=True)
 class NumpyBackend:
-    """Numpy."""
+    """The numpy backend."""
 
     def full(self, shape: tuple[int, int], value: float) -> NDArray[np.float64]:
         """As in ``ArrayBackend``."""
@@ -119,16 +116,10 @@ class NumpyBackend:
 
 @dataclass(frozen=True)
 class TorchBackend:
-    """Torch on a device.
+    """The torch backend for one device.
 
-    Sums of absolute differences are ``torch.pdist``'s, ``CHUNK`` columns at a time.
-
-    Parameters
-    ----------
-    framework
-        the array API namespace of torch.
-    device
-        torch's own.
+    Sums of absolute differences are ``torch.pdist``'s, ``CHUNK`` columns at a time. ``framework`` is the array API
+    namespace of torch; ``device`` is a torch device.
     """
 
     framework: Any
@@ -201,18 +192,10 @@ def add_distances(panels: Sequence[Panel], block: Values, single: bool) -> None:
         \sum_c (a_c - b_c)^2 &= \sum_c a_c^2 + \sum_c b_c^2 - 2 \sum_c a_c b_c
 
     because :math:`|a - b| = 2 \max(a, b) - a - b`: the maximum of a row and a tile of rows, and a product with ones,
-    where differences would take a pass more. The maxima are exact.
-
-    Parameters
-    ----------
-    block
-        (N, w) of which each column has mean 0, so that little cancels; finite, and so are sums of its squares.
-    single
-        round to float32 for the absolute differences; then sums are finite in float32.
-
-    Notes
-    -----
-    Errors are bounded as in ``ckptzoo.measure.Distances``. No bit depends on the threads, those of BLAS included.
+    where differences would take a pass more. The maxima are exact. ``block`` is (N, w) of which each column has mean 0,
+    so that little cancels; finite, and so are sums of its squares; ``single`` rounds to float32 for the absolute
+    differences; sums must then be finite in float32. Errors are bounded as in ``ckptzoo.measure.Distances``. No bit
+    depends on the threads, those of BLAS included.
     """
     count, width = block.shape
     whole = _chunks(block, np.dtype(np.float64))

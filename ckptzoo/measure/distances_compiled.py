@@ -42,8 +42,8 @@ class Packed(NamedTuple):
     Attributes
     ----------
     values
-        (runs, vectors, RUN, lanes) float32 or float64: row ``vector * lanes + lane``, column ``run * RUN + c``. After
-        the last row come rows of zeros; after the last column, anything.
+        (runs, vectors, RUN, lanes) float32 or float64: row ``vector * lanes + lane``, column ``run * RUN + c``.
+        After the last row come rows of zeros; after the last column, anything.
     units
         (runs,) float64, the power of two by which the values of a run are to be multiplied.
     rows
@@ -63,27 +63,15 @@ def add_distances(
 ) -> bool:
     """Add the distances in some columns to those of the panels.
 
-    Parameters
-    ----------
-    x, y
-        (m, w) and (n, w), of any real dtype and strides.
-    dtype
-        float32 or float64, of which the differences are.
-    limit
-        for the absolute values of centred elements.
+    Returns whether they are all finite and below the limit; otherwise nothing is added.
 
-    Returns
-    -------
-    bool
-        Whether they are all finite and below the limit; if not, nothing is added.
-
-    Notes
-    -----
     Errors are bounded as in ``ckptzoo.measure.Distances``. With u the unit roundoff of the type, elements a and b are
     rounded by u (abs a + abs b) together, so the difference d is wrong by that and its square by 2 abs d times that;
     sums over a run add at most (RUN + 1) u of the absolute differences and (RUN + 2) u of the squares.
 
-    Memory: a copy of the columns in that type, and for each thread 0.2 MB and 1 KB a row.
+    Memory: a copy of the columns in that type, and for each thread 0.2 MB and 1 KB a row. ``x`` and ``y`` are (m, w)
+    and (n, w), of any real dtype and strides. The differences have ``dtype``, float32 or float64; ``limit`` bounds the
+    absolute values of centred elements.
     """
     count, width = len(x) + len(y), x.shape[1]
     lanes, runs = VECTOR // np.dtype(dtype).itemsize, -(-width // RUN)
@@ -126,7 +114,7 @@ def add_distances(
 
 
 def _cached(function: Callable[..., Any]) -> Any:
-    """The function compiled, and kept on disk where Numba has a folder that it may write to."""
+    """Return the compiled function, cached on disk where Numba has a writable folder."""
     try:
         return njit(function, cache=True, **_OPTIONS)
     except RuntimeError:  # "no locator available"
@@ -134,7 +122,7 @@ def _cached(function: Callable[..., Any]) -> Any:
 
 
 def _vectors(typed: Callable[..., Any]) -> Callable[..., Any]:
-    """Numba's decorator, which gives the first argument itself."""
+    """Numba's decorator, which supplies the first argument itself."""
     return intrinsic(typed)
 
 
@@ -142,14 +130,8 @@ def _vectors(typed: Callable[..., Any]) -> Callable[..., Any]:
 def pack(rows: Any, values: Any, limit: float) -> float:
     """Centre the columns of a run, scale them and put them in order; return the unit, or infinity.
 
-    Parameters
-    ----------
-    rows
-        (N, w) float64.
-    values
-        (vectors, RUN, lanes), of a run of ``Packed``.
-    limit
-        of the absolute values; infinity is returned where one is larger or not finite.
+    ``rows`` are (N, w) float64, and ``values`` are the (vectors, RUN, lanes) of a run of ``Packed``. Infinity is
+    returned where an absolute value is above ``limit`` or not finite.
     """
     count, width = rows.shape
     lanes = values.shape[2]
@@ -186,16 +168,9 @@ def pack(rows: Any, values: Any, limit: float) -> float:
 def _add_two_rows(typing: Any, row: Any, other: Any, vector: Any, unit: Any, sums: Any) -> Any:
     """Add the sums of absolute and of squared differences between each of two rows and a vector of rows.
 
-    Parameters
-    ----------
-    row, other
-        (w,) of ``Packed.values``: some columns of a row.
-    vector
-        (w, lanes) of it: the same columns of ``lanes`` rows.
-    unit
-        float64, of these columns.
-    sums
-        (2, 2, lanes) float64: of each row the absolute differences and the squares.
+    ``row`` and ``other`` are (w,) of ``Packed.values``, some columns of a row; ``vector`` has the same columns of
+    ``lanes`` rows, (w, lanes), and ``unit`` is the columns' unit. ``sums`` are (2, 2, lanes) float64: for each row the
+    absolute differences and the squares.
     """
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -247,12 +222,8 @@ def add_tile(
 ) -> None:
     """Add the distances between the rows ``start .. stop - 1`` and later ones, in vectors ``first .. last - 1``.
 
-    Parameters
-    ----------
-    sums
-        (last - first or more, stop - start + 1 or more, 2, lanes) float64, overwritten.
-    manhattan, squares
-        of the panel with these rows.
+    ``sums`` are (last - first or more, stop - start + 1 or more, 2, lanes) float64, overwritten; ``manhattan`` and
+    ``squares`` are the panel's sums for these rows.
     """
     lanes = packed.values.shape[3]
     sums[:] = 0

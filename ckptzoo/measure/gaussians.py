@@ -103,20 +103,8 @@ def signal_to_noise(mean: ArrayLike, std: ArrayLike) -> Values:
 def joined(weights: Mapping[str, ArrayLike]) -> tuple[Values, Values]:
     """Means and deviations of stacked networks of a Gaussian architecture, in the order of the tensors.
 
-    Parameters
-    ----------
-    weights
-        tensor name to (K, *shape); a tensor ``<name>_std`` holds the deviations of the tensor ``<name>``.
-
-    Returns
-    -------
-    tuple[Values, Values]
-        Two arrays (K, D) float64.
-
-    Raises
-    ------
-    ZooError
-        A tensor has no deviations.
+    ``weights`` maps tensor names to (K, *shape); a tensor ``<name>_std`` holds the deviations of the tensor ``<name>``.
+    Returns two arrays (K, D) float64. Raises ``ZooError`` if a tensor has no deviations.
 
     Examples
     --------
@@ -139,7 +127,7 @@ def joined(weights: Mapping[str, ArrayLike]) -> tuple[Values, Values]:
 
 
 _STD = "_std"
-"""How the names of deviations end; those of ``ckptzoo.archs.gaussian``."""
+"""The suffix of the names of deviations, as in ``ckptzoo.archs.gaussian``."""
 
 
 def _checked(mean: ArrayLike, std: ArrayLike) -> tuple[Values, Values]:

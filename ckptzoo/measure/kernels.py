@@ -15,18 +15,18 @@ from ckptzoo.measure.panels import Panel, run_tasks
 
 # As many, and of as many rows, as in the code of arXiv 2310.08287.
 COUNT = 10
-"""Bandwidths of each norm."""
+"""The number of bandwidths of each norm."""
 FIRST = 500
-"""Rows of each sample whose distances a rule takes."""
+"""The number of rows of each sample whose distances a rule uses."""
 
 Rule = Literal["paper", "fixed"]
 RULES: tuple[Rule, ...] = ("paper", "fixed")
 PIECE = 2**16
-"""Distances whose kernels are computed at a time."""
+"""The number of distances whose kernels are computed at a time."""
 
 Values = NDArray[np.float64]
 Host = Callable[[Any], Any]
-"""Brings an array to numpy."""
+"""A function that brings an array to numpy."""
 
 
 def bandwidths_of(distances: ArrayLike) -> NDArray[np.float64]:
@@ -81,20 +81,10 @@ def resolve_bandwidths(
 ) -> NDArray[np.float64]:
     """(20,) bandwidths: given ones, or the rule's for the distances in the panels, 10 for L1 and then 10 for L2.
 
-    Parameters
-    ----------
-    bandwidths
-        ``paper`` takes the distances between the first 500 rows of X and of Y; ``fixed`` those among the first 500 rows
-        of X, each pair once; or (20,) numbers.
-    host
-        brings an array to numpy.
-
-    Raises
-    ------
-    UnknownNameError
-        No such rule.
-    ZooError
-        The given ones are not 20 finite numbers above 0, or distances are not finite.
+    ``bandwidths`` are a rule or numbers: ``paper`` takes the distances between the first 500 rows of X and of Y;
+    ``fixed`` those among the first 500 rows of X, each pair once; or (20,) numbers. Raises ``UnknownNameError`` if
+    there is no such rule, and ``ZooError`` if the given ones are not 20 finite numbers above 0, or distances are not
+    finite.
     """
     if isinstance(bandwidths, str):
         if bandwidths not in RULES:
@@ -129,7 +119,7 @@ def _rule_distances(
 
 
 def kernel_exponents(panel: Panel, rows: slice, bandwidths: Values, number: int) -> Any:
-    """A new array of one kernel's exponents for some rows of a panel; minus infinity where a pair does not count."""
+    """Return a new array of one kernel's exponents for some rows; minus infinity where a pair does not count."""
     b = float(bandwidths[number])
     # without the usual factor 2 in the Gaussian, as in the code of arXiv 2310.08287
     return panel.manhattan[rows] * (-1 / b) if number < COUNT else panel.squares[rows] * (-1 / b / b)
@@ -141,26 +131,14 @@ def unbiased(within_x: Any, within_y: Any, across: Any, m: int, n: int) -> Any:
     .. math:: \frac{1}{m(m-1)} \sum_{i \ne j} k(x_i, x_j) + \frac{1}{n(n-1)} \sum_{i \ne j} k(y_i, y_j)
         - \frac{2}{mn} \sum_{i, j} k(x_i, y_j)
 
-    (Gretton et al., "A kernel two-sample test", JMLR 2012, equation 3.)
-
-    Parameters
-    ----------
-    within_x, within_y
-        sums over the unordered pairs of different rows of one sample.
-    across
-        the sum over all pairs of a row of X and a row of Y.
+    (Gretton et al., "A kernel two-sample test", JMLR 2012, equation 3.) ``within_x`` and ``within_y`` are sums over the
+    unordered pairs of different rows of one sample; ``across`` is the sum over all pairs of a row of X and a row of Y.
     """
     return 2 * within_x / (m * (m - 1)) + 2 * within_y / (n * (n - 1)) - 2 * across / (m * n)
 
 
 def kernel_estimates(panels: Sequence[Panel], m: int, n: int, bandwidths: Values, host: Host) -> Values:
-    """(20,) the estimate of every kernel.
-
-    Parameters
-    ----------
-    host
-        brings an array to numpy.
-    """
+    """(20,) the estimate of every kernel."""
     columns = m + n
     step = max(1, PIECE // columns)
     pieces = [
@@ -185,13 +163,7 @@ def kernel_estimates(panels: Sequence[Panel], m: int, n: int, bandwidths: Values
 
 
 def mean_square_distances(panels: Sequence[Panel], m: int, n: int, host: Host) -> Values:
-    """(3,) the mean squared Euclidean distance within X, within Y, and across; of different rows.
-
-    Parameters
-    ----------
-    host
-        brings an array to numpy.
-    """
+    """(3,) the mean squared Euclidean distance within X, within Y, and across; of different rows."""
     sums = np.zeros(3)
     for panel in panels:
         # pairs that do not count are infinitely far apart
@@ -204,14 +176,11 @@ def mean_square_distances(panels: Sequence[Panel], m: int, n: int, host: Host) -
 def permuted_estimates(panels: Sequence[Panel], m: int, n: int, bandwidths: Values, labels: Any) -> Iterator[Any]:
     """For every kernel the (B,) estimates of B ways to call m of the rows X and the others Y.
 
-    With K the kernel's matrix without its diagonal and z the indicator of X, the sums over ordered pairs are
-    ``z'Kz`` within X, ``z'K1 - z'Kz`` across and ``1'K1 - 2 z'K1 + z'Kz`` within Y: one product of K with all labels
-    does for all of them, a panel of K at a time.
+    With K the kernel's matrix without its diagonal and z the indicator of X, the sums over ordered pairs are ``z'Kz``
+    within X, ``z'K1 - z'Kz`` across and ``1'K1 - 2 z'K1 + z'Kz`` within Y: one product of K with all labels does for
+    all of them, a panel of K at a time.
 
-    Parameters
-    ----------
-    labels
-        (m + n, B) float64 on the distances' device, 1 where a row is of X, else 0.
+    ``labels`` are (m + n, B) float64 on the distances' device, 1 where a row is of X, else 0.
     """
     xp: Any = array_namespace(labels)
     for number in range(2 * COUNT):

@@ -19,27 +19,12 @@ def equality(first: ArrayLike, second: ArrayLike) -> Values:
     samples of m and n numbers of one continuous distribution, whatever it is (Smirnov, "Table for estimating the
     goodness of fit of empirical distributions", 1948). The two samples must be independent of each other.
 
-    Parameters
-    ----------
-    first, second
-        (P, m) and (P, n) with m and n of 1 or more: P pairs of samples.
+    ``first`` and ``second`` are (P, m) and (P, n) with m and n of 1 or more: P pairs of samples. Returns (P,) float64
+    in 0 .. 1: ``scipy.stats.ks_2samp`` of each pair, exact for up to 10,000 numbers a sample as long as m = n. p takes
+    the values that d allows, and is at most each of them with that probability; equal numbers make it larger. NaN for a
+    pair with a NaN. Raises ``ZooError`` if shapes differ in P, or a sample is empty, and ``MissingExtraError`` if scipy
+    is not installed.
 
-    Returns
-    -------
-    Values
-        (P,) float64 in 0 .. 1: ``scipy.stats.ks_2samp`` of each pair, exact for up to 10,000 numbers a sample as long
-        as m = n. p takes the values that d allows, and is at most each of them with that probability; equal numbers
-        make it larger. NaN for a pair with a number that is none.
-
-    Raises
-    ------
-    ZooError
-        Shapes differ in P, or a sample is empty.
-    MissingExtraError
-        scipy is not installed.
-
-    Notes
-    -----
     Time P n log n where m = n, memory a few copies. Two samples of n are never closer than 1 / n, where p is 1; scipy's
     sum can round to more than 1 there and is given up for an approximation, so that 1 is put in its place. Tested
     against the formula of Gnedenko and Korolyuk and against all permutations in ``tests/measure/test_marginals.py``.
@@ -68,24 +53,8 @@ def uniformity(p: ArrayLike) -> float:
     excess of small p-values counts: those of tests with few outcomes, or of samples with equal numbers, are larger than
     uniform ones and no evidence against anything.
 
-    Parameters
-    ----------
-    p
-        (N,) p-values, independent of each other.
-
-    Returns
-    -------
-    float
-        float in 0 .. 1; NaN where there are none.
-
-    Raises
-    ------
-    MissingExtraError
-        scipy is not installed.
-
-    Notes
-    -----
-    Its size is tested in ``tests/measure/test_marginals.py``.
+    ``p`` is (N,) p-values, independent of each other. The result is in 0 .. 1; NaN where there are none. Raises
+    ``MissingExtraError`` if scipy is not installed. Its size is tested in ``tests/measure/test_marginals.py``.
     """
     values, counts = np.unique(np.asarray(p, np.float64), return_counts=True)
     if not len(values):

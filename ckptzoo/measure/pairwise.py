@@ -1,4 +1,4 @@
-"""How much pairs of members differ in what they predict: the mutual information of every ensemble of two."""
+"""The difference of predictions of pairs of members: the mutual information of every ensemble of two."""
 
 import math
 from collections.abc import Callable
@@ -15,9 +15,9 @@ WIDTH = 4096
 ROWS = 8
 """Members that are paired with one other in one call: three arrays of ``ROWS * WIDTH`` float32 fit a core's cache."""
 _LANES = 64
-"""Sums that compiled code has at once, at most; what is left over would be summed one after the other."""
+"""The maximum number of sums that compiled code holds at once; a remainder would be summed one by one."""
 COMPILED_MEMBERS = 100
-"""From this number of members on Numba does the work, where it is installed: less is done before it has compiled."""
+"""The number of members from which on Numba is used where it is installed: fewer are done before it has compiled."""
 
 Values = NDArray[np.float64]
 Single = NDArray[np.float32]
@@ -34,26 +34,12 @@ class PairwiseInformation:
     Jensen-Shannon divergence of the two predictions (Lin, "Divergence measures based on the Shannon entropy", 1991).
     Inputs come block by block, in any order, and are not kept.
 
-    Parameters
-    ----------
-    members
-        M, 2 or more.
+    ``members`` is M, 2 or more; ``inputs`` is N, the number of inputs added. Raises ``ZooError`` if there are fewer
+    than two members.
 
-    Attributes
-    ----------
-    inputs
-        N, how many were added.
-
-    Raises
-    ------
-    ZooError
-        There are fewer than two members.
-
-    Notes
-    -----
     Time M^2 / 2 logarithms for every input and class, on all cores: 1 ns each of one core with Numba
-    (``ckptzoo[fast]``, for ``COMPILED_MEMBERS`` and more), 4 ns with numpy (``benchmarks/pairwise_mi.py``). Memory
-    8 M^2 bytes, and for a block 32 bytes for each of ``WIDTH`` probabilities of every member.
+    (``ckptzoo[fast]``, for ``COMPILED_MEMBERS`` and more), 4 ns with numpy (``benchmarks/pairwise_mi.py``). Memory 8
+    M^2 bytes, and for a block 32 bytes for each of ``WIDTH`` probabilities of every member.
 
     Probabilities are float64, their halves and the sums of up to ``WIDTH`` of them float32. With H the mean entropy of
     the average prediction, at most log C, the error of :math:`I_{ij}` is at most ``(70 H + 4) 2^-24``, 1e-5 nats for 10
@@ -79,17 +65,10 @@ class PairwiseInformation:
         self._sums = np.zeros((members, members))
 
     def add(self, logits: ArrayLike) -> None:
-        """Add some inputs.
+        """Add the outputs of some inputs.
 
-        Parameters
-        ----------
-        logits
-            (M, n, C) logits, or logarithms of probabilities: both are normalised here. -inf is probability 0.
-
-        Raises
-        ------
-        ZooError
-            The shape does not fit, or an input has logits that are NaN, infinite, or all -inf.
+        ``logits`` are (M, n, C) logits, or logarithms of probabilities: both are normalised here. -inf is probability
+        0. Raises ``ZooError`` if the shape does not fit, or an input has logits that are NaN, infinite, or all -inf.
         """
         array = np.asarray(logits)
         if array.ndim != 3 or len(array) != self.members or not array.shape[2]:
@@ -105,10 +84,7 @@ class PairwiseInformation:
     def mutual_information(self) -> Values:
         """(M, M) float64 in 0 .. log 2, symmetric, 0 on the diagonal.
 
-        Raises
-        ------
-        ZooError
-            No inputs were added.
+        Raises ``ZooError`` if no inputs were added.
         """
         if not self.inputs:
             raise ZooError(Problem("pairwise information", "inputs", "at least one", "none", "Add some first."))
@@ -149,24 +125,10 @@ class PairwiseInformation:
 def pairwise_mutual_information(logits: ArrayLike) -> Values:
     """The mutual information of prediction and member for every pair of members, mean over the inputs, in nats.
 
-    Parameters
-    ----------
-    logits
-        (M, N, C) logits, or logarithms of probabilities, of M members, 2 or more, on N inputs, 1 or more.
-
-    Returns
-    -------
-    Values
-        (M, M) float64 in 0 .. log 2, symmetric, 0 on the diagonal.
-
-    Raises
-    ------
-    ZooError
-        The shape does not fit, or a logit is NaN, infinite, or all of an input are -inf.
-
-    Notes
-    -----
-    ``PairwiseInformation`` has the equation, cost and error, and takes the inputs in blocks.
+    ``logits`` are (M, N, C) logits, or logarithms of probabilities, of M members, 2 or more, on N inputs, 1 or more.
+    Returns (M, M) float64 in 0 .. log 2, symmetric, 0 on the diagonal. Raises ``ZooError`` if the shape does not fit,
+    or a logit is NaN, infinite, or all of an input are -inf. ``PairwiseInformation`` has the equation, cost and error,
+    and takes the inputs in blocks.
     """
     array = np.asarray(logits)
     pairs = PairwiseInformation(len(array) if array.ndim else 0)

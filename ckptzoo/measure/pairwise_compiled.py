@@ -18,10 +18,7 @@ _OPTIONS: dict[str, Any] = {"error_model": "numpy", "nogil": True}
 def segment_sum(p: Any, q: Any) -> Any:
     """The sum of m log m over m = p + q, in float32, reordered so that several terms are computed at once.
 
-    Parameters
-    ----------
-    p, q
-        (n,) float32, whose sums are normal positive numbers.
+    ``p`` and ``q`` are (n,) float32, whose sums are normal positive numbers.
     """
     total = np.float32(0)
     for k in range(len(p)):  # from 0: LLVM makes vectors of it where no index can be negative
@@ -52,10 +49,7 @@ def segment_sum(p: Any, q: Any) -> Any:
 def add_columns(halves: Any, sums: Any, start: int, stop: int) -> None:
     """Add the sums of m log m of some pairs to ``sums``, (M, M) float64: j in ``start .. stop - 1``, i up to j.
 
-    Parameters
-    ----------
-    halves
-        (M, w) float32, half the probabilities of each member.
+    ``halves`` are (M, w) float32, half the probabilities of each member.
     """
     width = halves.shape[1]
     for i in range(stop):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 ROWS = 128
-"""Rows of a panel."""
+"""The number of rows of a panel."""
 MAX_THREADS = 8
 """numpy keeps no more threads busy, unlike one long compiled call: between two calls each needs the interpreter."""
 
@@ -22,15 +22,10 @@ _T = TypeVar("_T")
 class Panel:
     """Distances of the rows ``start .. stop - 1`` of X and Y, one below the other, to the rows from ``start`` on.
 
-    Parameters
-    ----------
-    start, stop
-        its rows, all of X or all of Y.
-    x_columns
-        how many of its columns are rows of X; 0 where its own rows are Y's.
-    manhattan, squares
-        (stop - start, m + n - start) float64, sums of absolute and of squared differences; infinity on and below the
-        diagonal, so that every pair counts once and a kernel of it is 0.
+    ``start`` and ``stop`` are its rows, all of X or all of Y; ``x_columns`` is the number of its columns that are rows
+    of X, 0 where its own rows are Y's; ``manhattan`` and ``squares`` are (stop - start, m + n - start) float64, sums of
+    absolute and of squared differences; infinity on and below the diagonal, so that every pair counts once and a kernel
+    of it is 0.
     """
 
     start: int
@@ -43,10 +38,7 @@ class Panel:
 def make_panels(m: int, n: int, full: Callable[[tuple[int, int], float], Any]) -> Iterator[Panel]:
     """Panels for m rows of X and n rows of Y, with distances of 0.
 
-    Parameters
-    ----------
-    full
-        makes a float64 array of a shape, filled with one number.
+    ``full`` returns a float64 array of a shape, filled with one number.
     """
     for first, end in ((0, m), (m, m + n)):
         for start in range(first, end, ROWS):
@@ -69,10 +61,7 @@ def run_tasks(
 ) -> None:
     """Do all tasks, on one thread a core and at most ``max_threads``. The first error ends them and is raised.
 
-    Parameters
-    ----------
-    worker
-        called once in every thread; it returns the function that does a task there.
+    ``worker`` is called once in every thread and returns the function that does a task there.
     """
     waiting = deque(tasks)
 

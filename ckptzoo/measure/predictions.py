@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from ckptzoo.errors import Problem, ZooError
 
 BINS = 10
-"""Bins of the calibration error."""
+"""The number of bins of the calibration error."""
 
 Values = NDArray[np.float64]
 
@@ -34,22 +34,9 @@ def accuracy(log_probabilities: ArrayLike, labels: ArrayLike) -> Values:
 
     .. math:: \frac{1}{N} \sum_n [\arg\max_c p_{nc} = y_n]
 
-    Parameters
-    ----------
-    log_probabilities
-        (..., N, C) natural logarithms of normalised probabilities; leading axes are members.
-    labels
-        (N,) integers, 0 to C - 1.
-
-    Returns
-    -------
-    Values
-        (...,) float64 in 0 .. 1; not a number where a member's predictions are not.
-
-    Raises
-    ------
-    ZooError
-        Shapes do not fit, labels are out of range, or N is 0.
+    ``log_probabilities`` are (..., N, C) natural logarithms of normalised probabilities; leading axes are members;
+    ``labels`` are (N,) integers, 0 to C - 1. Returns (...,) float64 in 0 .. 1; NaN where a member's predictions are
+    NaN. Raises ``ZooError`` if shapes do not fit, labels are out of range, or N is 0.
     """
     logs, truth = _checked_log_probabilities(log_probabilities, labels)
     # argmax takes the first NaN for the largest, which could be the label
@@ -92,8 +79,6 @@ def ece(log_probabilities: ArrayLike, labels: ArrayLike) -> Values:
     Weinberger, "On calibration of modern neural networks", ICML 2017, equation 3). Parameters, Returns and Raises as in
     ``accuracy``; the value is 0 to 1.
 
-    Notes
-    -----
     The calibration error of torch-uncertainty 0.1.5 is torchmetrics', also of 10 bins (torchmetrics by itself has 15)
     but of :math:`[(b-1)/10, b/10)`, with a bin of its own for a probability of 1: it differs only where a largest
     probability is an edge. In float32 sure predictions are 1, and its two last bins then count apart.
@@ -116,15 +101,7 @@ def entropy(probabilities: ArrayLike) -> Values:
 
     .. math:: H(p) = -\sum_c p_c \log p_c, \qquad 0 \log 0 = 0
 
-    Parameters
-    ----------
-    probabilities
-        (..., C), normalised.
-
-    Returns
-    -------
-    Values
-        (...,) float64 in 0 .. log C.
+    ``probabilities`` are (..., C), normalised. Returns (...,) float64 in 0 .. log C.
     """
     p = np.asarray(probabilities, np.float64)
     logs = np.zeros_like(p)
@@ -138,24 +115,10 @@ def mutual_information(mean_probabilities: ArrayLike, mean_entropy: ArrayLike) -
 
     .. math:: I = H\left( \frac{1}{S} \sum_s p_s \right) - \frac{1}{S} \sum_s H(p_s)
 
-    (Houlsby et al., arXiv 1112.5745, equation 2; as functional diversity: arXiv 2310.08287.) It is also the mean of
-    the members' Kullback-Leibler divergences from the ensemble, and 0 where all agree.
-
-    Parameters
-    ----------
-    mean_probabilities
-        (..., C) the average of the members' probabilities.
-    mean_entropy
-        (...,) the average of the members' entropies.
-
-    Returns
-    -------
-    Values
-        (...,) float64 in 0 .. log C.
-
-    Notes
-    -----
-    Tested against both forms over all members in ``tests/measure/test_diversity.py``.
+    (Houlsby et al., arXiv 1112.5745, equation 2; as functional diversity: arXiv 2310.08287.) It is also the mean of the
+    members' Kullback-Leibler divergences from the ensemble, and 0 where all agree. ``mean_probabilities`` are the (...,
+    C) averages of the members' probabilities, and ``mean_entropy`` the (...,) averages of their entropies. Returns
+    (...,) float64 in 0 .. log C. Tested against both forms over all members in ``tests/measure/test_diversity.py``.
     """
     return np.maximum(entropy(mean_probabilities) - np.asarray(mean_entropy, np.float64), 0)
 
@@ -166,26 +129,9 @@ def disagreement(votes: ArrayLike) -> Values:
     .. math:: \frac{2}{S (S - 1)} \sum_{s < t} [\hat y_s \ne \hat y_t]
         = 1 - \frac{\sum_c v_c (v_c - 1)}{S (S - 1)}, \qquad v_c = \left| \{ s : \hat y_s = c \} \right|
 
-    because :math:`v_c (v_c - 1) / 2` of the pairs agree on class c.
-
-    Parameters
-    ----------
-    votes
-        (..., C) integers: v_c, the members whose most probable class is c; their sum S is 2 or more.
-
-    Returns
-    -------
-    Values
-        (...,) float64 in 0 .. 1.
-
-    Raises
-    ------
-    ZooError
-        Votes are no counts, or fewer than two.
-
-    Notes
-    -----
-    Tested against all pairs in ``tests/measure/test_diversity.py``.
+    because :math:`v_c (v_c - 1) / 2` of the pairs agree on class c. ``votes`` are (..., C) integers: v_c, the members
+    whose most probable class is c; their sum S is 2 or more. Returns (...,) float64 in 0 .. 1. Raises ``ZooError`` if
+    votes are not counts, or are fewer than two. Tested against all pairs in ``tests/measure/test_diversity.py``.
     """
     v = np.asarray(votes)
     if v.dtype.kind not in "iu" or not v.ndim or (v < 0).any() or (v.sum(-1) < 2).any():
@@ -206,27 +152,10 @@ def auroc(positives: ArrayLike, negatives: ArrayLike) -> float:
 
     for positives s and negatives t: the statistic of Mann and Whitney (1947) over the number of pairs, ties counted
     half, which is the area (Hanley and McNeil, "The meaning and use of the area under a ROC curve", 1982).
-
-    Parameters
-    ----------
-    positives, negatives
-        (P,) and (N,) scores of the inputs to detect and of the others, higher for those to detect; P and N are 1 or
-        more.
-
-    Returns
-    -------
-    float
-        float in 0 .. 1; 0.5 by chance.
-
-    Raises
-    ------
-    ZooError
-        No scores of one kind, or a score that is not a number.
-
-    Notes
-    -----
-    Time (P + N) log(P N) by sorting; exact counts. Tested against all pairs and scikit-learn in
-    ``tests/measure/test_detection.py``.
+    ``positives`` and ``negatives`` are (P,) and (N,) scores of the inputs to detect and of the others, higher for those
+    to detect; P and N are 1 or more. The result is in 0 .. 1; 0.5 by chance. Raises ``ZooError`` if there are no scores
+    of one kind, or a score is NaN. Time (P + N) log(P N) by sorting; exact counts. Tested against all pairs and
+    scikit-learn in ``tests/measure/test_detection.py``.
     """
     positive, negative = _checked_scores("auroc", positives, negatives)
     negative.sort()
@@ -244,28 +173,11 @@ def average_precision(positives: ArrayLike, negatives: ArrayLike) -> float:
 
     for positives s and negatives t: :math:`\sum_n (R_n - R_{n-1}) P_n` over the thresholds, without interpolation
     (Davis and Goadrich, "The relationship between precision-recall and ROC curves", ICML 2006, on why not), as
-    scikit-learn's ``average_precision_score`` has it. Equal scores are one threshold.
-
-    Parameters
-    ----------
-    positives, negatives
-        as in ``auroc``.
-
-    Returns
-    -------
-    float
-        float above 0 and at most 1: 1 where all positives are above all negatives, P / (P + N) by chance or where all
-        scores are equal, and :math:`\frac{1}{P} \sum_{k=1}^P \frac{k}{k + N}` at worst, which for P = N tends to 1 -
-        log 2. It changes where the two kinds are exchanged.
-
-    Raises
-    ------
-    ZooError
-        As in ``auroc``.
-
-    Notes
-    -----
-    Time (P + N) log(P N) by sorting; exact counts. Tested against scikit-learn in ``tests/measure/test_detection.py``.
+    scikit-learn's ``average_precision_score`` has it. Equal scores are one threshold. ``positives`` and ``negatives``
+    are as in ``auroc``. The result is above 0 and at most 1: 1 where all positives are above all negatives, P / (P + N)
+    by chance or where all scores are equal, and :math:`\frac{1}{P} \sum_{k=1}^P \frac{k}{k + N}` at worst, which for P
+    = N tends to 1 - log 2. It changes where the two kinds are exchanged. Raises ``ZooError`` as in ``auroc``. Time (P +
+    N) log(P N) by sorting; exact counts. Tested against scikit-learn in ``tests/measure/test_detection.py``.
 
     Examples
     --------
@@ -289,28 +201,10 @@ def fpr(positives: ArrayLike, negatives: ArrayLike, recall: float = 0.95) -> flo
         \tau = \max \left\{ x : \tfrac{1}{P} \left| \{ i : s_i \ge x \} \right| \ge r \right\}
 
     for positives s, negatives t and recall r: the false positive rate at a true positive rate, without interpolation.
-
-    Parameters
-    ----------
-    positives, negatives
-        as in ``auroc``.
-    recall
-        r, above 0 and at most 1.
-
-    Returns
-    -------
-    float
-        float in 0 .. 1: 0 at best, about r by chance. It changes where the two kinds are exchanged; ``auroc`` of
-        exchanged kinds and negated scores is the same.
-
-    Raises
-    ------
-    ZooError
-        As in ``auroc``, or the recall is out of range.
-
-    Notes
-    -----
-    torch-uncertainty 0.1.5 takes the threshold whose share of positives is nearest to 0.95, which can be below it.
+    ``positives`` and ``negatives`` are as in ``auroc``; ``recall`` is r, above 0 and at most 1. The result is in 0 ..
+    1: 0 at best, about r by chance. It changes where the two kinds are exchanged; ``auroc`` of exchanged kinds and
+    negated scores is the same. Raises ``ZooError`` as in ``auroc``, or if the recall is out of range. torch-uncertainty
+    0.1.5 takes the threshold whose share of positives is nearest to 0.95, which can be below it.
     """
     positive, negative = _checked_scores("fpr", positives, negatives)
     if not 0 < recall <= 1:
@@ -339,7 +233,7 @@ def _index(truth: NDArray[Any], logs: Values) -> NDArray[Any]:
 
 
 def _checked_scores(location: str, positives: ArrayLike, negatives: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Copies of both, in float64."""
+    """Return both as float64 copies."""
     positive, negative = np.array(positives, np.float64), np.array(negatives, np.float64)
     if positive.ndim != 1 or negative.ndim != 1 or not positive.size or not negative.size:
         expected, got = "(P,) and (N,), P and N above 0", f"{positive.shape} and {negative.shape}"

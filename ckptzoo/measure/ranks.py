@@ -1,4 +1,4 @@
-"""How alike two orders are: Kendall's tau with and without ties, and what to expect by chance."""
+"""The similarity of two orders: Kendall's tau with and without ties, and its expectation by chance."""
 
 from typing import Any
 
@@ -15,28 +15,12 @@ def kendall(first: ArrayLike, second: ArrayLike) -> Values:
 
     .. math:: \tau = \frac{C - D}{n (n - 1) / 2}
 
-    where C of the pairs of entries are in the same order in both vectors and D are not (Kendall, "A new measure of
-    rank correlation", 1938).
-
-    Parameters
-    ----------
-    first, second
-        (..., n) with n of 2 or more, no two entries of a vector equal; entry i belongs to the same thing in both. For
-        sorted things these are the ranks, ``argsort(order)``, and not the orders themselves: the orders [0, 4, 1, 2, 3]
-        and [4, 0, 1, 2, 3] have tau 0.8, and as if they were ranks -0.4.
-
-    Returns
-    -------
-    Values
-        (...,) float64 in -1 .. 1: 1 for the same order, -1 for the reverse, 0 expected for unrelated ones.
-
-    Raises
-    ------
-    ZooError
-        Shapes differ, n is below 2, or entries are equal (``kendall_tau_b`` takes those) or not a number.
-
-    Notes
-    -----
+    where C of the pairs of entries are in the same order in both vectors and D are not (Kendall, "A new measure of rank
+    correlation", 1938). ``first`` and ``second`` are (..., n) with n of 2 or more, no two entries of a vector equal;
+    entry i belongs to the same thing in both. For sorted things these are the ranks, ``argsort(order)``, and not the
+    orders themselves: the orders [0, 4, 1, 2, 3] and [4, 0, 1, 2, 3] have tau 0.8, and as if they were ranks -0.4.
+    Returns (...,) float64 in -1 .. 1: 1 for the same order, -1 for the reverse, 0 expected for unrelated ones. Raises
+    ``ZooError`` if shapes differ, n is below 2, or entries are equal (``kendall_tau_b`` takes those) or not a number.
     Time n log(n)^2 by merging, memory a few copies. Tested against the definition in ``tests/measure/test_ranks.py``.
 
     Examples
@@ -65,24 +49,11 @@ def kendall_tau_b(first: ArrayLike, second: ArrayLike) -> Values:
     second vector (Kendall, "The treatment of ties in ranking problems", Biometrika 33, 1945). Without ties it is
     ``kendall``, number by number.
 
-    Parameters
-    ----------
-    first, second
-        (..., n) with n of 2 or more, numbers; otherwise as in ``kendall``.
+    ``first`` and ``second`` are (..., n) with n of 2 or more, numbers; otherwise as in ``kendall``. Returns (...,)
+    float64 in -1 .. 1; NaN where all entries of either vector are equal, as no pair then has an order to compare. 1 and
+    -1 are reached only where the same pairs are tied in both vectors. Raises ``ZooError`` if shapes differ, n is below
+    2, or an entry is not a number.
 
-    Returns
-    -------
-    Values
-        (...,) float64 in -1 .. 1; NaN where all entries of either vector are equal, as no pair then has an order to
-        compare. 1 and -1 are reached only where the same pairs are tied in both vectors.
-
-    Raises
-    ------
-    ZooError
-        Shapes differ, n is below 2, or an entry is not a number.
-
-    Notes
-    -----
     C + D is ``n_0 - n_1 - n_2 + n_3`` with n_3 the pairs that are tied in both vectors, and D the inversions of the
     second vector once the entries are sorted by the first and then by the second (Knight, "A computer method for
     calculating Kendall's tau with ungrouped data", JASA 61, 1966). Time and memory as ``kendall``. Tested against the
@@ -145,13 +116,9 @@ def noise_tau(size: ArrayLike) -> Values:
 
     .. math:: \mathrm{E}\,\tau = \frac{2}{\pi} \arcsin \frac{1}{\sqrt{1 + d^2}}
 
-    Keys x with standard deviation s, and y = x + d s e with e standard normal and independent of x: var(y) is
-    s^2 (1 + d^2) and cov(x, y) is s^2, so their correlation is 1 / sqrt(1 + d^2); the rest is ``normal_tau``.
-
-    Parameters
-    ----------
-    size
-        d, the standard deviation of the change over that of the keys; 0 or above.
+    Keys x with standard deviation s, and y = x + d s e with e standard normal and independent of x: var(y) is s^2 (1 +
+    d^2) and cov(x, y) is s^2, so their correlation is 1 / sqrt(1 + d^2); the rest is ``normal_tau``. ``size`` is d, the
+    standard deviation of the change over that of the keys; 0 or above.
     """
     return normal_tau(1 / np.sqrt(1 + np.square(np.asarray(size, np.float64))))
 
@@ -165,7 +132,7 @@ def _checked_pair(location: str, first: ArrayLike, second: ArrayLike) -> tuple[N
 
 
 def _distinct(values: NDArray[Any]) -> bool:
-    """Whether no two entries of a row are equal, nor any is not a number: comparisons with NaN are false."""
+    """Whether the entries of each row are distinct and none is NaN: comparisons with NaN are false."""
     ordered = np.sort(values, axis=-1)
     return bool((ordered[..., 1:] > ordered[..., :-1]).all())
 
@@ -189,14 +156,14 @@ def _changes(ordered: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _tied_pairs(changes: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Pairs of entries of each row without a change between them: as many as there are equal ones before each."""
+    """Count the pairs of entries of each row without a change between them."""
     index = np.arange(changes.shape[-1])
     starts = np.maximum.accumulate(np.where(changes, index, 0), axis=-1)
     return (index - starts).sum(-1)
 
 
 def _inversions(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Pairs of each row (K, n) that are out of order, counted while runs of 1, 2, 4, ... entries are merged.
+    """Count the pairs of each row (K, n) that are out of order while merging runs of 1, 2, 4, ... entries.
 
     The place of an entry in the merged run, less its place in the left one, counts the smaller ones right of it.
     """

@@ -43,10 +43,7 @@ class FolderAddress:
 class HubAddress:
     """A repository of the Hugging Face hub, or a folder in one.
 
-    Parameters
-    ----------
-    kind
-        ``datasets`` or ``models``, as the hub's API calls them. Zoos are datasets.
+    ``kind`` is ``datasets`` or ``models``, as the hub's API calls them. Zoos are datasets.
     """
 
     repo: str
@@ -131,12 +128,9 @@ def candidates(text: str) -> tuple[Address, ...]:
 
 
 def repository(text: str) -> str:
-    """``org/zoo`` of the address of a repository without revision and folder.
+    """Return ``org/zoo`` of the address of a repository without revision and folder.
 
-    Raises
-    ------
-    ZooError
-        It is another address.
+    Raises ZooError: it is another address.
     """
     for place in candidates(text):
         if isinstance(place, HubAddress) and place.revision == MAIN and not place.folder:
@@ -145,12 +139,9 @@ def repository(text: str) -> str:
 
 
 def model_address(text: str) -> HubAddress:
-    """The model repository of an address ``hf://org/model@revision/folder``.
+    """Return the model repository of an address ``hf://org/model@revision/folder``.
 
-    Raises
-    ------
-    ZooError
-        It is another address.
+    Raises ZooError: it is another address.
     """
     matched = _HUB.fullmatch(unquote(text[len("hf://") :])) if text.lower().startswith("hf://") else None
     if matched is None:

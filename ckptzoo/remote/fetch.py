@@ -29,16 +29,9 @@ FEW_REQUESTS = 2
 
 @dataclass(frozen=True)
 class RangeRequest:
-    """One request.
+    """One request for bytes of a file, those between blocks included.
 
-    Parameters
-    ----------
-    name
-        the file.
-    start, stop
-        bytes, those between blocks included.
-    places
-        the blocks that it brings, as places in the list of wanted ones; ascending, and so are their offsets.
+    ``places`` are the indices of its blocks in the list of wanted ones; ascending, and so are their offsets.
     """
 
     name: str
@@ -48,7 +41,7 @@ class RangeRequest:
 
 
 def plan(wanted: Sequence[Span], places: Sequence[int], *, split_limit: int) -> list[RangeRequest]:
-    """Requests for some of the blocks, sorted by the first block that each brings.
+    """Return requests for some of the blocks, sorted by the first block that each brings.
 
     A request brings blocks of one file whose order in the file is the order in which they are wanted, so that a
     reader who takes them in order never waits behind a block that it wants later. Among such neighbours the smallest
@@ -56,18 +49,10 @@ def plan(wanted: Sequence[Span], places: Sequence[int], *, split_limit: int) -> 
     then within ``WASTE_BYTES`` while the file has more than ``FEW_REQUESTS``. No other choice with as much waste needs
     fewer requests.
 
-    Parameters
-    ----------
-    wanted
-        blocks in the order of the reader; none overlaps another.
-    places
-        those to fetch.
-    split_limit
-        no request of more bytes is split: its halves could not both be received ahead of the reader.
-
-    Notes
-    -----
     Tested in ``tests/remote/test_fetch_plan.py``. Cost: one sort.
+
+    ``wanted`` is in the order of the reader; no block overlaps another. ``places`` are the blocks to fetch. No request
+    of more than ``split_limit`` bytes is split, because its halves could not both be received ahead of the reader.
     """
     files: dict[str, list[int]] = {}
     for place in places:
@@ -79,7 +64,7 @@ def plan(wanted: Sequence[Span], places: Sequence[int], *, split_limit: int) -> 
 
 
 def _plan_file(wanted: Sequence[Span], order: list[int], split_limit: int) -> list[RangeRequest]:
-    """Requests to one file for the blocks at these places, which are in the order of their offsets."""
+    """Return requests to one file for the blocks at these places, which are in the order of their offsets."""
     gaps: list[tuple[int, int]] = []
     cuts = set[int]()
     for index, (before, after) in enumerate(pairwise(order), start=1):
@@ -110,7 +95,7 @@ def _plan_file(wanted: Sequence[Span], order: list[int], split_limit: int) -> li
 
 
 def _halved(wanted: Sequence[Span], piece: list[int], split_limit: int) -> list[list[int]]:
-    """The places of one request, split at the block nearest to its middle if it is to be split."""
+    """Return the places of one request, split at the block nearest to its middle if it is to be split."""
     start, stop = wanted[piece[0]].start, wanted[piece[-1]].stop
     if len(piece) < 2 or not 2 * SPLIT_BYTES <= stop - start <= split_limit:
         return [piece]
@@ -132,19 +117,11 @@ def fetch_checked(
     cancel: CancelToken,
     before: Callable[[int], None],
 ) -> Generator[tuple[int, memoryview]]:
-    """The blocks of one request with their places, each after its digest was compared.
+    """Yield the blocks of one request with their places, each after its digest was compared. A block with a wrong
+    digest is fetched once more by itself. ``before`` is called with a block's place before its bytes are received, and
+    may wait.
 
-    A block with a wrong digest is fetched once more by itself.
-
-    Parameters
-    ----------
-    before
-        called with a block's place before its bytes are received, and may wait.
-
-    Raises
-    ------
-    IntegrityError
-        A block came twice with a wrong digest.
+    Raises IntegrityError: a block came twice with a wrong digest.
     """
     before(request.places[0])
     source = read_range(store, request.name, request.start, request.stop, retry_policy=retry_policy, cancel=cancel)
@@ -185,16 +162,9 @@ class Fetching(ABC):
 
     Leaving its ``with`` block stops everything that still runs.
 
-    Parameters
-    ----------
-    wanted
-        blocks in the order of the reader.
-    requests
-        for some or all of them; at most ``workers`` run at a time, in this order.
-    ahead
-        bytes that are received before the reader takes them.
-    keep
-        called with every block that came.
+    ``requests`` cover some or all of the ``wanted`` blocks, which are in the order of the reader; at most ``workers``
+    run at a time, in this order. ``ahead`` bytes are received before the reader takes them. ``keep`` is called with
+    every received block.
     """
 
     def __init__(
@@ -229,10 +199,10 @@ class Fetching(ABC):
 
     @abstractmethod
     def _may_receive(self, place: int) -> bool:
-        """Whether a block may be received now; the lock is held."""
+        """Return whether a block may be received now; the lock is held."""
 
     def _wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition; raises what went wrong in any request. The lock is held."""
+        """Wait for a condition; raises the error of any request. The lock is held."""
         self._changed.notify_all()
         while not condition():
             if self._failure is not None:
@@ -311,7 +281,7 @@ class InOrder(Fetching):
         self._awaited = -1  # the place that the reader waits for
 
     def take(self, place: int) -> memoryview:
-        """One block, waited for; raises what went wrong in any request."""
+        """Wait for one block and return it; raises the error of any request."""
         with self._changed:
             self._awaited = place
             self._start(self._request_of[place])
@@ -330,7 +300,7 @@ class AsReady(Fetching):
         self._admitted = 0  # bytes that were received or may be
 
     def take(self) -> tuple[int, memoryview]:
-        """The next block that has come, with its place; raises what went wrong in any request."""
+        """Return the next block that has come, with its place; raises the error of any request."""
         with self._changed:
             self._wait_until(lambda: bool(self._ready))
             place = next(iter(self._ready))

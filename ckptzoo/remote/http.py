@@ -42,6 +42,7 @@ MAX_REDIRECTS = 5
 MAX_DOCUMENT = 64 * 2**20
 """Bytes of an answer whose size nobody announced: a listing, or a hub's JSON."""
 
+# Statuses whose Location is followed (RFC 9110, section 15.4).
 _REDIRECTS = (301, 302, 303, 307, 308)
 # Content-Range (RFC 9110, 14.4); 19 digits are enough for any file; int() raises beyond 4,300
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
@@ -57,12 +58,12 @@ Authorize = Callable[[str], Mapping[str, str]]
 
 
 def anonymous(url: str) -> Mapping[str, str]:
-    """No headers for any address."""
+    """Return no headers for any address."""
     return {}
 
 
 def origin_of(url: str) -> Origin:
-    """Scheme, host and port of an address; raises ValueError for what is not http or https."""
+    """Return scheme, host and port of an address; raises ValueError for what is not http or https."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"not an http address: {url[:200]!r}")
@@ -73,12 +74,7 @@ def origin_of(url: str) -> Origin:
 class Answer:
     """The head of an answer, and its body to be read once.
 
-    Parameters
-    ----------
-    url
-        the address that gave it, after redirects.
-    status, headers
-        of the last answer; names of headers in small letters.
+    ``url`` is the address that gave it, after redirects; names of headers are in small letters.
     """
 
     url: str
@@ -94,7 +90,7 @@ class Answer:
         return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
     def pieces(self, location: str) -> Generator[bytes]:
-        """The body in pieces as they arrive; an early end or a broken connection is a TransientError."""
+        """Yield the body in pieces as they arrive; an early end or a broken connection is a TransientError."""
         received = 0
         try:
             while piece := self._response.read1(PIECE_BYTES):
@@ -122,19 +118,12 @@ def get(
 ) -> Generator[Answer]:
     """Ask for an address and follow redirects; the connection is closed unless the body was read to its end.
 
-    Parameters
-    ----------
-    location
-        names the thing asked for in messages; addresses that carry signatures are in none.
-    authorize
-        headers for one address; it is called again for every redirect, so that a token goes to its own server only.
+    Raises TransientError: no connection, or no answer. Raises RemoteError: redirects that lead nowhere, or from https
+    to http.
 
-    Raises
-    ------
-    TransientError
-        No connection, or no answer.
-    RemoteError
-        Redirects that lead nowhere, or from https to http.
+    ``location`` names the requested object in messages; addresses that carry signatures are in none. ``authorize``
+    returns the headers for one address; it is called again for every redirect, so that a token goes to its own server
+    only.
     """
     visited: list[str] = []
     while True:
@@ -150,12 +139,10 @@ def get(
 
 
 def body(answer: Answer, start: int, stop: int, size: int, *, location: str) -> Generator[bytes]:
-    """The bytes of a range, after status, Content-Range and length were compared with the request.
+    """Yield the bytes of a range, after status, Content-Range and length were compared with the request.
 
-    Raises
-    ------
-    TransientError
-        Another range, another length, or a whole file where a part was asked for; ``retry`` allows few such answers.
+    Raises TransientError: another range, another length, or a whole file where a part was asked for; ``retry`` allows
+    few such answers.
     """
     requested = f"bytes {start}-{stop - 1}/{size}"
     if answer.headers.get("content-encoding", "identity") != "identity":
@@ -186,14 +173,10 @@ def body(answer: Answer, start: int, stop: int, size: int, *, location: str) -> 
 def document(
     answer: Answer, *, location: str, retry_policy: RetryPolicy | None = None, max_bytes: int = MAX_DOCUMENT
 ) -> bytes:
-    """A whole answer of unknown size, bounded, unpacked where it came as gzip.
+    """Return a whole answer of unknown size, bounded, unpacked where it came as gzip.
 
-    Raises
-    ------
-    TransientError
-        It breaks off, or comes more slowly than one connection may.
-    RemoteError
-        It is too large, or no such answer.
+    Raises TransientError: it breaks off, or comes more slowly than one connection may. Raises RemoteError: it is too
+    large, or no such answer.
     """
     if answer.status != 200:
         raise refusal(answer, location)
@@ -219,7 +202,7 @@ def document(
 
 
 def refusal(answer: Answer, location: str) -> RemoteError:
-    """The error of an answer that does not hold what was asked for."""
+    """Return the error of an answer that does not hold the requested object."""
     got = f"status {answer.status}"
     if detail := answer.headers.get("x-error-message") or answer.headers.get("x-error-code"):  # those of the hub
         got += f" ({excerpt(detail, 120)})"
@@ -233,7 +216,7 @@ def refusal(answer: Answer, location: str) -> RemoteError:
 
 
 def range_header(start: int, stop: int, size: int) -> dict[str, str]:
-    """The header that asks for bytes ``start`` to ``stop``; none for a whole file.
+    """Return the header that asks for bytes ``start`` to ``stop``; none for a whole file.
 
     >>> range_header(0, 10, 20), range_header(0, 20, 20)
     ({'Range': 'bytes=0-9'}, {})
@@ -248,10 +231,7 @@ def range_header(start: int, stop: int, size: int) -> dict[str, str]:
 class Connections:
     """Connections by origin, shared by the threads of one process; after a fork the child starts with none.
 
-    Parameters
-    ----------
-    read_timeout
-        seconds, the longest silence within an answer, and the longest time for its head.
+    ``read_timeout`` is the longest silence within an answer, and the longest time for its head, in seconds.
     """
 
     def __init__(self, read_timeout: float = READ_SECONDS) -> None:
@@ -269,7 +249,7 @@ class Connections:
         return Connections, (self._read_timeout,)
 
     def take_idle(self, origin: Origin) -> http.client.HTTPConnection | None:
-        """A connection that was used before, for the caller alone, or None."""
+        """Return a connection that was used before, for the caller alone, or None."""
         with self._lock:
             idle = self._idle.get(origin, [])
             while idle:
@@ -280,7 +260,7 @@ class Connections:
         return None
 
     def connect(self, origin: Origin) -> http.client.HTTPConnection:
-        """A new connection, opened, through the proxy that the environment names for it."""
+        """Open a new connection, through the proxy that the environment names for it."""
         scheme, host, port = origin
         proxy = _proxy(origin)
         peer, peer_port = (proxy.hostname or "", proxy.port or 80) if proxy else (host, port)
@@ -387,7 +367,7 @@ class _Response(http.client.HTTPResponse):
 def _exchange(
     connections: Connections, url: str, location: str, cancel: CancelToken, headers: Mapping[str, str]
 ) -> Generator[Answer]:
-    """One request and its answer, without redirects."""
+    """Make one request and yield its answer, without redirects."""
     origin = origin_of(url)
     target, proxy_headers = _request_target(url)
     sent = {"Accept-Encoding": "identity", "User-Agent": "ckptzoo", **headers, **proxy_headers}
@@ -443,7 +423,7 @@ def _send(
 
 
 def _redirected(url: str, target: str, visited: list[str], location: str) -> str:
-    """Where a redirect leads."""
+    """Return the target of a redirect."""
     try:
         following = urljoin(url, target)
         scheme, host, _ = origin_of(following)
@@ -464,7 +444,7 @@ def _drain(answer: Answer, location: str) -> None:
 
 
 def _request_target(url: str) -> tuple[str, dict[str, str]]:
-    """What the request line asks for, and the headers that go to a proxy.
+    """Return the target of the request line, and the headers that go to a proxy.
 
     A proxy of plain HTTP is asked for the whole address (RFC 9112, 3.2.2); for https there is a tunnel through it.
     """
@@ -475,7 +455,7 @@ def _request_target(url: str) -> tuple[str, dict[str, str]]:
 
 
 def _proxy(origin: Origin) -> SplitResult | None:
-    """The proxy that ``http_proxy``, ``https_proxy`` and ``no_proxy`` name for a server."""
+    """Return the proxy that ``http_proxy``, ``https_proxy`` and ``no_proxy`` name for a server."""
     scheme, host, port = origin
     proxy = urllib.request.getproxies().get(scheme)
     if not proxy or urllib.request.proxy_bypass(f"{host}:{port}"):

@@ -66,19 +66,12 @@ class HubStore:
     def opened(
         cls, place: HubAddress, *, retry_policy: RetryPolicy, endpoint: str | None = None, token: str | None = None
     ) -> "HubStore":
-        """Pin a revision to its commit and read what it holds, by one request.
+        """Pin a revision to its commit and read its content, by one request.
 
-        Parameters
-        ----------
-        endpoint, token
-            of the hub; by default those that huggingface_hub uses (``HF_ENDPOINT``, ``HF_TOKEN``).
+        Raises AbsentError: no such repository or revision, as far as this token may know. Raises MissingExtraError:
+        huggingface_hub is not installed.
 
-        Raises
-        ------
-        AbsentError
-            No such repository or revision, as far as this token may know.
-        MissingExtraError
-            huggingface_hub is not installed.
+        The endpoint and the token are by default those that huggingface_hub uses (``HF_ENDPOINT``, ``HF_TOKEN``).
         """
         endpoint = (endpoint or default_endpoint()).rstrip("/")
         connections = Connections(retry_policy.connection_deadline)
@@ -94,7 +87,7 @@ class HubStore:
         return {**self.__dict__, "_signed": {}, "_locks": {}, "_token": None}
 
     def get(self, name: str, start: int, stop: int, cancel: CancelToken) -> Generator[bytes]:
-        """Bytes ``start`` to ``stop`` of a file, as ``Store.get``; the first request for a file resolves it."""
+        """Yield bytes ``start`` to ``stop`` of a file, as ``Store.get``; the first request for a file resolves it."""
         size, location = find_entry(self.entries, name, location=self.address).size, f"{self.address}/{name}"
         sent, page = http.range_header(start, stop, size), self._page(name)
         with contextlib.ExitStack() as open_until_read:
@@ -125,12 +118,12 @@ class HubStore:
             yield from http.body(answer, start, stop, size, location=location)
 
     def _page(self, name: str) -> str:
-        """Where the hub resolves a file."""
+        """Return the address at which the hub resolves a file."""
         path = f"{self.place.folder}/{name}" if self.place.folder else name
         return f"{self.endpoint}/{self.place.page}/resolve/{self.revision}/{quote(path)}"
 
     def _unexpired(self, name: str) -> str | None:
-        """The address that a file was resolved to, unless it is about to expire."""
+        """Return the address that a file was resolved to, unless it is about to expire."""
         url = self._signed.get(name)
         return url if url is None or expiry(url) - MARGIN_SECONDS > time.time() else None
 
@@ -138,16 +131,12 @@ class HubStore:
 def read_listing(
     place: HubAddress, endpoint: str, connections: Connections, authorize: http.Authorize, retry_policy: RetryPolicy
 ) -> tuple[str, dict[str, FileEntry]]:
-    """The commit of a revision and its files by name.
+    """Return the commit of a revision and its files by name.
 
     One request; hubs whose answer has no sizes need one more for each 1,000 files.
 
-    Raises
-    ------
-    AbsentError
-        No such repository, revision or folder, as far as this token may know.
-    RemoteError
-        The hub refuses, or its answer makes no sense.
+    Raises AbsentError: no such repository, revision or folder, as far as this token may know. Raises RemoteError: the
+    hub refuses, or its answer makes no sense.
     """
     location, cancel = str(place), CancelToken()
     api = f"{endpoint}/api/{place.kind}/{place.repo}"
@@ -193,7 +182,7 @@ def read_listing(
 
 
 def _pages(read: Any, url: str) -> Iterator[Any]:
-    """The items of a list that the hub gives in pages."""
+    """Yield the items of a list that the hub returns in pages."""
     for _ in range(MAX_PAGES):
         items, link = read(url)
         yield from items
@@ -205,7 +194,7 @@ def _pages(read: Any, url: str) -> Iterator[Any]:
 
 
 def _entry(name: Any, item: Any, oid: Any) -> FileEntry:
-    """One file; raises ValueError where its description makes no sense.
+    """Return one file; raises ValueError where its description makes no sense.
 
     Files in LFS storage have a sha256, others the id that git gives them; two answers of the hub's API name both
     differently.
@@ -248,7 +237,7 @@ def _unreadable(location: str, got: str) -> Problem:
 
 
 def expiry(url: str) -> float:
-    """When a signed address expires, in seconds since 1970; infinity where it does not say.
+    """Return when a signed address expires, in seconds since 1970; infinity where it does not say.
 
     CloudFront signs ``Expires=``, S3 ``X-Amz-Date=`` and ``X-Amz-Expires=``.
     """
@@ -262,18 +251,18 @@ def expiry(url: str) -> float:
 
 
 def hub_address(place: HubAddress, endpoint: str) -> str:
-    """A repository without revision, and the hub where it is not huggingface.co."""
+    """Return a repository without revision, and the hub where it is not huggingface.co."""
     plain = str(dataclasses.replace(place, revision=MAIN))
     return plain if endpoint == PUBLIC_HUB else f"{plain} at {endpoint}"
 
 
 def default_endpoint() -> str:
-    """The hub that huggingface_hub uses."""
+    """Return the hub that huggingface_hub uses."""
     return str(require("huggingface_hub.constants", "hub").ENDPOINT)
 
 
 def bearer(endpoint: str, token: str | None = None) -> http.Authorize:
-    """The headers with this token, or that of huggingface_hub, for addresses of this hub, and none for others."""
+    """Return the headers with this token, or huggingface_hub's, for addresses of this hub, and none for others."""
     get_token = require("huggingface_hub", "hub").get_token
 
     def authorize(url: str) -> Mapping[str, str]:

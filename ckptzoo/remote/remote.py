@@ -72,7 +72,7 @@ class Remote:
 
     @property
     def revision(self) -> str:
-        """What was pinned at opening."""
+        """The revision that was pinned at opening."""
         return self.store.revision
 
     @property
@@ -235,7 +235,7 @@ class Remote:
         return missing
 
     def _cached(self, block: Span) -> memoryview:
-        """A block that the cache had; fetched if it was removed since, or is damaged."""
+        """Return a block that the cache had; fetched if it was removed since, or is damaged."""
         if self.cache is not None and (data := self.cache.read(f"sha256:{block.sha256.hex()}")) is not None:
             return memoryview(data)
         if self.offline:
@@ -307,7 +307,7 @@ def open_remote(
 
 
 def _near_folder(path: Path) -> Path | None:
-    """A zoo's folder beside the place of one that is not there, whose name is spelt nearly the same."""
+    """Return a zoo's folder beside the path of an absent one, whose name is spelt nearly the same."""
     names = [] if path.exists() else [found.parent.name for found in path.parent.glob(f"*/{ZOO}")]
     near = get_close_matches(path.name, names, n=1, cutoff=0.8)
     return path.parent / near[0] if near else None
@@ -344,7 +344,7 @@ def _open_place(
 
 
 def _checked_endpoint(endpoint: str) -> str:
-    """A hub's address, without a final slash."""
+    """Return a hub's address, without a final slash."""
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         expected = "http://... or https://..."
@@ -353,7 +353,7 @@ def _checked_endpoint(endpoint: str) -> str:
 
 
 def _with_cache(address: str, revision: str, open_store: Callable[[Cache], Store], retry_policy: RetryPolicy) -> Remote:
-    """A store with its cache; offline, the listing that the cache remembers."""
+    """Open a store with its cache; offline, the listing that the cache remembers."""
     offline = is_offline()
     cache = Cache(cache_root(), address, limit=cache_limit(), evicts=not offline)
     if offline:

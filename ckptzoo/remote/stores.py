@@ -1,4 +1,4 @@
-"""What a place that holds a zoo can do (``Store``: list its files, hand out ranges of them), and the simple places.
+"""The interface of a zoo's location (``Store``: list its files, return ranges of them), and the simple locations.
 
 ``FolderStore`` is a folder of this machine, ``FilesystemStore`` any place that fsspec can reach (``s3://``, ``gs://``,
 ``memory://``, ``file://``), ``OfflineStore`` a zoo of which only the cache knows. Hubs are in ``hub_store``, web
@@ -36,14 +36,8 @@ _CHECK = "Check the address and the credentials; fsspec finds them in its own co
 class FileEntry:
     """One file of a zoo.
 
-    Parameters
-    ----------
-    name
-        its path from the zoo's folder, with slashes.
-    size
-        bytes.
-    digest
-        ``sha256:<hex>`` of its bytes, ``git:<hex>`` (sha1 of git's blob), or None where the store does not know.
+    ``name`` is its path from the zoo's folder, with slashes. ``digest`` is ``sha256:<hex>`` of its bytes, ``git:<hex>``
+    (sha1 of git's blob), or None where the store does not know.
     """
 
     name: str
@@ -100,15 +94,9 @@ def _shut_down(sock: socket.socket) -> None:
 class TransientError(RemoteError):
     """Another attempt may succeed; ``ckptzoo.remote.retry`` makes it, and raises a plain RemoteError after the last.
 
-    Parameters
-    ----------
-    problem
-        what was expected and what came.
-    wait
-        seconds that the server asked for before the next attempt, or None.
-    protocol_error
-        the answer does not fit the request, as from a server that does not serve ranges; after
-        ``retry.MAX_PROTOCOL_ERRORS`` of them no other attempt is made.
+    ``wait`` is the seconds that the server asked for before the next attempt, or None. ``protocol_error`` means that
+    the answer does not fit the request, as from a server that does not serve ranges; after
+    ``retry.MAX_PROTOCOL_ERRORS`` of them no other attempt is made.
     """
 
     def __init__(self, problem: Problem, wait: float | None = None, protocol_error: bool = False) -> None:
@@ -129,7 +117,7 @@ class Store(Protocol):
 
     @property
     def revision(self) -> str:
-        """What was pinned at opening: a commit, or a digest of the listing."""
+        """The revision that was pinned at opening: a commit, or a digest of the listing."""
         ...
 
     @property
@@ -138,27 +126,19 @@ class Store(Protocol):
         ...
 
     def get(self, name: str, start: int, stop: int, cancel: CancelToken) -> Generator[bytes]:
-        """Bytes ``start`` to ``stop`` of a file in pieces as they arrive, by one request (and what it redirects to).
+        """Yield bytes ``start`` to ``stop`` of a file as they arrive, by one request (and its redirects).
 
-        Raises
-        ------
-        TransientError
-            It broke off, or the server is busy; pieces that were yielded before may be used.
-        AbsentError
-            There is no such file.
-        RemoteError
-            Anything that another attempt does not change.
+        Raises TransientError: it broke off, or the server is busy; pieces that were yielded before may be used. Raises
+        AbsentError: there is no such file. Raises RemoteError: anything that another attempt does not change.
         """
         ...
 
 
 def listed(entries: Iterable[FileEntry], *, location: str) -> dict[str, FileEntry]:
-    """Entries by name, in order of the names.
+    """Return entries by name, in order of the names.
 
-    Raises
-    ------
-    IntegrityError
-        A name that is no relative file name (``../x``, ``/x``, control characters) or is there twice, or a bad size.
+    Raises IntegrityError: a name that is no relative file name (``../x``, ``/x``, control characters) or is there
+    twice, or a bad size.
     """
     by_name: dict[str, FileEntry] = {}
     problems: list[Problem] = []
@@ -176,7 +156,7 @@ def listed(entries: Iterable[FileEntry], *, location: str) -> dict[str, FileEntr
 
 
 def find_entry(entries: Mapping[str, FileEntry], name: str, *, location: str) -> FileEntry:
-    """The entry of a file; raises AbsentError where there is none."""
+    """Return the entry of a file; raises AbsentError where there is none."""
     try:
         return entries[name]
     except KeyError:
@@ -185,7 +165,7 @@ def find_entry(entries: Mapping[str, FileEntry], name: str, *, location: str) ->
 
 
 def revision_of(entries: dict[str, FileEntry]) -> str:
-    """``sha256:<hex>`` of names, sizes and digests: the revision of a store that keeps no versions."""
+    """Return ``sha256:<hex>`` of names, sizes and digests: the revision of a store that keeps no versions."""
     digest = hashlib.sha256()
     for entry in entries.values():
         digest.update(f"{entry.name}\0{entry.size}\0{entry.digest or ''}\0".encode())
@@ -193,12 +173,9 @@ def revision_of(entries: dict[str, FileEntry]) -> str:
 
 
 def decode(data: bytes, *, location: str) -> tuple[dict[str, FileEntry], str]:
-    """The entries of a ``listing.json`` by name, and its digest. The listing is untrusted.
+    """Return the entries of a ``listing.json`` by name, and its digest. The listing is untrusted.
 
-    Raises
-    ------
-    IntegrityError
-        It is no listing, its digest disagrees, or it holds names that are not relative file names.
+    Raises IntegrityError: it is no listing, its digest disagrees, or it holds names that are not relative file names.
     """
     content, digest = unseal(data, location=location)
     files = content.get("files")
@@ -245,7 +222,7 @@ class FolderStore:
         return revision_of(self.entries)
 
     def get(self, name: str, start: int, stop: int, cancel: CancelToken) -> Generator[bytes]:
-        """Bytes ``start`` to ``stop`` of a file, as ``Store.get``."""
+        """Yield bytes ``start`` to ``stop`` of a file, as ``Store.get``."""
         find_entry(self.entries, name, location=self.address)
         try:
             with (self.root / name).open("rb") as file:
@@ -273,11 +250,8 @@ class FolderStore:
 class FilesystemStore:
     """A folder that fsspec reaches. The store holds an address only; fsspec makes file systems and finds credentials.
 
-    Raises
-    ------
-    MissingExtraError
-        fsspec is not installed; it comes with the extra ``hub``. The package of a scheme (s3fs, gcsfs) is named by
-        fsspec's own message.
+    Raises MissingExtraError: fsspec is not installed; it comes with the extra ``hub``. The package of a scheme (s3fs,
+    gcsfs) is named by fsspec's own message.
     """
 
     def __init__(self, url: str) -> None:
@@ -303,7 +277,7 @@ class FilesystemStore:
         return self._entries
 
     def _with_digests(self, entries: dict[str, FileEntry]) -> dict[str, FileEntry]:
-        """The entries with the digests of ``listing.json``, if there is one, so that whole files can be cached."""
+        """Add the digests of ``listing.json``, if there is one, so that whole files can be cached."""
         if LISTING not in entries:
             return entries
         self._entries, size = entries, entries[LISTING].size
@@ -319,7 +293,7 @@ class FilesystemStore:
         return revision_of(self.entries)
 
     def get(self, name: str, start: int, stop: int, cancel: CancelToken) -> Generator[bytes]:
-        """Bytes ``start`` to ``stop`` of a file, as ``Store.get``, with a request for every ``REQUEST_BYTES``."""
+        """Yield bytes ``start`` to ``stop`` of a file, as ``Store.get``, with a request for every ``REQUEST_BYTES``."""
         find_entry(self.entries, name, location=self.address)
         system, root = self._file_system
         while start < stop and not cancel.called:
@@ -353,7 +327,7 @@ class FilesystemStore:
         return system, str(root).rstrip("/")
 
     def _failed(self, what: str, error: Exception) -> RemoteError:
-        """The error for what a file system raised: any class, of s3fs, gcsfs or what is below them."""
+        """Return the error for an exception of a file system: of any class, of s3fs, gcsfs or their dependencies."""
         problem = Problem(self.address, what, "an answer", f"{type(error).__name__}: {error}"[:200], _CHECK)
         is_final = isinstance(error, PermissionError | NotImplementedError | ImportError | TypeError)
         return RemoteError(problem) if is_final else TransientError(problem)
@@ -364,13 +338,7 @@ def _entry_of_detail(path: str, root: str, detail: dict[str, Any]) -> FileEntry:
 
 
 class OfflineStore:
-    """The names and sizes of a zoo's files, as the cache remembers them; ``get`` always raises.
-
-    Parameters
-    ----------
-    address, revision, entries
-        as a store had them.
-    """
+    """The names and sizes of a zoo's files, as the cache remembers them; ``get`` always raises."""
 
     def __init__(self, address: str, revision: str, entries: dict[str, FileEntry]) -> None:
         self.address, self.revision, self.entries = address, revision, entries

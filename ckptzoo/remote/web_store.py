@@ -11,17 +11,7 @@ from ckptzoo.remote.stores import LISTING, CancelToken, FileEntry, decode, find_
 
 
 class StaticStore:
-    """The files that a listing names below an address.
-
-    Parameters
-    ----------
-    address
-        the zoo's, without a final slash.
-    revision
-        the digest of its listing.
-    entries
-        the files that the listing names.
-    """
+    """The files that a listing names below an address without a final slash; ``revision`` is the listing's digest."""
 
     def __init__(self, address: str, revision: str, entries: dict[str, FileEntry], connections: Connections) -> None:
         self.address, self.revision, self.entries = address, revision, entries
@@ -31,12 +21,7 @@ class StaticStore:
     def opened(cls, url: str, *, retry_policy: RetryPolicy) -> "StaticStore":
         """Read the listing of the zoo at an address.
 
-        Raises
-        ------
-        AbsentError
-            There is no listing.
-        IntegrityError
-            It is not what its digest says.
+        Raises AbsentError: there is no listing. Raises IntegrityError: it is not what its digest says.
         """
         connections, location, cancel = Connections(retry_policy.connection_deadline), f"{url}/{LISTING}", CancelToken()
 
@@ -54,7 +39,7 @@ class StaticStore:
         return cls(url, digest, entries, connections)
 
     def get(self, name: str, start: int, stop: int, cancel: CancelToken) -> Generator[bytes]:
-        """Bytes ``start`` to ``stop`` of a file, as ``Store.get``."""
+        """Yield bytes ``start`` to ``stop`` of a file, as ``Store.get``."""
         size, location = find_entry(self.entries, name, location=self.address).size, f"{self.address}/{name}"
         sent = http.range_header(start, stop, size)
         with http.get(

@@ -1,4 +1,4 @@
-"""What a zoo is: architecture, symmetry table, card, metadata columns, layout. Standard library only."""
+"""The declarations of a zoo: architecture, symmetry table, card, metadata columns, layout. Standard library only."""
 
 from ckptzoo.schema.architecture import Architecture, Tensor
 from ckptzoo.schema.card import Card, Picture

@@ -27,7 +27,7 @@ _BUFFERS = {
     "running_mean", "running_var", "num_batches_tracked", "n_averaged", "mask", "masks", "weight_u", "_u", "_v",
     "moving_mean", "moving_variance",
 }  # fmt: skip
-"""What PyTorch and Keras call the buffers of BatchNorm, of averages, masks, and vectors of spectral normalisation."""
+"""Names in PyTorch and Keras of the buffers of BatchNorm, of averages, masks, and vectors of spectral normalisation."""
 
 
 @dataclass(frozen=True)
@@ -252,16 +252,7 @@ def kind_of(name: str, dtype: str, names: Container[str] = ()) -> str:
     """Whether a tensor is a buffer or a parameter, by its name and dtype.
 
     Integers and truth values are buffers, and so are the statistics and counters of BatchNorm, masks, and the vectors
-    of spectral normalisation.
-
-    Parameters
-    ----------
-    name
-        in the state dict.
-    dtype
-        a key of ``ITEMSIZE``.
-    names
-        of all its tensors.
+    of spectral normalisation. ``dtype`` is a key of ``ITEMSIZE``, and ``names`` are those of all its tensors.
 
     Examples
     --------

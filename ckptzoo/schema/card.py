@@ -14,9 +14,9 @@ from ckptzoo.text import shortened
 CARD_TOML = "card.toml"
 """The file of what a person wrote, beside the README.md that is made from it."""
 CARDS = (layout.README, CARD_TOML)
-"""Written by people, or made from that: replaced by newer ones, as the pictures are."""
+"""Files written by people, or made from those, which newer ones replace, as the pictures are."""
 MAX_TEXT = 100_000
-"""Characters of one field."""
+"""The maximum number of characters of one field."""
 MAX_CARD_BYTES = 2**20
 MAX_TAGS, MAX_TAG = 40, 100
 MAX_PICTURES, MAX_CAPTION = 16, 300
@@ -51,7 +51,7 @@ class Picture:
 
 
 def picture_problems(value: Any) -> Iterator[tuple[str, str, Any]]:
-    """What is wrong with the pictures of a card: which of them, what was expected, and what there is."""
+    """Yield the problems of a card's pictures: which of them, what was expected, and what there is."""
     if not isinstance(value, tuple):
         yield "pictures", "a list of tables [[pictures]]", value
         return
@@ -227,7 +227,7 @@ def _escaped(character: str) -> str:
 
 
 def _expected(name: str, value: Any) -> str | None:
-    """What a field should be; None where it is that."""
+    """The expected form of a field; None where it has that form."""
     if name in _LISTS:
         items = cast(tuple[Any, ...], value if isinstance(value, tuple) else (None,))
         expected = "a list of strings"

@@ -59,12 +59,8 @@ def seal(content: Document) -> bytes:
 def unseal(data: bytes, *, location: str) -> tuple[Document, str]:
     """Parse a document and check its form and digest.
 
-    Returns the content without its digest, and the digest.
-
-    Raises
-    ------
-    IntegrityError
-        Not JSON, duplicate keys, not in canonical form, or the digest disagrees.
+    Returns the content without its digest, and the digest. Raises ``IntegrityError`` if it is not JSON, has duplicate
+    keys, is not in canonical form, or its digest disagrees.
     """
     value = parse(data, location=location)
     digest = value.pop("digest", None)

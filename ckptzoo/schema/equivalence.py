@@ -23,12 +23,7 @@ def largest_allowed(arch: Architecture, precision: str) -> float:
     large as those that keep a signal, have 1e-11 in float64 and 1.6e-2 in float32, of which 2.2e-2 are allowed.
     Variants made with a wrong table have 0.4 to 2.8.
 
-    Parameters
-    ----------
-    arch
-        of the raw weights.
-    precision
-        in which the outputs were computed: ``"float64"`` or ``"float32"``.
+    ``arch`` is the raw weights' architecture; ``precision`` is the outputs' dtype, ``"float64"`` or ``"float32"``.
 
     Examples
     --------

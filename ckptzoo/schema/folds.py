@@ -17,9 +17,9 @@ from ckptzoo.schema.documents import Document
 
 KINDS = ("zero", "shift", "match", "centre")
 MAX_FOLDS = 100_000
-"""Folds of a table, and targets of all of them."""
+"""The maximum number of folds of a table, and of targets of all of them."""
 _MAX_TOGETHER = 1000
-"""Folds of one tensor, which are compared with each other."""
+"""The maximum number of folds of one tensor, which are compared with each other."""
 _MAX_AXES = 8
 _MAX_SIZE = 2**31
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -133,12 +133,7 @@ def dimensions(folds: Sequence[Fold]) -> tuple[int, ...]:
     """The number of dimensions that each fold fixes beside those before it.
 
     A shift fixes one number a channel, a centring one a line. Sums over two axes of one tensor have their own sum in
-    common: centred rows and centred columns of an (m, n) matrix are m + n - 1 numbers.
-
-    Parameters
-    ----------
-    folds
-        of a table.
+    common: centred rows and centred columns of an (m, n) matrix are m + n - 1 numbers. ``folds`` are a table's folds.
     """
     by_tensor: dict[str, list[Fold]] = {}
     found: list[int] = []
@@ -255,7 +250,7 @@ def _of_part(what: str, part: Part) -> Iterator[Problem]:
 
 
 def _apart(folds: tuple[Fold, ...]) -> Iterator[Problem]:
-    """What two folds fix must not be the same, as it would be counted twice."""
+    """Compare what folds fix, which must not be the same, as it would be counted twice."""
     by_tensor: dict[str, list[Fold]] = {}
     for fold in folds:
         by_tensor.setdefault(fold.part.tensor, []).append(fold)
@@ -320,10 +315,7 @@ def _target_to_json(target: Target) -> Document:
 def fold_from_json(item: Document) -> Fold:
     """A fold of ``symmetry.json``.
 
-    Raises
-    ------
-    KeyError, TypeError, AttributeError
-        The fields are not those of a fold.
+    Raises ``KeyError``, ``TypeError`` or ``AttributeError`` if the fields are not those of a fold.
     """
     _only(item, {"kind", "part"}, {"targets", "gain", "shift"})
     named = {name: _part(item[name]) for name in ("gain", "shift") if name in item}

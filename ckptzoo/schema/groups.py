@@ -257,12 +257,7 @@ class AxisAction:
 def with_scaled_gates(actions: Iterable[AxisAction], groups: Iterable[Group]) -> tuple[AxisAction, ...]:
     """The actions with gates of scaled groups alone, as where some groups of a table lose their scales.
 
-    Parameters
-    ----------
-    actions
-        of the table.
-    groups
-        all of its groups, as they are now.
+    ``actions`` are the table's; ``groups`` are all of its groups before the change.
     """
     scaled = {group.id for group in groups if group.scaled}
     return tuple(

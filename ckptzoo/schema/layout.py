@@ -24,7 +24,7 @@ PICTURES = "pictures"
 SPLITS = "splits"
 PAGES = "pages"
 EXPLORER = f"{PAGES}/explorer.html"
-"""A page that shows a zoo, of one file."""
+"""The file of the page that shows a zoo."""
 METADATA = "metadata.parquet"
 INDEX = "index.parquet"
 
@@ -41,19 +41,19 @@ MEASURED = "measured"
 ROWS_ALONE = (RETRACTED, MEASURED)
 """Derived trees without shards, in which a checkpoint may have several rows."""
 PREDICTIONS = "predictions"
-"""How the names of derived trees of predictions begin; also the stem of their shards."""
+"""The prefix of the names of derived trees of predictions; also the stem of their shards."""
 
 PART_NAME = re.compile(r"(\d{6})-([0-9a-f]{8})")
 """Sequence number and the beginning of the digest; see ``part_name``."""
 MAX_SEQUENCE = 999_999
 """The last sequence number: names of seven digits are no names of parts, and no reader finds them."""
 SET_ASIDE = "Move the part that should not be there out of the zoo, and keep it until you know that it is wrong."
-"""What to do with parts that contradict one another: which of them is wrong, their bytes do not say."""
+"""The next step for parts that contradict one another: their bytes do not say which of them is wrong."""
 SHARD_NAME = re.compile(r"([a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?)-(\d{2,6})\.safetensors")
 SNAPSHOT_NAME = re.compile(r"(\d{6})-(?:([1-9]\d{0,9})-)?([0-9a-f]{64})\.parquet")
 """Parts covered, bytes of the tail (none in those whose digest is the whole file's), sha256 of the tail."""
 ALIGNED = "aligned-"
-"""How the names of variants begin that are aligned with a reference."""
+"""The prefix of the names of variants that are aligned with a reference."""
 DERIVED_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
 SPLIT_FILE = re.compile(rf"({DERIVED_NAME.pattern})\.json")
 SET_NAME = re.compile(r"(?=.{3,51}\Z)([a-z0-9]+(?:-[a-z0-9]+)*)/([a-z0-9]+(?:-[a-z0-9]+)*)")
@@ -91,10 +91,7 @@ def next_sequence(names: Iterable[str], *, location: str) -> int:
     >>> next_sequence(["000003-9f2c41aa", "README.md"], location="parts")
     4
 
-    Raises
-    ------
-    ZooError
-        There is a part with the last number.
+    Raises ``ZooError`` if there is a part with the last number.
     """
     last = max((name for name in names if PART_NAME.fullmatch(name)), default="000000")
     if (sequence := int(last[:6]) + 1) > MAX_SEQUENCE:

@@ -9,9 +9,9 @@ from typing import Any, NoReturn, cast
 from ckptzoo.errors import Problem
 
 MAX_ID = 200
-"""Characters of a checkpoint's id."""
+"""The maximum number of characters of a checkpoint's id."""
 MAX_EXTRA, MAX_NESTING = 2**20, 32
-"""Characters of a row's ``extra``, and how deep its brackets are nested."""
+"""The maximum number of characters of a row's ``extra``, and of nested brackets in it."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ KINDS = {
     "predictions": PREDICTION_COLUMNS,
     "measured": MEASURED_COLUMNS,
 }
-"""What a part can be, and the columns of its rows. Columns are only ever added at the end."""
+"""The kinds of parts, and the columns of their rows. Columns are only ever added at the end."""
 
 _OF_MATRICES = ("degenerate",)
 """Columns of a variant which only zoos have whose table has matrices; the last ones."""
@@ -135,13 +135,8 @@ _OF_MATRICES = ("degenerate",)
 def columns_of(kind: str, *, matrices: bool) -> tuple[Column, ...]:
     """The columns with which a part is written.
 
-    Parameters
-    ----------
-    kind
-        one of ``KINDS``.
-    matrices
-        whether the zoo's table has matrices; others have no use for the last columns of a variant, and readers of any
-        version take their parts.
+    ``kind`` is one of ``KINDS``; ``matrices`` says whether the zoo's table has matrices. Without them the last columns
+    of a variant are left out, so that readers of any version accept the parts.
     """
     left_out = _OF_MATRICES if kind == "variant" and not matrices else ()
     return tuple(column for column in KINDS[kind] if column.name not in left_out)
@@ -152,7 +147,7 @@ LEAST = {"raw": 31, "variant": 8, "retracted": 4, "predictions": 3, "measured": 
 
 
 def value_problems(rows: Sequence[Mapping[str, Any]], *, location: str) -> Iterator[Problem]:
-    """Values that have their column's type and still make no sense.
+    """Yield values that have their column's type and are still invalid.
 
     Odd ids, accuracies outside 0 to 1, negative numbers of draws, draws of no method, ``extra`` that is no JSON object.
     """
@@ -217,7 +212,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _is_bounded(value: Any, depth: int) -> bool:
-    """Whether a value of JSON is nested at most so deep, and its numbers are finite or have 64 bits."""
+    """Whether a value of JSON is nested at most this deep, and its numbers are finite or have 64 bits."""
     if isinstance(value, dict):
         value = list(cast(dict[str, Any], value).values())
     if isinstance(value, list):
@@ -228,5 +223,5 @@ def _is_bounded(value: Any, depth: int) -> bool:
 
 
 def lacks_method(row: Mapping[str, Any]) -> bool:
-    """Whether a row is said to be a draw, and not of which method."""
+    """Whether a row claims to be a draw without naming its method."""
     return row.get("method") is None and (row.get("mode") is not None or row.get("draw") is not None)

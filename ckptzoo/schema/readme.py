@@ -31,7 +31,7 @@ LICENSES = frozenset((
 """Identifiers that the Hugging Face hub knows; others are ``other`` there, with a name."""
 
 _TYPES = {"timestamp": "timestamp[us, tz=UTC]"}
-"""What ``datasets`` calls our types, where it has another name for them."""
+"""Names in ``datasets`` of our types, where they differ."""
 _SIZES = (
     (10**3, "n<1K"),
     (10**4, "1K<n<10K"),
@@ -55,27 +55,12 @@ def front_matter(
 ) -> str:
     """The YAML between two lines ``---``.
 
-    Parameters
-    ----------
-    datasets, licenses
-        of the rows, besides the card's.
-    checkpoints, members
-        how many there are; None where that is not known yet.
-    variants
-        names of the derived ones.
-    retracted
-        there are tombstones.
-
-    Returns
-    -------
-    str
-        Plain YAML on any input: every string is quoted on one line. ``arch:`` and ``dataset:`` tags make a zoo
-        findable; those of data sets whose names are long or not printable are left out, and all beyond 20.
-
-    Notes
-    -----
-    The features of every configuration are declared, because files of older parts may lack the last columns, and
-    ``datasets`` infers them from the first file. Tested in ``tests/hub/card/test_loads.py``.
+    Returns plain YAML on any input: every string is quoted on one line. ``arch:`` and ``dataset:`` tags make a zoo
+    findable; those of data sets whose names are long or not printable are left out, and all beyond 20. The features of
+    every configuration are declared, because files of older parts may lack the last columns, and ``datasets`` infers
+    them from the first file. Tested in ``tests/hub/card/test_loads.py``. Data sets and licenses are the rows', besides
+    the card's. ``checkpoints`` and ``members`` are None where they are not yet known; ``retracted`` says whether there
+    are tombstones.
     """
     tables: list[tuple[str, str, Sequence[Column]]] = [(METADATA, f"{PARTS}/*/{METADATA_FILE}", COLUMNS)]
     tables += [(config_of(name), f"{DERIVED}/{name}/*/{METADATA_FILE}", VARIANT_COLUMNS) for name in variants]
@@ -104,12 +89,8 @@ def collection_front_matter(
 ) -> str:
     """As ``front_matter`` for a collection: a search finds it by the architectures and data sets of its zoos.
 
-    Parameters
-    ----------
-    architectures, datasets, licenses
-        of the zoos and their rows, besides the card's.
-    zoos, checkpoints, members
-        how many there are.
+    ``architectures``, ``datasets`` and ``licenses`` come from the zoos and their rows, besides the card's; ``zoos``,
+    ``checkpoints`` and ``members`` are counts.
     """
     facts = {"zoos": zoos, "checkpoints": checkpoints, "members": members}
     lines = [*_head(card, architectures, datasets, licenses, facts), "configs:"]

@@ -8,16 +8,9 @@ _MARK = re.compile(r'<!-- ckptzoo review (\{"head":"[0-9a-f]{40}","main":"[0-9a-
 
 
 class ReviewMark(NamedTuple):
-    """What was checked.
+    """The commits and the outcome of a review.
 
-    Attributes
-    ----------
-    head
-        the pull request's last commit.
-    main
-        the zoo's.
-    passed
-        whether no check failed.
+    ``head`` is the pull request's last commit, ``main`` the zoo's; ``passed`` says whether no check failed.
     """
 
     head: str

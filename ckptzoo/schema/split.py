@@ -20,9 +20,9 @@ from ckptzoo.schema.documents import REFETCH, Document, seal, unseal
 
 KIND = "split"
 HASH, ID, MEMBER = "hash", "id", "member"
-"""What decides: the hash of a member, or lists of ids or of members."""
+"""The rule of a split: the hash of a member, or lists of ids or of members."""
 _TOLERANCE = 1e-9
-"""Fractions are decimals that binary numbers only come near to."""
+"""The tolerance of the sum of fractions, which are decimals that binary numbers only approximate."""
 
 
 @dataclass(frozen=True)
@@ -175,10 +175,7 @@ def encode(split: Split) -> bytes:
 def decode(data: bytes, *, location: str) -> Split:
     """Read the document of a split, which may be anyone's.
 
-    Raises
-    ------
-    IntegrityError
-        It is damaged, or no split.
+    Raises ``IntegrityError`` if it is damaged, or not a split.
     """
     content, _ = unseal(data, location=location)
 

@@ -11,7 +11,7 @@ from ckptzoo.schema.groups import INNERS, MATRICES, ROLES, SCALES, AxisAction, F
 from ckptzoo.text import excerpt
 
 MAX_ITEMS = 100_000
-"""Groups, actions, and segments of one action."""
+"""The maximum number of groups, of actions, and of segments of one action."""
 MAX_CHANNELS = 2**31  # permutations are stored as int32
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 
@@ -188,7 +188,7 @@ def _apart(what: str, segments: tuple[Segment, ...]) -> Iterator[Problem]:
 
 
 def _inside(what: str, segment: Segment, groups: dict[str, Group]) -> Iterator[Problem]:
-    """What moves positions inside channels must move them with the blocks that the channels are in."""
+    """Check that what moves positions inside channels moves them with the blocks that the channels are in."""
     if segment.within is None:
         return
     own, other = groups[segment.group], groups[segment.within]
@@ -225,7 +225,7 @@ def _layout(what: str, segments: tuple[Segment, ...], groups: dict[str, Group]) 
 
 
 def _with_matrices(what: str, action: AxisAction, groups: dict[str, Group]) -> Iterator[Problem]:
-    """Matrices mix whole channels, where these are written or read; complex numbers have two parts."""
+    """Check that matrices mix whole channels, where these are written or read; complex numbers have two parts."""
     kinds = {name: groups[name].scale for name in action.groups}
     mixing = {name for name, kind in kinds.items() if kind in MATRICES}
     if mixing and (action.exponent not in (1, -1) or action.blocks > 1 or action.absolute or action.signs):
@@ -249,7 +249,7 @@ def _with_matrices(what: str, action: AxisAction, groups: dict[str, Group]) -> I
 
 
 def _signs(what: str, action: AxisAction, groups: dict[str, Group]) -> Iterator[Problem]:
-    """A gain and what it normalises must be permuted together, and be scaled apart."""
+    """Check that a gain and what it normalises are permuted together, and scaled apart."""
     if both := {segment.group for segment in action.signs} & {segment.group for segment in action.segments}:
         yield _problem(what, "other groups than those of the gain", repr(min(both)))
     for name in sorted({segment.group for segment in action.signs}):
@@ -259,7 +259,7 @@ def _signs(what: str, action: AxisAction, groups: dict[str, Group]) -> Iterator[
 
 
 def _gates(what: str, action: AxisAction, groups: dict[str, Group]) -> Iterator[Problem]:
-    """Gates and the channels that they multiply must be permuted together, and be scaled apart."""
+    """Check that gates and the channels that they multiply are permuted together, and scaled apart."""
     if both := {segment.group for segment in action.gates} & {segment.group for segment in action.segments}:
         yield _problem(what, "other groups than those that they multiply", repr(min(both)))
         return
@@ -330,7 +330,7 @@ def _intervals(
 
 
 def _blocks(action: AxisAction, rows: AxisAction | None, groups: dict[str, Group]) -> Iterator[Problem]:
-    """The rows and the columns of a blocked tensor must move their blocks together."""
+    """Check that the rows and the columns of a blocked tensor move their blocks together."""
     what = f"axis {action.axis} of {action.tensor!r}: {action.blocks} blocks"
     total = sum(segment.inner * segment.count for segment in action.segments)
     if total % action.blocks or total != max(_end(segment) for segment in action.segments):
@@ -350,7 +350,7 @@ def _end(segment: Segment) -> int:
 
 
 def _mover(segments: tuple[Segment, ...], blocks: int, size: int, groups: dict[str, Group]) -> str | None:
-    """What moves an axis' blocks: the name of an outer permutation, nothing, or None where channels cross."""
+    """The mover of an axis' blocks: the name of an outer permutation, nothing, or None where channels cross."""
     perm = _perm(segments[0].group, groups)
     if len(segments) == 1 and isinstance(perm, Wreath) and perm.g == blocks and size % blocks == 0:
         return perm.outer if segments[0].offset == 0 else None

@@ -11,44 +11,32 @@ READ, CONTRIBUTE, WRITE, ADMIN = ROLES = ("read", "contribute", "write", "admin"
 """Each includes those before it. Read; open and answer pull requests and discussions; commit, merge, and in a
 namespace make repositories; remove, rename and hide repositories, close them to others, and say who else may."""
 TOKEN_ROLES = (READ, CONTRIBUTE, WRITE)
-"""What a token may do at most; with ``write`` all that its owner may."""
+"""The highest role that a token may give; with ``write`` all that its owner may do."""
 
 
 @dataclass(frozen=True)
 class TokenLimits:
-    """What a token allows of what its owner may.
+    """The limits of a token within its owner's rights.
 
-    Parameters
-    ----------
-    role
-        one of ``TOKEN_ROLES``.
-    scope
-        a namespace or a repository, ``lab`` or ``lab/zoo``, outside of which it reads what is public; empty for
-        everywhere.
+    ``role`` is one of ``TOKEN_ROLES``. ``scope`` is a namespace or a repository, ``lab`` or ``lab/zoo``, outside of
+    which the token reads what is public; empty for everywhere.
     """
 
     role: str
     scope: str = ""
 
     def covers(self, name: str) -> bool:
-        """Whether a namespace or a repository is within the scope."""
+        """Return whether a namespace or a repository is within the scope."""
         return self.scope in ("", name, name.partition("/")[0])
 
 
 @dataclass(frozen=True)
 class Subject:
-    """Who asks.
+    """The account that sends a request, with its rights.
 
-    Parameters
-    ----------
-    user
-        the account's name.
-    namespaces
-        its role in each namespace in which it has one; in its own it is ``admin``.
-    repositories
-        its role in each repository for which it has a grant, by the repository's number.
-    token
-        of the request; None where the account itself asks.
+    ``namespaces`` has its role in each namespace in which it has one, ``admin`` in its own; ``repositories`` its role
+    in each repository for which it has a grant, by the repository's number. ``token`` is that of the request; None
+    where the account itself asks.
     """
 
     user: str
@@ -59,18 +47,10 @@ class Subject:
 
 @dataclass(frozen=True)
 class Target:
-    """What is asked about: a repository, or a namespace in which one is to be made.
+    """The object of a request: a repository, or a namespace in which one is to be made.
 
-    Parameters
-    ----------
-    name
-        ``lab/zoo``, or ``lab`` for the namespace.
-    number
-        of the repository; None for a namespace.
-    private
-        whether only those who have a role may know of it.
-    closed
-        whether only those who have a role may open pull requests and discussions.
+    ``name`` is ``lab/zoo``, or ``lab`` for the namespace, whose ``number`` is None. Only accounts with a role may know
+    of a ``private`` repository, or open pull requests and discussions in a ``closed`` one.
     """
 
     name: str
@@ -80,15 +60,9 @@ class Target:
 
 
 def role_in(subject: Subject | None, target: Target) -> str | None:
-    """The highest role of somebody in a repository or a namespace; None for who may not know of it.
+    """Return the highest role of a subject (None without an account) in a repository or a namespace; None if the
+    subject may not know of it.
 
-    Parameters
-    ----------
-    subject
-        None without an account.
-
-    Examples
-    --------
     >>> zoo, ada = Target("lab/zoo", 1, private=False, closed=False), Subject("ada", {"ada": "admin"})
     >>> role_in(None, zoo), role_in(ada, zoo), role_in(ada, Target("lab/other", 2)), role_in(ada, Target("ada"))
     ('read', 'contribute', None, 'admin')
@@ -108,15 +82,7 @@ def role_in(subject: Subject | None, target: Target) -> str | None:
 
 
 def may(subject: Subject | None, action: str, target: Target) -> bool:
-    """Whether somebody may do what needs a role.
-
-    Parameters
-    ----------
-    subject
-        None without an account.
-    action
-        the role that is needed, one of ``ROLES``.
-    """
+    """Return whether a subject (None without an account) has the role ``action``, one of ``ROLES``."""
     role = role_in(subject, target)
     return role is not None and ROLES.index(role) >= ROLES.index(action)
 

@@ -144,7 +144,7 @@ ROUTES = (
     _route("PUT", "/_uploads/{sha256}/part", None, uploads.receive_part),
     _route("POST", "/_uploads/{sha256}/join", None, uploads.join),
 )
-"""Every call of the protocol. Addresses below ``/_`` are signed, and need no token."""
+"""All calls of the protocol. Addresses below ``/_`` are signed, and need no token."""
 PAGES = (
     _page("GET", "/", None, zoos.listing),
     _page("GET", "/-/style.css", None, html.style),
@@ -183,18 +183,16 @@ PAGES = (
     replace(_route("GET", "/metrics", None, metrics.answer), signed=True),
     _page("GET", "/{namespace}", None, zoos.namespace),
 )
-"""Every page, and every form of one. Without a session, those with a role lead to signing in."""
+"""All pages and their forms. Without a session, those with a role lead to signing in."""
 _PUBLIC_PAGES = (html.style, html.icon, *signing_in.FORMS)
 """Pages of a private server that are for everybody."""
 _EXPANDING = frozenset({content.tree, content.paths_info})
-"""Handlers that compute for long where they are asked for the last commit of each entry."""
+"""Handlers that compute for long where the last commit of each entry is requested."""
 
 
 class Application:
     """The ASGI application of one service.
 
-    Notes
-    -----
     Paths are matched as they came, before percent-decoding, because clients send ``refs%2Fpr%2F1`` as one piece. A HEAD
     request is handled as GET; its answer has no body.
     """
@@ -220,7 +218,7 @@ class Application:
             await self._respond(request, memory, send)
 
     async def _respond(self, request: Request, memory: Share, send: Send) -> None:
-        """Answer one request, or say what was wrong with it."""
+        """Answer one request, or report its error."""
         scope, receive, started = request.scope, request.receive, time.perf_counter()
         try:
             response = await self._answer(request, memory)
@@ -293,7 +291,7 @@ class Application:
         return response
 
     async def _watched(self, handler: Handler, authorized: AuthorizedRequest) -> object:
-        """Call a handler for as long as its client is there."""
+        """Call a handler for as long as its client is connected."""
         state = authorized.http_request.scope.setdefault("state", {})
         with CancelScope() as scope:
 
@@ -322,7 +320,7 @@ class Application:
         raise Refusal(408, f"Body: expected all of it within {seconds:g} s.")
 
     def _authorize(self, request: Request, route: Route, pieces: dict[str, str]) -> Admitted:
-        """Caller and repository, as ``_admitted``; that a token was used is noted, also where it is refused."""
+        """Return caller and repository, as ``_admitted``; the use of a token is noted, also where it is refused."""
         with self.service.database.reading() as connection:
             caller, repository = self._named(request, route, pieces, connection)
         if caller is not None and caller.token is not None and is_use_due(caller.token):
@@ -334,7 +332,7 @@ class Application:
     def _admitted(
         self, request: Request, route: Route, pieces: dict[str, str], connection: sqlite3.Connection
     ) -> Admitted:
-        """The caller, and the repository that the path names; refused unless the caller has the role that is needed."""
+        """Return the caller, and the repository that the path names; refuse unless the caller has the required role."""
         caller, repository = self._named(request, route, pieces, connection)
         self._check(route, pieces, caller, repository)
         return caller, repository
@@ -342,7 +340,7 @@ class Application:
     def _named(
         self, request: Request, route: Route, pieces: dict[str, str], connection: sqlite3.Connection
     ) -> Admitted:
-        """Whom a token or a cookie names, and what the path does."""
+        """Return the account that a token or a cookie names, and the repository that the path names."""
         caller = self._session(connection, request) if route.page else self._bearer(connection, request, route)
         if "id" not in pieces:
             return caller, None
@@ -352,10 +350,8 @@ class Application:
     def _check(
         self, route: Route, pieces: dict[str, str], caller: Caller | None, repository: stored.Repository | None
     ) -> None:
-        """Refuse unless the caller has the role that is needed.
-
-        A repository that the caller may not read is answered like one that does not exist, so that its name is not
-        given away.
+        """Refuse unless the caller has the required role. A repository that the caller may not read is answered like
+        one that does not exist, so that its name is not given away.
         """
         is_private = self.service.private and not route.signed and route.handler not in _PUBLIC_PAGES
         if caller is None and (route.role is not None or is_private):
@@ -373,7 +369,7 @@ class Application:
             raise lacking(needed, role)
 
     def _bearer(self, connection: sqlite3.Connection, request: Request, route: Route) -> Caller | None:
-        """The owner of the token that came with a request; None without one."""
+        """Return the owner of the token that came with a request; None without one."""
         scheme, _, text = request.headers.get("authorization", "").partition(" ")
         if not scheme or route.signed:
             return None
@@ -384,7 +380,7 @@ class Application:
         return Caller(known[1], token=known[0])
 
     def _session(self, connection: sqlite3.Connection, request: Request) -> Caller | None:
-        """Who has signed in and asks for a page; None for anybody else."""
+        """Return the signed-in account that requests a page; None for anybody else."""
         secret = request.cookies.get(signing_in.cookie_name(signing_in.is_secure(self.service, request)))
         session = None if secret is None else sessions.find(connection, secret)
         return None if session is None else Caller(session.subject, session.token, session.digest)
@@ -403,7 +399,7 @@ class Application:
 
 
 def _matched(method: str, raw_path: str) -> tuple[Route, dict[str, str]]:
-    """The route of a request, and the named pieces of its path."""
+    """Return the route of a request, and the named pieces of its path."""
     for route in (*ROUTES, *PAGES):
         if route.method == method and (match := route.pattern.fullmatch(raw_path)) is not None:
             return route, match.groupdict()
@@ -417,7 +413,7 @@ def _address(request: Request) -> str:
 
 
 def _in_pieces(response: Response) -> Response:
-    """The same answer as one that is sent only as fast as the client reads it."""
+    """Return the same answer as one that is sent only as fast as the client reads it."""
     body = bytes(response.body)
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -433,7 +429,7 @@ def _unauthorized(message: str) -> Refusal:
 
 
 def _refused(request: Request, refusal: Refusal) -> Response:
-    """What was wrong: for browsers a page, or the way to sign in, and JSON for all others."""
+    """Return the answer to an error: for browsers a page, or the way to sign in, and JSON for all others."""
     # no client of the protocol asks for HTML
     if "text/html" not in request.headers.get("accept", ""):
         return _error_response(refusal)

@@ -29,22 +29,20 @@ _IPV6_PREFIX = 64
 _MAX_HEAD = 2**14
 """Bytes of the head of a request."""
 _BURST_PIECES, _BURST_BYTES = 200, 1024
-"""After so many pieces that arrive at once, their mean size has to be this. A body that is sent in chunks comes in
-pieces, each of which takes 12 us of the event loop, whatever its size; clients send chunks of kilobytes."""
+"""A burst is more than this many pieces that arrive at once; their mean size must be at least this. A body that is sent
+in chunks comes in pieces, each of which takes 12 us of the event loop, whatever its size; clients send chunks of
+kilobytes.
+"""
 _PIECES, _PIECE_BYTES = 10_000, 256
-"""The same for all pieces of a body, so that small bursts do not go on for ever."""
+"""The same for all pieces of a body, so that small bursts do not continue without limit."""
 
 
 class Connections:
     """Makes the connections of one server, as the protocol class that uvicorn expects, and counts them.
 
-    Parameters
-    ----------
-    limits
-        how long requests may take to arrive, and how many connections an address may hold. All addresses together may
-        hold a third as many as the process may open files, because each may have a file open besides.
-    proxies
-        addresses that may hold as many as all together, because they come for many.
+    ``limits`` bound how long requests may take to arrive, and how many connections an address may hold. All addresses
+    together may hold a third as many as the process may open files, because each connection may have a file open
+    besides. ``proxies`` are addresses that may hold as many as all together, because they serve many clients.
     """
 
     def __init__(self, limits: ServerLimits, proxies: Sequence[str] = ()) -> None:
@@ -60,7 +58,7 @@ class Connections:
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> asyncio.Protocol:
-        """A connection that is about to be made."""
+        """Make a connection."""
         return _BoundedConnection(self, config, server_state, app_state, _loop)
 
 
@@ -91,7 +89,7 @@ class _BoundedConnection(H11Protocol):
             self._wait_for_reader()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Count one less."""
+        """Decrease the count of connections."""
         self._stop_waiting()
         if self._reading is not None:
             self._reading.cancel()
@@ -106,7 +104,7 @@ class _BoundedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Wait for what is missing of the request."""
+        """Wait for the rest of the request."""
         self._parser.begin_burst()
         super().data_received(data)
         if self._parser.given_up:
@@ -184,7 +182,7 @@ class _Parser(h11.Connection):
         self._burst = self._burst_bytes = 0
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        """After a body in tiny pieces there are no events any more."""
+        """Return the next event; after a body in tiny pieces there are none."""
         if self.given_up:
             return h11.NEED_DATA
         event = super().next_event()
@@ -207,7 +205,7 @@ class _Parser(h11.Connection):
 
 @lru_cache(maxsize=4096)
 def network_of(host: str) -> str:
-    """The address that a client is counted under: its own, for IPv6 that of its network."""
+    """Return the address that a client is counted under: its own, for IPv6 that of its network."""
     try:
         return str(ipaddress.IPv6Network((host.partition("%")[0], _IPV6_PREFIX), strict=False))
     except ValueError:

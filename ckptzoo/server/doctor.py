@@ -1,4 +1,4 @@
-"""Whether a server's folder and its machine are as they should be, for the operator; nothing is changed."""
+"""Checks of a server's folder and its machine, for the operator; nothing is changed."""
 
 import fcntl
 import os
@@ -27,26 +27,16 @@ _FREE_BYTES, _FREE_SHARE = 2 * 2**30, 0.02
 """Less free disk than the larger of these is a problem: uploads arrive before they are checked."""
 _OPEN_FILES = 1024
 """The usual soft limit; a third of it is for connections (``connections.Connections``)."""
+# A day more than a week, so that weekly backups pass.
 _BACKUP_DAYS = 8
 _SECONDS = 5.0
 _SHOWN = 5
 
 
 def examine(root: Path) -> list[Check]:
-    """Look at a server's folder, which may be served.
+    """Check a server's folder, which may be served, in the order in which an operator would look; a folder without a
+    database ends the checks.
 
-    Parameters
-    ----------
-    root
-        The folder of ``ckptzoo serve``.
-
-    Returns
-    -------
-    list[Check]
-        The checks in the order in which an operator would look; a folder without a database ends them.
-
-    Notes
-    -----
     Reads the database and the directory entries of all blobs, not their bytes: 100,000 blobs take about a second.
     """
     path = root / DATABASE
@@ -173,7 +163,7 @@ def _backup(connection: sqlite3.Connection) -> Check:
 
 
 def _server(root: Path, address: str | None) -> Check:
-    """Whether a process serves the folder, and answers at the address that it gives to clients."""
+    """Return whether a process serves the folder, and answers at the address that it gives to clients."""
     descriptor = os.open(root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

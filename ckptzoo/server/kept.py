@@ -1,4 +1,4 @@
-"""What is computed from stored bytes, which never change, is kept in memory: the last used, up to a number of bytes."""
+"""A cache in memory of results computed from stored bytes, which never change: the last used, within a bound."""
 
 import threading
 from collections import OrderedDict
@@ -7,18 +7,12 @@ from typing import Generic, TypeVar
 
 Value = TypeVar("Value")
 ENTRY_BYTES = 500
-"""What a value takes besides itself: its key, of bounded length, and its place."""
+"""Bytes of an entry besides its value: its key, of bounded length, and its slot."""
 
 
 class Kept(Generic[Value]):
-    """Values by key; the least used are forgotten where all together would be larger than a limit.
-
-    Parameters
-    ----------
-    limit
-        bytes of all values.
-    size
-        of a value in bytes.
+    """Values by key; the least used are forgotten where all together would be larger than ``limit`` bytes. ``size``
+    maps a value to its bytes.
     """
 
     def __init__(self, limit: int, size: Callable[[Value], int]) -> None:
@@ -28,7 +22,7 @@ class Kept(Generic[Value]):
         self.held = 0
 
     def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """The value of a key, made where it is not there; two threads may make the same one."""
+        """Return the value of a key, made where it is absent; two threads may make the same one."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)

@@ -1,4 +1,4 @@
-"""What the server has done so far, for Prometheus; without names of repositories and users."""
+"""Metrics of the server for Prometheus, without names of repositories and users."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -26,24 +26,14 @@ class Metrics:
         )
 
     def watch(self, gauges: Mapping[str, tuple[str, Callable[[], float]]]) -> None:
-        """Ask for values whenever the metrics are asked for.
-
-        Parameters
-        ----------
-        gauges
-            a description, and a function that returns the value, by name.
+        """Register gauges, a description and a function that returns the value by name; they are read whenever the
+        metrics are requested.
         """
         self.registry.register(_Gauges(gauges))
 
     def note(self, handler: str, status: int, started: float) -> None:
-        """Count an answer.
-
-        Parameters
-        ----------
-        handler
-            of the route; a fixed set of names.
-        started
-            of the request, by ``time.perf_counter()``.
+        """Count an answer of a handler, of which there is a fixed set of names; the request started at ``started`` by
+        ``time.perf_counter()``.
         """
         self._requests.labels(handler, str(status)).inc()
         self._seconds.labels(handler).observe(time.perf_counter() - started)
@@ -54,5 +44,5 @@ class _Gauges(Collector):
         self._gauges = gauges
 
     def collect(self) -> list[GaugeMetricFamily]:
-        """What they are now."""
+        """Return the present values."""
         return [GaugeMetricFamily(name, text, value()) for name, (text, value) in self._gauges.items()]

@@ -1,4 +1,4 @@
-"""Which names are accepted from clients: of repositories, branches and files."""
+"""Validation of names from clients: of repositories, branches and files."""
 
 import re
 from urllib.parse import unquote
@@ -10,17 +10,18 @@ KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
 
 RESERVED = frozenset({*KINDS, "api", "_blobs", "_uploads"})
 """First segments of the server's own addresses, which no repository may have."""
+# 96 characters at most, as huggingface_hub.utils.validate_repo_id allows.
 _SEGMENT = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?")
 _BRANCH = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._/+-]{0,198}[A-Za-z0-9_+-])?")
 _WINDOWS_DEVICE = re.compile(r"(?i)(?:con|prn|aux|nul|com\d|lpt\d)(?:\..*)?")
 _MAX_PATH, _MAX_PART = 1024, 255
 """Bytes; 255 is the limit of the usual file systems for one name."""
 _MAX_LEVELS = 32
-"""Every level of a path is a folder that a commit stores again."""
+"""The largest number of levels of a path; each is a folder that a commit stores again."""
 
 
 def decoded(raw: str) -> str:
-    """The text of a percent-encoded piece of an address."""
+    """Return the text of a percent-encoded piece of an address."""
     try:
         return unquote(raw, errors="strict")
     except UnicodeDecodeError:
@@ -28,7 +29,7 @@ def decoded(raw: str) -> str:
 
 
 def checked_id(name: str) -> str:
-    """``namespace/name``, by the rule of ``huggingface_hub.utils.validate_repo_id``."""
+    """Return ``namespace/name``, by the rule of ``huggingface_hub.utils.validate_repo_id``."""
     parts = name.split("/")
     if (
         len(parts) != 2
@@ -44,7 +45,7 @@ def checked_id(name: str) -> str:
 
 
 def checked_user(name: str) -> str:
-    """The name of an account, which is the namespace of its repositories."""
+    """Return the name of an account, which is the namespace of its repositories."""
     try:
         checked_id(f"{name}/name")
     except Refusal:
@@ -53,7 +54,7 @@ def checked_user(name: str) -> str:
 
 
 def checked_branch(name: str) -> str:
-    """A name for a branch or a tag that is not a path upwards, a commit, or a ref in full."""
+    """Return a name for a branch or a tag that is not a path upwards, a commit, or a ref in full."""
     forbidden = ("..", "//", "/.", "./", ".lock")  # as in git check-ref-format
     if not _BRANCH.fullmatch(name) or any(part in name for part in forbidden) or name.startswith("refs/"):
         raise Refusal(400, f"Reference: expected a short name of letters, digits, '-', '_', '.', '/', got {name!r}.")
@@ -64,7 +65,7 @@ def checked_branch(name: str) -> str:
 
 
 def checked_path(path: str) -> str:
-    """A relative file name that means the same file on every system.
+    """Return a relative file name that means the same file on every system.
 
     Parts are separated by ``/``; none is empty, ``.``, ``..`` or ``.git``, none holds a control character, a backslash
     or a colon, and none is a device of Windows.

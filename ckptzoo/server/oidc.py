@@ -1,6 +1,6 @@
 """Signing in with an OpenID Connect provider: authorization code flow with PKCE (RFC 7636).
 
-The package Authlib makes the requests and checks what comes back. Who signs in for the first time gets an account of
+The package Authlib makes the requests and checks the answers. A user who signs in for the first time gets an account of
 the name that the provider says, where the provider's file allows it and no account has the name.
 """
 
@@ -19,25 +19,21 @@ from ckptzoo.errors import Problem, SpecError, require
 from ckptzoo.server.errors import Refusal
 
 _SECONDS, _ATTEMPTS = 600, 10_000
-"""How long somebody may take at the provider, and how many may be there at once; the oldest end."""
+"""Seconds that a user may take at the provider, and the largest number of users there at once; the oldest attempts end.
+"""
 _TIMEOUT = 10.0
 _KEYS = {"issuer": str, "client_id": str, "client_secret": str, "name": str, "create": bool, "claim": str}
 _REQUIRED = ("issuer", "client_id", "client_secret")
+# Hosts for which plain HTTP is allowed, because requests do not leave this machine.
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Whom a provider has signed in.
+    """A user whom a provider has signed in.
 
-    Parameters
-    ----------
-    issuer, subject
-        the provider, and its name for the user, which never changes.
-    name
-        what the user would like to be called; may be empty.
-    following
-        the page to go on with.
+    ``subject`` is the provider's name for the user, which never changes; ``name`` is the name that the user prefers,
+    which may be empty. ``following`` is the page that is shown next.
     """
 
     issuer: str
@@ -56,20 +52,10 @@ class _Attempt:
 
 
 class Provider:
-    """An OpenID Connect provider, and who is there at the moment.
+    """An OpenID Connect provider, and the users who are there at the moment.
 
-    Parameters
-    ----------
-    issuer
-        its address.
-    client_id, client_secret
-        as it knows this server.
-    name
-        for the button.
-    create
-        whether who signs in for the first time gets an account.
-    claim
-        which claim is the account's name then.
+    ``issuer`` is its address, and ``name`` is shown on the button. With ``create`` a user who signs in for the first
+    time gets an account, whose name is the claim ``claim``.
     """
 
     def __init__(
@@ -92,16 +78,10 @@ class Provider:
         self._metadata: dict[str, Any] | None = None
 
     def start(self, redirect: str, browser: str, following: str) -> str:
-        """The provider's address to send somebody to.
+        """Return the provider's address to send a user to.
 
-        Parameters
-        ----------
-        redirect
-            our address that the provider sends them back to.
-        browser
-            a secret of theirs, asked for again in ``finish``.
-        following
-            the page to go on with.
+        The provider sends the user back to ``redirect``, an address of this server. ``browser`` is a secret of the
+        user's browser that ``finish`` checks; ``following`` is the page that is shown next.
         """
         state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
         attempt = _Attempt(verifier, nonce, browser, following, time.monotonic() + _SECONDS)
@@ -115,13 +95,10 @@ class Provider:
         return url
 
     def finish(self, redirect: str, browser: str, query: Mapping[str, str]) -> Identity:
-        """Whom the provider has signed in, by the query with which it sent them back.
+        """Return the user whom the provider has signed in, from the query with which it sent the user back.
 
-        Raises
-        ------
-        Refusal
-            With status 400: the state is not of this browser, was used already or is too old, or the provider says
-            no; with 502 where the provider gives no sound answer.
+        Raises Refusal with status 400: the state is not of this browser, was used already or is too old, or the
+        provider says no; with 502 where the provider gives no sound answer.
         """
         with self._lock:
             attempt = self._attempts.pop(query.get("state", ""), None)
@@ -138,7 +115,7 @@ class Provider:
         return Identity(self.issuer, subject, name if isinstance(name, str) else "", attempt.following)
 
     def _claims(self, redirect: str, code: str, attempt: _Attempt) -> Mapping[str, Any]:
-        """The claims of the ID token, checked against the provider's keys, this client, and the attempt."""
+        """Return the claims of the ID token, checked against the provider's keys, this client, and the attempt."""
         import requests
         from authlib.common.errors import AuthlibBaseError
         from authlib.oidc.core import CodeIDToken
@@ -172,7 +149,7 @@ class Provider:
         return {**user, **claims}
 
     def _discovered(self) -> dict[str, Any]:
-        """What the provider says of itself (OpenID Connect Discovery 1.0); asked for once."""
+        """Return the provider's metadata (OpenID Connect Discovery 1.0), requested once."""
         import requests
 
         if self._metadata is None:
@@ -207,12 +184,9 @@ def _json(address: str) -> Any:
 
 
 def provider_in(path: Path) -> Provider:
-    """The provider that a TOML file describes, with the parameters of ``Provider`` as its keys.
+    """Return the provider that a TOML file describes, with the parameters of ``Provider`` as its keys.
 
-    Raises
-    ------
-    SpecError
-        A key is missing, not known, or of another type; the issuer is neither https nor on this machine.
+    Raises SpecError: a key is missing, not known, or of another type; the issuer is neither https nor on this machine.
     """
     try:
         content = tomllib.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""How much contributors may take up, so that one who may only propose cannot fill the server."""
+"""Quotas of contributors, so that an account that may only propose cannot fill the server."""
 
 import sqlite3
 import threading
@@ -22,7 +22,7 @@ class Quotas:
         self._arriving: Counter[str] = Counter()
 
     def room(self, contributor: str) -> int | None:
-        """Bytes that may still be sent, None for any number."""
+        """Return the bytes that may still be sent, None for any number."""
         if not contributor:
             return None
         with self._database.reading() as connection:
@@ -30,12 +30,9 @@ class Quotas:
         return self._limits.contributor_bytes - sent - self._arriving[contributor]
 
     def take(self, contributor: str, size: int) -> None:
-        """Begin to receive so many bytes.
+        """Reserve bytes that are about to arrive.
 
-        Raises
-        ------
-        Refusal
-            With status 413: they would be too many.
+        Raises Refusal with status 413: they would be too many.
         """
         with self._lock:
             room = self.room(contributor)
@@ -44,7 +41,7 @@ class Quotas:
             self._arriving[contributor] += size
 
     def end(self, contributor: str, size: int) -> None:
-        """The bytes have arrived and were charged, or will not arrive."""
+        """Release bytes that have arrived and were charged, or will not arrive."""
         with self._lock:
             self._arriving[contributor] -= size
 
@@ -56,10 +53,7 @@ class Quotas:
     def charge_rows(self, connection: sqlite3.Connection, contributor: str, size: int) -> None:
         """Charge what a transaction wrote into the database, before it ends.
 
-        Raises
-        ------
-        Refusal
-            With status 413: it would be too much, so nothing is written.
+        Raises Refusal with status 413: it would be too much, so nothing is written.
         """
         room = self._limits.contributor_bytes - usage.sent(connection, contributor) - self._arriving[contributor]
         if contributor and size > room:
@@ -74,7 +68,7 @@ class Quotas:
 
 
 def over_quota(contributor: str, room: int, size: int) -> Refusal:
-    """More bytes than a contributor may still send."""
+    """Return the error for more bytes than a contributor may still send."""
     expected = f"expected at most {max(room, 0)} more bytes, got {size}"
     return Refusal(
         413, f"{contributor}: {expected}. The owner may raise the quota (ckptzoo serve --root FOLDER --quota SIZE)."

@@ -1,4 +1,4 @@
-"""How often something may be done from one address or by one account: the only place where requests are counted."""
+"""Limits on how often an address or an account does an action: the only place where requests are counted."""
 
 import math
 import time
@@ -14,10 +14,7 @@ from ckptzoo.server.errors import Refusal
 class Rates:
     """Moving windows in memory, one for each rule and each address or account.
 
-    Parameters
-    ----------
-    rules
-        what each may do in which time, such as ``{"sign-in": "10/minute"}``, in the notation of ``limits``.
+    ``rules`` map names of actions to their limits, such as ``{"sign-in": "10/minute"}``, in the notation of ``limits``.
     """
 
     def __init__(self, rules: Mapping[str, str]) -> None:
@@ -25,12 +22,9 @@ class Rates:
         self._windows = MovingWindowRateLimiter(MemoryStorage())
 
     def take(self, rule: str, of: str) -> None:
-        """Count one more; nothing where there is no such rule.
+        """Count one more; do nothing where there is no such rule.
 
-        Raises
-        ------
-        Refusal
-            With status 429, Retry-After, and the header ``RateLimit`` that the hub's clients read.
+        Raises Refusal with status 429, Retry-After, and the header ``RateLimit`` that the hub's clients read.
         """
         item = self._rules.get(rule)
         if item is None or self._windows.hit(item, rule, of):

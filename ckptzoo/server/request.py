@@ -28,22 +28,17 @@ Result = TypeVar("Result")
 _HOST = re.compile(r"([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(?::\d+)?")
 """A name or an IPv4 address, or an IPv6 address in brackets, with or without a port (RFC 3986, section 3.2.2)."""
 _OWN_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]", socket.gethostname().lower()})
-"""Names that mean the machine that the server runs on."""
+"""Names of the machine that the server runs on."""
 _MAX_SHOWN = 100
 """Characters of untrusted text in a message."""
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks, and what that one may do.
+    """The account that sends a request, and its rights.
 
-    Parameters
-    ----------
-    token
-        that came with the request, or with which somebody has signed in who asks for a page; None where a one-time link
-        or an identity began the session.
-    session
-        the digest of the session of somebody who asks for a page.
+    ``token`` came with the request, or began the session of a user who requests a page; it is None where a one-time
+    link or an identity began the session, whose digest is ``session``.
     """
 
     subject: Subject
@@ -55,22 +50,10 @@ class Caller:
 class AuthorizedRequest:
     """A request whose route, caller and repository are known, and whose access was granted.
 
-    Parameters
-    ----------
-    raw_pieces
-        the named pieces of the path as they came, before percent-decoding.
-    caller
-        None without a token.
-    found_repository
-        None for paths that name no repository.
-    admit
-        finds caller and repository again; raises where the request is no longer allowed.
-    body
-        empty for handlers that read it as it arrives.
-    threads
-        those that its blocking work is done in.
-    memory
-        what the request holds of it.
+    ``raw_pieces`` are the named pieces of the path before percent-decoding. ``caller`` is None without a token,
+    ``found_repository`` for paths that name no repository. ``admit`` finds both again, and raises where the request is
+    no longer allowed. ``body`` is empty for handlers that read it as it arrives; ``threads`` do the request's blocking
+    work, and ``memory`` is its share of memory.
     """
 
     service: Service
@@ -85,7 +68,7 @@ class AuthorizedRequest:
 
     @cached_property
     def gone(self) -> threading.Event:
-        """Set once the client has gone away, for handlers that are watched."""
+        """An event that is set once the client has disconnected, for handlers that are watched."""
         return threading.Event()
 
     @property
@@ -102,12 +85,12 @@ class AuthorizedRequest:
 
     @property
     def subject(self) -> Subject | None:
-        """What the caller may; None without a token."""
+        """The caller with its rights; None without a token."""
         return None if self.caller is None else self.caller.subject
 
     @property
     def query(self) -> Mapping[str, str]:
-        """The query; of a repeated name the last value."""
+        """The query; the last value of a repeated name."""
         return self.http_request.query_params
 
     @cached_property
@@ -149,15 +132,13 @@ class AuthorizedRequest:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """The database for writing, as ``Database.writing``, where the caller still may what it might.
+        """Open the database for writing, as ``Database.writing``, if the caller still has its rights.
 
         A body may arrive for minutes after the caller was admitted. Tokens that were revoked and roles that were taken
         meanwhile are of no use in the transaction that writes.
 
-        Raises
-        ------
-        Refusal
-            As when the request began; with status 409 where the caller's roles are others by now, or the repository is.
+        Raises Refusal as when the request began; with status 409 where the caller's roles are others by now, or the
+        repository is.
         """
         with self.service.database.writing() as connection:
             caller, repository = self.admit(connection)
@@ -167,7 +148,7 @@ class AuthorizedRequest:
             yield connection
 
     def may(self, role: str) -> bool:
-        """Whether the caller has at least this role in the repository that the path names."""
+        """Return whether the caller has at least this role in the repository that the path names."""
         return may(self.subject, role, self.repository.target)
 
     @property
@@ -179,21 +160,14 @@ class AuthorizedRequest:
 
     @property
     def is_limited(self) -> bool:
-        """Whether a token says what the caller may, and not the account alone."""
+        """Whether a token limits the caller, and not the account alone."""
         return self.caller is not None and self.caller.token is not None
 
     def require_account(self, what: str) -> None:
-        """Refuse in a session that began with a token, which may be somebody else's by now, and is to end with it.
+        """Refuse ``what`` in a session that began with a token, which may be somebody else's by now, and is to end with
+        it.
 
-        Parameters
-        ----------
-        what
-            needs the account itself.
-
-        Raises
-        ------
-        Refusal
-            With status 403.
+        Raises Refusal with status 403.
         """
         if self.is_limited:
             expected = "expected a session that a one-time link or an identity provider began, got one of a token"
@@ -204,10 +178,7 @@ class AuthorizedRequest:
     def require(self, role: str, target: Target) -> None:
         """Refuse unless the caller has at least this role in another repository, or in a namespace.
 
-        Raises
-        ------
-        Refusal
-            With status 404 for a repository that the caller may not read, else with 403.
+        Raises Refusal with status 404 for a repository that the caller may not read, else with 403.
         """
         held = role_in(self.subject, target)
         if held is None and target.number is not None:
@@ -216,38 +187,38 @@ class AuthorizedRequest:
             raise lacking(role, held, f"in {target.name}")
 
     def piece(self, name: str) -> str:
-        """A piece of the path, decoded; empty where it is absent."""
+        """Return a piece of the path, decoded; empty where it is absent."""
         return decoded(self.raw_pieces.get(name) or "")
 
     def path_number(self, name: str) -> int:
-        """A piece of the path that is a number from 1."""
+        """Return a piece of the path that is a number from 1."""
         text = self.piece(name)
         if not re.fullmatch(r"[1-9]\d{0,8}", text):
             raise Refusal(404, f"Expected a number, got {text[:_MAX_SHOWN]!r}.")
         return int(text)
 
     def is_set(self, name: str) -> bool:
-        """Whether the query switches something on."""
+        """Return whether the query switches something on."""
         return self.query.get(name, "").lower() in ("1", "true")
 
     @property
     def expands(self) -> bool:
-        """Whether the last commit of each entry is asked for, in the query or the body."""
+        """Whether the query or the body requests the last commit of each entry."""
         values = self.form.get("expand") if self.http_request.method == "POST" else None
         return (values or [self.query.get("expand", "")])[0].lower() in ("1", "true")
 
     def query_number(self, name: str, default: int, limit: int) -> int:
-        """A number of the query, brought between 1 and ``limit``."""
+        """Return a number of the query, clipped to 1 to ``limit``."""
         text = self.query.get(name, str(default))
         return min(max(int(text), 1), limit) if re.fullmatch(r"\d{1,9}", text) else default
 
     def page(self) -> int:
-        """The page that the query asks for, from 0."""
+        """Return the page that the query requests, from 0."""
         text = self.query.get("p", "")
         return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else 0
 
     def json(self) -> dict[str, Any]:
-        """The body as a JSON object."""
+        """Return the body as a JSON object."""
         try:
             value = parsed_json(self.body or b"{}")
         except ValueError as error:
@@ -270,7 +241,7 @@ class AuthorizedRequest:
             raise Refusal(400, "Body: expected a form of bounded size in UTF-8.") from None
 
     def _texts(self, name: str, value: Any) -> list[str]:
-        """A value of a JSON object as a form has it: text, a number or a boolean, or a list of them."""
+        """Return a value of a JSON object as a form has it: text, a number or a boolean, or a list of them."""
         items, limit = value if isinstance(value, list) else [value], self.service.limits.batch_files
         if len(items) > limit:
             raise Refusal(413, f"{name:.{_MAX_SHOWN}}: expected at most {limit}, got {len(items)}.")
@@ -284,13 +255,10 @@ Admitted = tuple[Caller | None, Repository | None]
 
 
 def parsed_json(data: bytes) -> Any:
-    r"""What JSON in UTF-8 stands for.
+    r"""Parse JSON in UTF-8.
 
-    Raises
-    ------
-    ValueError
-        It is not JSON, is nested too deep, or holds what cannot be written again: NaN, infinities, lone surrogates
-        (``"\ud800"``), which are no characters and which no answer could hold.
+    Raises ValueError: it is not JSON, is nested too deep, or holds what cannot be written again: NaN, infinities, lone
+    surrogates (``"\ud800"``), which are no characters and which no answer could hold.
     """
     try:
         # given bytes, json.loads would guess the encoding and let surrogates pass
@@ -310,7 +278,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def text_of(body: Mapping[str, Any], name: str, default: str | None = None) -> str:
-    """A string of a JSON object."""
+    """Return a string of a JSON object."""
     value = body.get(name)
     if value is None and default is not None:
         return default
@@ -320,7 +288,7 @@ def text_of(body: Mapping[str, Any], name: str, default: str | None = None) -> s
 
 
 def list_of(body: Mapping[str, Any], name: str, limit: int) -> list[dict[str, Any]]:
-    """A list of JSON objects of bounded length."""
+    """Return a list of JSON objects of bounded length."""
     value = body.get(name)
     if not isinstance(value, list) or len(value) > limit or not all(isinstance(item, dict) for item in value):
         raise Refusal(400, f"{name}: expected a list of at most {limit} objects.")
@@ -328,7 +296,7 @@ def list_of(body: Mapping[str, Any], name: str, limit: int) -> list[dict[str, An
 
 
 def integer_of(body: Mapping[str, Any], name: str) -> int:
-    """An integer, zero or more, of a JSON object."""
+    """Return an integer, zero or more, of a JSON object."""
     value = body.get(name)
     # True is an instance of int
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
@@ -337,7 +305,7 @@ def integer_of(body: Mapping[str, Any], name: str) -> int:
 
 
 def digest_of(body: Mapping[str, Any], name: str) -> str:
-    """A sha256 in hex of a JSON object."""
+    """Return a sha256 in hex of a JSON object."""
     value = text_of(body, name)
     if not re.fullmatch(r"[0-9a-f]{64}", value):
         raise Refusal(400, f"{name}: expected a sha256 in hex, got {value[:_MAX_SHOWN]!r}.")

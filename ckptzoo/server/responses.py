@@ -16,11 +16,11 @@ from starlette.types import Send
 from ckptzoo.server.errors import Refusal
 
 _CHUNK_BYTES = 2**20
-"""A file is sent this many bytes at a time."""
+"""Bytes of a file that are sent at a time."""
 # 18 digits stay below 2**63
 _RANGE = re.compile(r"bytes=\s*(\d{0,18})-(\d{0,18})\s*", re.ASCII)
 MAX_FRONT_MATTER = 2**16
-"""How much of a README.md is searched for its front matter, in bytes; those of ckptzoo's pages are below 3,000."""
+"""Bytes of a README.md that are searched for its front matter; those of ckptzoo's pages are below 3,000."""
 _MAX_YAML_EVENTS, _MAX_YAML_DEPTH = 10_000, 32
 """Values and brackets of a front matter: parsing takes about 10 us each, and nesting takes stack."""
 _YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -30,14 +30,10 @@ _FRONT_MATTER = re.compile(r"\A\s*---\r?\n(.*?)(?:\r?\n)?---(?:\r?\n|\Z)", re.DO
 
 
 def requested_range(header: str | None, size: int) -> tuple[int, int] | None:
-    """The bytes ``start`` up to ``stop`` that a Range header asks for, None for all (RFC 9110, section 14).
+    """Return the bytes ``start`` up to ``stop`` that a Range header requests, None for all (RFC 9110, section 14). A
+    header that is not one range of bytes is ignored, as the standard allows.
 
-    A header that is not one range of bytes is ignored, as the standard allows.
-
-    Raises
-    ------
-    Refusal
-        With status 416 where no byte of the file is in the range.
+    Raises Refusal with status 416 where no byte of the file is in the range.
     """
     match = None if header is None else _RANGE.fullmatch(header)
     if match is None or match.groups() == ("", ""):
@@ -58,14 +54,8 @@ def requested_range(header: str | None, size: int) -> tuple[int, int] | None:
 
 
 def file_response(request: Request, path: Path, etag: str, headers: Mapping[str, str], kind: str) -> Response:
-    """A response with a file's bytes, or those of the range that the request names.
-
-    Parameters
-    ----------
-    etag
-        of the content, without quotes.
-    kind
-        the content type.
+    """Return a response with a file's bytes, or those of the range that the request names; ``etag`` is without quotes,
+    and ``kind`` is the content type.
     """
     size = path.stat().st_size
     # Browsers must not take a file of somebody else's for a page or a script.
@@ -115,12 +105,9 @@ async def _pieces(path: Path, start: int, stop: int) -> AsyncGenerator[bytes]:
 
 
 def front_matter(text: str) -> dict[str, Any]:
-    """The YAML between the two ``---`` lines; empty where there is none.
+    """Return the YAML between the two ``---`` lines; empty where there is none.
 
-    Raises
-    ------
-    ValueError
-        It is not a plain YAML mapping of bounded size that JSON can express.
+    Raises ValueError: it is not a plain YAML mapping of bounded size that JSON can express.
     """
     match = _FRONT_MATTER.match(text[:MAX_FRONT_MATTER])
     if match is None:
@@ -158,7 +145,9 @@ def _check_plain(text: str) -> None:
 
 
 def tags(content: dict[str, Any]) -> list[str]:
-    """What a repository can be found by: the card's tags, and ``key:value`` for some of its entries, as on the hub."""
+    """Return the tags by which a repository is found: the card's, and ``key:value`` for some of its entries, as on the
+    hub.
+    """
     tags = [str(tag) for tag in _listed(content.get("tags"))]
     for name in ("license", "language", "size_categories", "task_categories", "task_ids"):
         tags += [f"{name}:{value}" for value in _listed(content.get(name))]
@@ -166,13 +155,13 @@ def tags(content: dict[str, Any]) -> list[str]:
 
 
 def _listed(value: Any) -> list[Any]:
-    """The texts and numbers of a list, or the one that a value is."""
+    """Return the texts and numbers of a list, or of a single value."""
     listed = value if isinstance(value, list) else [value]
     return [item for item in listed if isinstance(item, str | int | float)]
 
 
 def _as_json(value: Any) -> Any:
-    """The value as JSON has it; dates, bytes, infinities and NaN as text."""
+    """Return the value as JSON has it; dates, bytes, infinities and NaN as text."""
     if isinstance(value, dict):
         return {str(name): _as_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple | set):

@@ -16,12 +16,13 @@ from ckptzoo.server.connections import Connections
 from ckptzoo.server.limits import ServerLimits
 
 _START_SECONDS = 10.0
-"""How long a server in a thread may take to start."""
+"""Seconds that a server in a thread may take to start."""
 
 
 _SWITCH_SECONDS = 0.0005
-"""How long a thread computes while another one waits. The event loop waits so long after every call of a socket while
-diffs or front matter are computed; with Python's 5 ms, small answers beside six of those take ten times as long."""
+"""Seconds that a thread computes while another one waits. The event loop waits as long after every call of a socket
+while diffs or front matter are computed; with Python's 5 ms, small answers beside six of those take ten times as long.
+"""
 
 
 class _Server(uvicorn.Server):
@@ -32,7 +33,7 @@ class _Server(uvicorn.Server):
         self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """uvicorn takes care of signals before it calls this."""
+        """Start; uvicorn installs its handlers of signals before it calls this."""
         await super().startup(sockets=sockets)
         self._ready()
 
@@ -40,7 +41,7 @@ class _Server(uvicorn.Server):
 def _server(
     app: ASGIApp, limits: ServerLimits | None, proxies: Sequence[str], ready: Callable[[], None] = lambda: None
 ) -> uvicorn.Server:
-    """One process, HTTP/1.1. Idle connections are kept for longer than clients reuse them."""
+    """Return a server of one process and HTTP/1.1, which keeps idle connections for longer than clients reuse them."""
     return _Server(
         uvicorn.Config(
             app,
@@ -64,7 +65,7 @@ def _server(
 
 
 def listen(host: str, port: int) -> tuple[socket.socket, str]:
-    """A listening socket and its address; port 0 is any free one."""
+    """Return a listening socket and its address; port 0 is any free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         bound = socket.create_server((host, port), family=family, backlog=1024)
@@ -88,16 +89,10 @@ def serve(
     limits: ServerLimits | None = None,
     proxies: Sequence[str] = (),
 ) -> None:
-    """Serve until interrupted; it sets the switch interval of the whole process.
+    """Serve until interrupted; set the switch interval of the whole process.
 
-    Parameters
-    ----------
-    ready
-        called with the address once requests are answered.
-    limits
-        of connections.
-    proxies
-        addresses of proxies, whose X-Forwarded-For and X-Forwarded-Proto are believed; of nobody else's.
+    ``ready`` is called with the address once requests are answered; ``limits`` are those of connections.
+    X-Forwarded-For and X-Forwarded-Proto are believed from the addresses ``proxies`` alone.
     """
     bound, url = listen(host, port)
     sys.setswitchinterval(_SWITCH_SECONDS)

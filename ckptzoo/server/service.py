@@ -29,17 +29,9 @@ class Signer:
 
     ``signature = HMAC-SHA256(key, purpose + "\\n" + the sorted query without it)``, RFC 2104, in hex.
 
-    Parameters
-    ----------
-    key
-        32 secret bytes.
-    seconds
-        how long an address is good for.
-    clock
-        the time in seconds since 1970.
+    ``key`` has 32 secret bytes; ``seconds`` is how long an address is valid, and ``clock`` returns the time in seconds
+    since 1970.
 
-    Notes
-    -----
     ``test_a_changed_address_is_refused`` in ``tests/server/test_protocol.py`` changes each field in turn.
     """
 
@@ -47,7 +39,7 @@ class Signer:
         self._key, self._seconds, self._clock = key, seconds, clock
 
     def query(self, purpose: str, fields: Mapping[str, str | int]) -> str:
-        """A signed query that expires."""
+        """Return a signed query that expires."""
         content = {
             **{name: str(value) for name, value in fields.items()},
             "expires": f"{self._clock() + self._seconds:.3f}",
@@ -55,12 +47,9 @@ class Signer:
         return urlencode({**content, "signature": self._signature(purpose, content)})
 
     def check(self, purpose: str, query: Mapping[str, str]) -> dict[str, str]:
-        """The fields of a query that was signed for this purpose and has not expired.
+        """Return the fields of a query that was signed for this purpose and has not expired.
 
-        Raises
-        ------
-        Refusal
-            With status 403.
+        Raises Refusal with status 403.
         """
         content = {name: value for name, value in query.items() if name != "signature"}
         expected = self._signature(purpose, content).encode()
@@ -73,7 +62,7 @@ class Signer:
         return content
 
     def code(self, purpose: str, text: str) -> str:
-        """What nobody else can compute of a text: its HMAC-SHA256, in hex."""
+        """Return the HMAC-SHA256 of a text, in hex, which only the key's holder can compute."""
         return self._signature(purpose, {"text": text})
 
     def _signature(self, purpose: str, content: Mapping[str, str]) -> str:
@@ -83,12 +72,9 @@ class Signer:
 
 
 def database_of(root: Path) -> Database:
-    """The database of a server's folder, made where there is none; it may be open in several processes.
+    """Open the database of a server's folder, made where there is none; it may be open in several processes.
 
-    Raises
-    ------
-    ZooError
-        Its tables are of an earlier version.
+    Raises ZooError: its tables are of an earlier version.
     """
     root.mkdir(parents=True, exist_ok=True)
     database = Database(root / "hub.sqlite")
@@ -104,30 +90,13 @@ def database_of(root: Path) -> Database:
 class Service:
     """A server's folder; one process at a time serves it.
 
-    Parameters
-    ----------
-    root
-        the folder; made where there is none.
-    private
-        nothing is readable without a token, whatever a repository says.
-    limits
-        how much a client may ask for.
-    url
-        the address under which clients reach the server; without it, the one that each names in its request, which has
-        to be an address or the name of this machine.
-    metrics_token
-        whoever sends it gets the metrics; without one nobody does.
-    oidc
-        the provider with which users may sign in.
-    blobs_url
-        the address that large files are served from; another origin, as the hub has it, or the same.
-    clock
-        the time in seconds since 1970, for signed addresses.
+    Raises ZooError: another process serves the folder.
 
-    Raises
-    ------
-    ZooError
-        Another process serves the folder.
+    With ``private`` nothing is readable without a token, whatever a repository says. ``url`` is the address under which
+    clients reach the server; without it, the one that each names in its request, which has to be an address or the name
+    of this machine. The metrics are sent to clients with ``metrics_token``, and without one to nobody. Large files are
+    served from ``blobs_url``: another origin, as the hub has it, or the same. ``clock`` returns seconds since 1970, for
+    signed addresses.
     """
 
     def __init__(
@@ -168,7 +137,7 @@ class Service:
         self.signer = Signer(self._key(), self.limits.address_seconds, clock)
 
     def _key(self) -> bytes:
-        """The secret of this folder, made once, so that addresses stay good when the server is restarted."""
+        """Return the secret of this folder, made once, so that addresses stay valid when the server is restarted."""
         with self.database.writing() as connection:
             connection.execute("INSERT OR IGNORE INTO settings VALUES ('key', ?)", (secrets.token_bytes(32),))
             return connection.execute("SELECT value FROM settings WHERE name = 'key'").fetchone()["value"]

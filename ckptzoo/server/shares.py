@@ -1,4 +1,5 @@
-"""What all callers share, such as memory and threads, is bounded for each address, so that one leaves room for others.
+"""Resources that all callers share, such as memory and threads, limited for each address, so that one leaves room for
+others.
 
 Used on the event loop alone, and therefore without a lock.
 """
@@ -11,16 +12,10 @@ from ckptzoo.server.errors import Refusal
 
 
 class Shares:
-    """A resource, of which each address may hold so much, and all together so much.
+    """A resource of which each address may hold up to ``each`` units, and all together up to ``total``, None for any
+    amount.
 
-    Parameters
-    ----------
-    name
-        for the message of a refusal.
-    each
-        what one address may hold.
-    total
-        what all may hold, None for any amount.
+    Refusals call it ``name``.
     """
 
     def __init__(self, name: str, each: int, total: int | None = None) -> None:
@@ -29,12 +24,12 @@ class Shares:
 
     @property
     def held(self) -> int:
-        """What all hold."""
+        """Units that all hold."""
         return self._held.total()
 
     @contextmanager
     def of(self, address: str) -> "Iterator[Share]":
-        """A share of one request, which is given back at the end."""
+        """Yield the share of one request, which is given back at the end."""
         share = Share(self, address)
         try:
             yield share
@@ -44,7 +39,7 @@ class Shares:
                 del self._held[address]
 
     def take(self, address: str, size: int) -> None:
-        """Hold so much more; see ``Share.take``."""
+        """Reserve ``size`` more units; see ``Share.take``."""
         is_full = self._total is not None and self.held + size > self._total
         if is_full or self._held[address] + size > self._each:
             raise Refusal(503, f"Too many requests at once ({self._name}). Try again.", headers={"Retry-After": "1"})
@@ -52,24 +47,21 @@ class Shares:
 
 
 class Share:
-    """What one request holds of a resource."""
+    """The units of a resource that one request holds."""
 
     def __init__(self, shares: Shares, address: str) -> None:
         self._shares, self._address = shares, address
         self.size = 0
 
     def take(self, size: int) -> None:
-        """Hold so much more.
+        """Reserve ``size`` more units.
 
-        Raises
-        ------
-        Refusal
-            With status 503 and Retry-After: the address, or all together, would hold too much.
+        Raises Refusal with status 503 and Retry-After: the address, or all together, would hold too much.
         """
         self._shares.take(self._address, size)
         self.size += size
 
     def hold(self, size: int) -> None:
-        """Hold at least so much from now on; see ``take``."""
+        """Reserve units until the request holds at least ``size``; see ``take``."""
         if size > self.size:
             self.take(size - self.size)

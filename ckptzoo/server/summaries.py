@@ -1,4 +1,4 @@
-"""What a page says of a repository besides its name: facts of its card and of its files, kept by commit."""
+"""Facts about a repository on its page: those of its card and of its files, kept by commit."""
 
 import json
 import sqlite3
@@ -21,26 +21,18 @@ _FACTS = ("zoos", "checkpoints", "members", "parameters")
 _MAX_DOCUMENT = 2**22
 """Bytes of a collection's document that are read."""
 _COMMITS = 200
-"""How far back is looked for the commit that wrote a collection's document."""
+"""The number of commits that are searched for the one that wrote a collection's document."""
 _DRAWN = (layout.PICTURES, layout.EXPLORER)
 _MERGES = 20
-"""So many of the last merged pull requests are looked at."""
+"""The number of last merged pull requests that are looked at."""
 
 
 @dataclass(frozen=True)
 class Summary:
     """A card's facts.
 
-    Parameters
-    ----------
-    title
-        the card's ``pretty_name``.
-    licenses
-        those that the card names; none, one or several.
-    tags
-        as a search finds them.
-    numbers
-        of zoos, checkpoints, members and parameters, where the card has them.
+    ``title`` is the card's ``pretty_name``; ``licenses`` are those that it names, none, one or several; ``tags`` are
+    those that a search finds. ``numbers`` count zoos, checkpoints, members and parameters, where the card has them.
     """
 
     title: str = ""
@@ -49,7 +41,7 @@ class Summary:
     numbers: Mapping[str, int] = field(default_factory=dict)
 
     def tagged(self, start: str) -> tuple[str, ...]:
-        """What follows each tag that begins so, as ``optunet`` for ``arch:``; each once."""
+        """Return the rest of each tag with this beginning, as ``optunet`` for ``arch:``; each once."""
         found = [tag.removeprefix(start) for tag in self.tags if tag.startswith(start)]
         # a card may have more tags than are kept; its licences are entries of their own
         return tuple(dict.fromkeys([*found, *(self.licenses if start == "license:" else ())]))
@@ -57,15 +49,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Overview:
-    """What the files of a commit are.
-
-    Parameters
-    ----------
-    readme
-        None where there is none.
-    explorer
-        the page ``pages/explorer.html``, if there is one.
-    """
+    """The special files of a commit: its readme, and the page ``pages/explorer.html``, None where absent."""
 
     files: int
     nbytes: int
@@ -77,14 +61,8 @@ class Overview:
 class CollectedZoo:
     """A zoo of a collection.
 
-    Parameters
-    ----------
-    folder
-        in the repository.
-    checkpoints
-        how many it had when the collection was written; None where the collection does not have it.
-    state
-        ``missing``, ``changed`` since the collection was written, ``not in it``, or empty where all is well.
+    ``checkpoints`` counts those when the collection was written; None where the collection does not have the zoo.
+    ``state`` is ``missing``, ``changed`` since the collection was written, ``not in it``, or empty where all is well.
     """
 
     folder: str
@@ -94,14 +72,8 @@ class CollectedZoo:
 
 @dataclass(frozen=True)
 class CollectedZoos:
-    """The zoos of a collection, in order of their folders.
-
-    Parameters
-    ----------
-    zoos
-        empty where the document cannot be read.
-    problem
-        why it cannot, else empty.
+    """The zoos of a collection, in order of their folders; none where the document cannot be read, and then ``problem``
+    says why.
     """
 
     zoos: tuple[CollectedZoo, ...]
@@ -109,7 +81,7 @@ class CollectedZoos:
 
     @property
     def differing(self) -> dict[str, list[str]]:
-        """The folders that are not as the collection says, by their state."""
+        """The folders that differ from the collection's document, by their state."""
         found: dict[str, list[str]] = {}
         for zoo in self.zoos:
             if zoo.state:
@@ -119,15 +91,7 @@ class CollectedZoos:
 
 @dataclass(frozen=True)
 class Behind:
-    """What a merge has left to do.
-
-    Parameters
-    ----------
-    number
-        of the pull request.
-    what
-        files and folders that are as they were before.
-    """
+    """The files and folders ``what`` that the merge of the pull request ``number`` has not brought up to date."""
 
     number: int
     what: tuple[str, ...]
@@ -144,14 +108,8 @@ class Behind:
 
 
 class Summaries:
-    """Summaries and overviews by repository and commit; the least used are forgotten.
-
-    Parameters
-    ----------
-    blobs
-        where cards are.
-    size
-        how many are kept; a summary is below 5 kB.
+    """Summaries and overviews by repository and commit; of more than ``size``, each below 5 kB, the least used are
+    forgotten.
     """
 
     def __init__(self, blobs: Blobs, size: int = 10_000) -> None:
@@ -160,19 +118,21 @@ class Summaries:
         self._lock = threading.Lock()
 
     def summary(self, connection: sqlite3.Connection, repository: int, commit: str) -> Summary:
-        """What the card says of a repository at a commit."""
+        """Return the summary of the card of a repository at a commit."""
         return self._of("summary", repository, commit, lambda: self._summary(connection, repository, commit))
 
     def overview(self, connection: sqlite3.Connection, repository: int, commit: str) -> Overview:
-        """What a repository holds at a commit; counted once."""
+        """Return the overview of a repository at a commit; computed once."""
         return self._of("overview", repository, commit, lambda: _overview(connection, repository, commit))
 
     def behind(self, connection: sqlite3.Connection, repository: int, commit: str) -> Behind | None:
-        """What the last merges have left to do; None where it was done, or somebody has pushed parts since."""
+        """Return what the last merges have not brought up to date; None where it is done, or somebody has pushed parts
+        since.
+        """
         return self._of("behind", repository, commit, lambda: _behind(connection, repository, commit))
 
     def collected(self, connection: sqlite3.Connection, repository: int, commit: str) -> CollectedZoos | None:
-        """The zoos of a collection and how they differ from what it says; None of a repository that is none."""
+        """Return the zoos of a collection and how they differ from its document; None for a repository that is none."""
         return self._of("collected", repository, commit, lambda: self._collected(connection, repository, commit))
 
     def _collected(self, connection: sqlite3.Connection, repository: int, commit: str) -> CollectedZoos | None:
@@ -275,7 +235,7 @@ def _behind(connection: sqlite3.Connection, repository: int, commit: str) -> Beh
 
 
 def _listed_zoos(data: bytes) -> dict[str, int] | None:
-    """Folders and counts of a collection's document, which anybody may have written; None of another."""
+    """Return folders and counts of a collection's document, which is untrusted; None of another."""
     try:
         content = json.loads(data)
     except (ValueError, RecursionError):
@@ -293,7 +253,7 @@ def _listed_zoos(data: bytes) -> dict[str, int] | None:
 
 
 def _state(trees: Trees, folder: str, before: str, after: str) -> str:
-    """How a zoo differs from what it was when the collection was written: by its raw parts and tombstones."""
+    """Return how a zoo differs from its state when the collection was written: by its raw parts and tombstones."""
     if trees.find(after, f"{folder}/{layout.ZOO}") is None:
         return "missing"
     counted = (f"{folder}/{layout.PARTS}", f"{folder}/{layout.DERIVED}/{layout.RETRACTED}")
@@ -301,7 +261,7 @@ def _state(trees: Trees, folder: str, before: str, after: str) -> str:
 
 
 def _texts(value: object) -> tuple[str, ...]:
-    """A text of a card, or the texts of a list, each once; of others the first few."""
+    """Return a text of a card, or the texts of a list, each once; the first few of others."""
     listed = value if isinstance(value, list) else [value]
     texts = [str(item).strip()[:_MAX_TEXT] for item in listed if isinstance(item, str | int | float)]
     return tuple(dict.fromkeys(text for text in texts if text))[:_MAX_TAGS]

@@ -30,9 +30,9 @@ from ckptzoo.text import Progress, counted, counter, printable
 
 BY_ACTIVATIONS = "aligned by activations"
 LEAST = "least of all permutations"
-"""Ways besides those of all studies; the others are named after gauges and variants."""
+"""Ways of joining two networks besides those of all studies; the others are named after gauges and variants."""
 LEAST_PAIRS = 8
-"""For a correlation."""
+"""The number of pairs needed for a correlation."""
 SIMPLEX_POINTS = 16
 """Points of a simplex besides its centre, uniform on it."""
 
@@ -43,14 +43,8 @@ Values = NDArray[np.float64]
 class Lines:
     """Scores on the lines between P pairs, in one way.
 
-    Parameters
-    ----------
-    points
-        (T,) from 0 to 1.
-    losses, accuracies
-        (P, T).
-    distances
-        (P,) between the weights of both networks; of Gaussians the 2-Wasserstein distance.
+    ``points`` are (T,) from 0 to 1; ``losses`` and ``accuracies`` are (P, T); ``distances`` are (P,) between the
+    weights of both networks, for Gaussians the 2-Wasserstein distance.
     """
 
     points: Values
@@ -65,7 +59,7 @@ class Lines:
 
     @property
     def accuracy_barriers(self) -> Barriers:
-        """Barriers of the accuracy: how far it falls below the line between both ends."""
+        """Barriers of the accuracy: its fall below the line between both ends."""
         return barriers_of(-self.accuracies, self.points)
 
     def to_json(self) -> dict[str, Any]:
@@ -88,16 +82,8 @@ class Lines:
 class Simplices:
     """Scores on simplices of k networks each.
 
-    Parameters
-    ----------
-    corners
-        (S, k) losses of the networks.
-    centre
-        (S,) of their mean.
-    points
-        (S, ``SIMPLEX_POINTS``) of points drawn uniformly.
-    shares
-        (S, ``SIMPLEX_POINTS``, k) their weights.
+    ``corners`` are (S, k) losses of the networks; ``centre`` has the (S,) losses of their means, ``points`` the (S,
+    ``SIMPLEX_POINTS``) of points drawn uniformly, and ``shares`` the (S, ``SIMPLEX_POINTS``, k) weights of these.
     """
 
     corners: Values
@@ -127,8 +113,6 @@ class ZooBarriers:
 
     Parameters
     ----------
-    name
-        of the zoo.
     kind
         what its networks are: the recipe, or the method with what sets its posterior.
     width, widths
@@ -139,8 +123,6 @@ class ZooBarriers:
         of the zoo, and those that are finite and did not diverge, at their last step.
     pairs
         ids of both networks of each pair.
-    lines
-        way to its lines.
     simplices
         way to its simplices; empty where none were asked for.
     least_pairs
@@ -162,7 +144,7 @@ class ZooBarriers:
 
     @property
     def rank_correlation(self) -> dict[str, float]:
-        """Way to Spearman's correlation of barrier and distance over the pairs, where there are ``LEAST_PAIRS``."""
+        """Map ways to Spearman's correlation of barrier and distance, where there are ``LEAST_PAIRS`` pairs."""
         found: dict[str, float] = {}
         for way, lines in self.lines.items():
             height, distance = lines.barriers.height, lines.distances
@@ -195,14 +177,7 @@ class ZooBarriers:
 class BarrierStudy(StudyResult):
     """Barriers of one zoo or of several, drawn as ``barriers.png``, and of several widths as ``widths.png``.
 
-    Parameters
-    ----------
-    zoos
-        of each what was found, in the order of the question.
-    draws
-        of a Gaussian, for a prediction.
-    seed
-        of pairs, draws and points.
+    ``draws`` is the number of draws of a Gaussian for one prediction.
     """
 
     file: ClassVar[str] = "barriers.json"
@@ -342,7 +317,7 @@ def barriers(
 
 
 def _zoos_of_module(zoos: Sequence[Zoo], module: Any) -> list[bool]:
-    """The zoos whose network the module is: those of unknown forward functions, or all where there are none."""
+    """Whether the module computes each zoo's networks: those of unknown forward functions, or all if none is."""
     if module is None:
         return [False] * len(zoos)
     unknown = [not archs.known(zoo.arch.forward) for zoo in zoos]
@@ -356,7 +331,7 @@ def _zoos_of_module(zoos: Sequence[Zoo], module: Any) -> list[bool]:
 
 
 class _Plan:
-    """What is measured of one zoo; refuses what cannot be, before anything is."""
+    """The measurements of one zoo; it refuses impossible ones before anything is measured."""
 
     def __init__(
         self,
@@ -397,12 +372,12 @@ class _Plan:
 
     @property
     def steps(self) -> int:
-        """Pairs and simplices, of all ways, and searches."""
+        """The number of pairs and simplices, over all ways, and of searches."""
         ways = 2 + bool(self.recorded) + len(self.gauges) + len(self.variants)
         return len(self.pairs) * ways + 2 * len(self.groups) + self.least
 
     def measure(self, points: Values, draws: int, seed: int, advance: Any) -> ZooBarriers:
-        """Everything."""
+        """Measure lines and simplices."""
         evaluation = import_with_torch("evaluation")
         given, evaluator = self.labelled, self.evaluator
         noise = evaluation.standard_noise(self.arch, draws, seed) if self.is_gaussian else None
@@ -452,7 +427,7 @@ class _Plan:
         )
 
     def _by_activations(self, first: Weights, second: Weights) -> dict[str, NDArray[Any]]:
-        """The second networks of pairs, each aligned with the first by what channels hold on the inputs."""
+        """The second networks of pairs, each aligned with the first by activations on the inputs."""
         recording, inputs = import_with_torch("activations"), self.labelled.inputs[: self.recorded]
         found: list[dict[str, NDArray[Any]]] = []
         for place in range(len(next(iter(first.values())))):

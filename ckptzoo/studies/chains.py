@@ -15,13 +15,13 @@ from ckptzoo.studies.shared.selection import evenly
 from ckptzoo.symmetry.transpositions import transpositions_in_total
 
 MAX_R_HAT = 1.1
-"""Above, chains have not mixed (Gelman and Rubin, "Inference from iterative simulation", 1992)."""
+"""The R-hat above which chains have not mixed (Gelman and Rubin, "Inference from iterative simulation", 1992)."""
 LEAST_DRAWS = 4
-"""The fewest draws of a chain, so that its halves can be compared."""
+"""The minimum number of draws of a chain, so that its halves can be compared."""
 _LAGS = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Draws between those whose transpositions are counted."""
+"""Distances in draws between the pairs whose transpositions are counted."""
 _PAIRS = 64
-"""Pairs of draws of each lag, at most."""
+"""The maximum number of pairs of draws of each lag."""
 
 Values = NDArray[np.float64]
 
@@ -30,11 +30,8 @@ Values = NDArray[np.float64]
 class Convergence:
     """The convergence of n numbers over some chains.
 
-    Parameters
-    ----------
-    r_hat, ess
-        (n,) rank-normalised split R-hat, and effective draws of the bulk, of all chains together; NaN for a number that
-        is the same in all draws.
+    ``r_hat`` and ``ess`` are (n,) rank-normalised split R-hat, and effective draws of the bulk, of all chains together;
+    NaN for a number that is the same in all draws.
     """
 
     r_hat: Values
@@ -73,10 +70,7 @@ def are_comparable(chains: Sequence[NDArray[np.int64]]) -> bool:
 def convergence_of(chains: Sequence[NDArray[np.int64]], numbers: NDArray[Any]) -> Convergence:
     """How far comparable chains have converged in some numbers, (K, n) of K samples.
 
-    Raises
-    ------
-    MissingExtraError
-        arviz-stats is not installed.
+    Raises ``MissingExtraError`` if arviz-stats is not installed.
     """
     from ckptzoo.measure.convergence import convergence
 
@@ -86,7 +80,7 @@ def convergence_of(chains: Sequence[NDArray[np.int64]], numbers: NDArray[Any]) -
 def transpositions_by_lag(
     chains: Sequence[NDArray[np.int64]], samples: Weights, table: Symmetry
 ) -> dict[int, tuple[float, int]]:
-    """Lag in draws to the transpositions that align draws so far apart in one chain: their mean, and the most."""
+    """Map lags to the transpositions that align draws that far apart in one chain: their mean, and the most."""
     found: dict[int, tuple[float, int]] = {}
     for lag in _LAGS:
         pairs = [(chain[start], chain[start + lag]) for chain in chains for start in range(len(chain) - lag)]

@@ -23,14 +23,14 @@ from ckptzoo.text import Progress, counted, printable
 MAX_MEMBERS = 1000
 """More members than this are thinned out evenly; as many as in arXiv 2310.08287."""
 READ_BYTES = 256 * 2**20
-"""Logits that are read at a time, as far as whole inputs allow."""
+"""Bytes of logits that are read at a time, as far as whole inputs allow."""
 SIGNIFICANT = 0.05
 """P-values up to this are called a correlation."""
 ENOUGH = 17
 """Members from which pairs are called uncorrelated: where members differ in their level, the correlation by chance is
 within 1.96 / sqrt(members - 1), which is 0.5 for them."""
 _STEP = 500
-"""Inputs between two calls of ``progress``."""
+"""The number of inputs between two calls of ``progress``."""
 _NAMES = {"pearson": "Pearson", "spearman": "Spearman"}
 
 Values = NDArray[np.float64]
@@ -40,22 +40,10 @@ Values = NDArray[np.float64]
 class Collapse(StudyResult):
     """The mutual information of every pair of members on two sets of inputs; drawn as ``collapse.png``.
 
-    Parameters
-    ----------
-    set, ood
-        the networks' own inputs, and others.
-    inputs, ood_inputs
-        of each set.
-    members
-        those whose pairs are studied.
-    usable
-        members to choose from, each at its last step; ``not_finite`` more were left out.
-    seed, permutations, resamples
-        of the test and of the interval.
-    information, ood_information
-        (P,) nats, for the P pairs i < j of members in order.
-    correlations
-        ``pearson`` and ``spearman``; empty where either information is the same for all pairs.
+    ``set`` and ``ood`` name the networks' own inputs, and others; ``usable`` counts the members to choose from, each at
+    its last step, and ``not_finite`` those left out; ``seed``, ``permutations`` and ``resamples`` belong to the test
+    and the interval; ``information`` and ``ood_information`` are (P,) nats, for the P pairs i < j of members in order;
+    ``correlations`` has ``pearson`` and ``spearman``, and is empty where either information is the same for all pairs.
     """
 
     file: ClassVar[str] = "collapse.json"
@@ -130,7 +118,7 @@ class Collapse(StudyResult):
         return table
 
     def _conclusions(self) -> Iterator[str]:
-        """What the tables say, and how p-values and intervals came about."""
+        """Say what the tables show, and how p-values and intervals are computed."""
         if not self.correlations:
             yield "The mutual information is the same for all pairs, so there is nothing to correlate."
             return
@@ -257,10 +245,7 @@ def collapse(
 def _information(predictions: Predictions, done: Callable[[int], None]) -> Values:
     """(M, M) the mutual information of every pair.
 
-    Parameters
-    ----------
-    done
-        called with the inputs of each step.
+    ``done`` is called with the inputs of each step.
     """
     M, inputs, classes = predictions.logits.shape
     pairs = PairwiseInformation(M)

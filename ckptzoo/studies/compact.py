@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from ckptzoo.derive.evaluation import Evaluator
 
 SAMPLED, FIRST, ALIGNED = "as sampled", "aligned with the first", "aligned with all others"
-"""What a Gaussian is of; the others are named after variational ones."""
+"""The samples to which a Gaussian is fitted; other Gaussians are named after variational methods."""
 SIGMA, SIZE, RATIO = "least sigma", "greatest |mean|", "greatest |mean| / sigma"
 """Which weights pruning keeps; the first is that of arXiv 2401.00611."""
 KEPT = (1.0, 0.8, 0.6, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05)
 """Shares of the weights that pruning keeps."""
 MAX_BYTES = 512 * 2**20
-"""Weights of the samples together, or two of them; more are thinned out evenly."""
+"""Bytes of the weights of all samples, or of two; more samples are thinned out evenly."""
 _SHOWN = 100
-"""Inputs whose probabilities are tested for convergence."""
+"""The number of inputs whose probabilities are tested for convergence."""
 BINS = np.linspace(-8, 2, 401)
 """Ends of the histograms' bins, in powers of ten."""
 
@@ -56,16 +56,10 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Quality:
-    """What a set of networks predicts.
+    """The quality of the predictions of a set of networks.
 
-    Parameters
-    ----------
-    accuracy, loss
-        of the mean of their probabilities; the loss in nats.
-    alone
-        mean accuracy of each by itself.
-    agreement
-        share of the inputs for which it names the class that all samples together name.
+    ``accuracy`` and ``loss``, in nats, are of the mean of their probabilities; ``alone`` is the mean accuracy of single
+    networks; ``agreement`` is the share of inputs to which it assigns the class that all samples together name.
     """
 
     accuracy: float
@@ -76,18 +70,12 @@ class Quality:
 
 @dataclass(frozen=True, eq=False)
 class Gaussian:
-    """A Gaussian with independent weights, and what it is good for.
+    """A Gaussian with independent weights, and the quality of its predictions.
 
-    Parameters
-    ----------
-    mean, draws
-        the quality of the network of the means, and of draws.
-    sigma
-        (bins,) weights with log10 of their standard deviation in each of ``BINS``; those of 0 in the first.
-    median_sigma
-        of all weights.
-    pruned
-        what is kept to the accuracy for each of ``KEPT``, of the network of the means.
+    ``mean`` and ``draws`` are the quality of the network of the means, and of draws; ``sigma`` counts the (bins,)
+    weights with log10 of their standard deviation in each of ``BINS``, those of 0 in the first; ``median_sigma`` is
+    over all weights; ``pruned`` maps the rule of pruning to the accuracies of the network of the means for each of
+    ``KEPT``.
     """
 
     mean: Quality
@@ -113,8 +101,6 @@ class CompactStudy(StudyResult):
 
     Parameters
     ----------
-    name, set, inputs
-        of the zoo, and what networks were scored on.
     samples, usable
         those of the study, and those to choose from.
     chains
@@ -128,12 +114,10 @@ class CompactStudy(StudyResult):
     merged
         how many samples were averaged to the accuracy of their mean, as sampled and aligned.
     convergence
-        of weights as sampled and aligned, and of the logits; empty where there is one chain, or chains differ in
-        length.
+        of weights as sampled and aligned, and of the logits; empty where there is one chain, or chains differ
+        in length.
     lag
         lag in draws to the mean transpositions between draws so far apart in a chain, and their most.
-    draws, seed
-        of each Gaussian, and of these.
     """
 
     file: ClassVar[str] = "compact.json"
@@ -298,7 +282,7 @@ def compact(
 
 
 class _Job:
-    """What is computed once for all parts of the study."""
+    """The quantities that all parts of the study share."""
 
     def __init__(
         self,
@@ -320,7 +304,7 @@ class _Job:
         self._advance = counter(6 + (variational is not None), progress)
 
     def run(self) -> CompactStudy:
-        """Everything."""
+        """Compute all parts of the study."""
         samples = {name: np.asarray(self.zoo[name][:]) for name in self.arch.names}
         first = symmetry.align(samples, {name: array[0] for name, array in samples.items()}, self.table).weights
         self._advance()
@@ -379,7 +363,7 @@ class _Job:
         return found
 
     def _quality(self, weights: Weights, answers: NDArray[np.int64] | None) -> tuple[Quality, NDArray[np.int64]]:
-        """What K networks predict together, and alone; agreement with some answers, or with themselves."""
+        """Score K networks together and alone; ``agreement`` is with given answers, or with their own."""
         targets = np.asarray(self.labelled.targets)
         K, size = len(next(iter(weights.values()))), self.evaluator.stack_size
         total, alone = np.zeros(()), 0.0
@@ -421,7 +405,7 @@ class _Job:
         )
 
     def _pruned(self, network: Mapping[str, Any], keys: Mapping[str, Values], samples: Weights) -> list[float]:
-        """Accuracies of a network of which the weights with the greatest keys are kept, biases and gains all."""
+        """Accuracies of a network that keeps the weights with the greatest keys, and all biases and gains."""
         ordered = np.sort(np.concatenate([keys[name].ravel() for name in self.pruned]))
         stacked = {name: np.asarray(array, np.float64)[None].repeat(len(KEPT), 0) for name, array in network.items()}
         for place, kept in enumerate(KEPT):

@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 GRID = 160
-"""Cells along either axis."""
+"""The number of cells along either axis."""
 FEW = 50
-"""Fewer points have no estimate."""
+"""The minimum number of points for an estimate."""
 SIGMAS = 3
 """A maximum counts where it is at least this number of standard errors above the pass to a higher one."""
 _WIDTH = 0.5
@@ -24,14 +24,7 @@ Values = NDArray[np.float64]
 class Peak:
     """A maximum of a density, and the cells that lead up to it.
 
-    Parameters
-    ----------
-    place
-        where the maximum is.
-    height
-        the density there.
-    share
-        of the estimated mass, that of the cells from which the steepest way up leads there.
+    ``share`` is the fraction of the estimated mass in the cells from which steepest ascent leads there.
     """
 
     place: tuple[float, float]
@@ -47,19 +40,10 @@ class Peak:
 class Density:
     """A Gaussian kernel estimate on a square grid.
 
-    Parameters
-    ----------
-    low, high
-        the ends of both axes.
-    heights
-        (GRID, GRID) densities at the cells' centres, the first axis for the first coordinate; None for fewer than
-        ``FEW`` points or points without spread.
-    widths
-        the kernel's standard deviations along both axes.
-    inside
-        fraction of the points on the grid.
-    peaks
-        from the highest share to the lowest.
+    ``low`` and ``high`` are the ends of both axes; ``heights`` are (GRID, GRID) densities at the cells' centres, the
+    first axis for the first coordinate, None for fewer than ``FEW`` points or points without spread; ``widths`` are the
+    kernel's standard deviations along both axes; ``inside`` is the fraction of the points on the grid; ``peaks`` are
+    ordered from the highest share to the lowest.
     """
 
     low: float
@@ -93,15 +77,8 @@ def density(points: Values) -> Density:
     their heights, of variance f / (4 pi n h_1 h_2) each (Wand and Jones, Kernel Smoothing, section 4.3); lower ones
     belong to the peak beyond the pass.
 
-    Parameters
-    ----------
-    points
-        (n, 2), finite.
-
-    Notes
-    -----
-    The grid ends at the outermost coordinate, or where that is closer, three quarters of the range that holds 90 % of
-    all coordinates beyond its ends. 160 x 160 cells whatever n is. Tested in
+    ``points`` are (n, 2), finite. The grid ends at the outermost coordinate, or where that is closer, three quarters of
+    the range that holds 90 % of all coordinates beyond its ends. 160 x 160 cells whatever n is. Tested in
     ``tests/studies/test_density_peaks.py``.
     """
     low, high = _range(points)

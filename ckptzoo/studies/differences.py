@@ -22,9 +22,9 @@ from ckptzoo.symmetry import align
 from ckptzoo.text import Progress, counter, printable, shortened
 
 ALL = "all layers"
-"""What the line of all parameters together is called."""
+"""The name of the line of all parameters together."""
 _NAMED = 3
-"""Tensors of each kind that a message about other architectures names."""
+"""The number of tensors of each kind that a message about other architectures names."""
 
 Read = Callable[[str], NDArray[Any]]
 
@@ -33,18 +33,7 @@ Read = Callable[[str], NDArray[Any]]
 class LayerDifference:
     """How the parameters of one layer differ.
 
-    Parameters
-    ----------
-    layer
-        its name.
-    size
-        its parameters.
-    first, second
-        Euclidean norms of both.
-    distance
-        the norm of the difference.
-    angle
-        between both, in degrees; NaN where one of them is zero.
+    ``distance`` is the norm of the difference; ``angle`` is in degrees, NaN where one of them is zero.
     """
 
     layer: str
@@ -68,22 +57,10 @@ class LayerDifference:
 class DifferenceStudy(StudyResult):
     """The difference of two checkpoints by layer, drawn as ``differences.png``.
 
-    Parameters
-    ----------
-    names
-        of both.
-    architecture
-        of the first.
-    layers
-        as they are; the last line is of all parameters together.
-    aligned
-        the same after the second was aligned with the first; none where it was not.
-    not_aligned
-        why it was not, or None.
-    equal_tensors, tensors
-        how many tensors have the same bits, buffers among them, and how many there are.
-    buffers
-        names of buffers that differ.
+    ``architecture`` is the first's; ``layers`` are compared as they are, in the last line all parameters together;
+    ``aligned`` is the same after the second was aligned with the first, empty where it was not, for the reason
+    ``not_aligned``; ``equal_tensors`` of all ``tensors``, with buffers, have the same bits; ``buffers`` names the
+    buffers that differ.
     """
 
     file: ClassVar[str] = "differences.json"
@@ -216,10 +193,7 @@ def differences(
 def _shared_names(first: Architecture, second: Architecture, names: tuple[str, str]) -> dict[str, str]:
     """Every tensor of the first to the name that the second stores it under.
 
-    Raises
-    ------
-    ZooError
-        One has a tensor that the other lacks, or in another shape.
+    Raises ``ZooError`` if one has a tensor that the other lacks, or in another shape.
     """
     known = {name: tensor for tensor in second.tensors for name in (tensor.name, *tensor.aliases)}
     own = {name: tensor for tensor in first.tensors for name in (tensor.name, *tensor.aliases)}
@@ -274,7 +248,7 @@ def _aligned(
     shared: Mapping[str, str],
     symmetry: Symmetry,
 ) -> tuple[tuple[LayerDifference, ...], str | None]:
-    """The lines after alignment, or why there are none."""
+    """Return the lines after alignment, or why there are none."""
     symmetry.check(first.arch)
     try:
         found = align({name: second[own][None] for name, own in shared.items()}, dict(first), symmetry)

@@ -39,18 +39,9 @@ Values = NDArray[np.float64]
 class Side:
     """One of the two sets.
 
-    Parameters
-    ----------
-    name
-        the zoo's.
-    variant
-        the gauge of its weights.
-    checkpoints
-        how many were compared.
-    left
-        checkpoints that were left out because they are not finite.
-    kept
-        compared ones that the gauge left as trained, because they are not representable in it.
+    ``variant`` is the gauge of its weights; ``checkpoints`` counts the compared ones; ``left`` counts those left out
+    because they are not finite, and ``kept`` the compared ones that the gauge left as trained, because they are not
+    representable in it.
     """
 
     name: str
@@ -69,18 +60,9 @@ class Side:
 class LayerDiscrepancy:
     """A layer or a tensor.
 
-    Parameters
-    ----------
-    parameters
-        columns.
-    mmd2
-        (20,) estimates, 10 of Laplace kernels and 10 of Gaussian ones.
-    bandwidths
-        (20,) of the kernels.
-    null
-        (B,) the median after exchanges of checkpoints; None where there were none.
-    squares
-        (3,) the mean squared Euclidean distance of different checkpoints: within X, within Y, and across.
+    ``mmd2`` has (20,) estimates, 10 of Laplace kernels and 10 of Gaussian ones, with their (20,) ``bandwidths``;
+    ``null`` has the (B,) medians after exchanges of checkpoints, None where there were none; ``squares`` are the (3,)
+    mean squared Euclidean distances of different checkpoints: within X, within Y, and across.
     """
 
     name: str
@@ -148,20 +130,9 @@ class LayerDiscrepancy:
 class Discrepancy(StudyResult):
     """The squared maximum mean discrepancy between two sets of checkpoints; drawn as ``mmd.png``.
 
-    Parameters
-    ----------
-    x, y
-        the sets.
-    rule
-        of the bandwidths: ``paper``, ``fixed`` or ``given``.
-    permutations, seed
-        of the exchanges behind the p-values.
-    shared
-        members of one zoo that are in both sets.
-    layers, tensors
-        in the architecture's order; tensors have p-values only where they are a layer alone.
-    left_out
-        tensors that do not count: buffers, and parameters that are not of floating point.
+    ``rule`` is the rule of the bandwidths: ``paper``, ``fixed`` or ``given``; ``shared`` counts members of one zoo that
+    are in both sets; ``layers`` and ``tensors`` are in the architecture's order, and tensors have p-values only where
+    they are a layer alone; ``left_out`` names the buffers, and the parameters that are not of floating point.
     """
 
     file: ClassVar[str] = "mmd.json"
@@ -255,7 +226,7 @@ class Discrepancy(StudyResult):
 
 
 def _cells(item: LayerDiscrepancy | Discrepancy) -> list[str]:
-    """What the table has of a layer, or of the average."""
+    """The cells of the table for a layer, or for the average."""
     figures = [f"{100 * value:.3f}" for value in (item.median, item.mean, item.most)]
     return figures if item.p is None else [*figures, f"{item.p:.3g}"]
 
@@ -473,7 +444,7 @@ class _Sides:
         return self._saved is not None and (self._saved.has(number) or not self.blocks[number].nbytes)
 
     def distances(self, number: int) -> Distances:
-        """The distances of a block: those that are kept, else measured, and kept where there is a folder."""
+        """Return the distances of a block: kept ones, else measured ones, which are kept where there is a folder."""
         if self._saved is not None and self._saved.has(number):
             return self._loaded(self._saved, number)
         block, measured = self.blocks[number], Distances(len(self.x), len(self.y))
@@ -502,7 +473,7 @@ class _Sides:
 
 
 def _digest(zoo: Zoo, variant: str) -> str:
-    """What the weights of a selection follow from: its ids, and the parts that hold them."""
+    """The facts that determine the weights of a selection: its ids, and the parts that hold them."""
     trees = [zoo.contents.raw, *([zoo.contents.derived(variant)] if variant != layout.RAW else [])]
     parts = [part.digest for tree in trees for part in tree.parts]
     return digest_of({"architecture": zoo.arch.digest, "variant": variant, "parts": parts, "ids": list(zoo.ids)})

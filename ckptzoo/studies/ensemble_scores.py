@@ -8,18 +8,24 @@ from numpy.typing import NDArray
 from ckptzoo.measure.predictions import accuracy, auroc, brier, ece, entropy, fpr, mutual_information, nll
 
 RIGHT = {"accuracy": accuracy, "nll": nll, "brier": brier, "ece": ece}
-"""Figures that take labels."""
+"""Figures that need labels."""
 # e^-708.4 is the smallest normal number of float64.
 LEAST = -700.0
-"""Smaller logarithms of probabilities count as this in an average, so that none is 0 in float64."""
+"""The least logarithm of a probability in an average, so that none is 0 in float64."""
 
 Values = NDArray[np.float64]
 Scores = dict[str, dict[str, float]]
-"""Set to figures by name."""
+"""A map of sets to figures by name."""
 
 
 def scores(logs: Values, information: Values | None, sets: Mapping[str, slice], targets: NDArray[np.int64]) -> Scores:
-    """How right a prediction is, and how well its doubt separates the inputs of other sets.
+    """Score a prediction, and how well its doubt separates the inputs of other sets.
+
+    The figures are, for the first set, ``accuracy``, ``nll``, ``brier`` and ``ece`` of ``ckptzoo.measure.predictions``,
+    and ``confidence``, the mean of the largest probability. For each other set ``auroc`` and ``fpr95`` of
+    ``ckptzoo.measure.predictions``: its inputs are the positives, those of the first set the negatives, and the score
+    is the doubt, -log max_c p_c, which orders inputs as 1 - max_c p_c does. With mutual information, its mean on each
+    set, and ``information_auroc`` and ``information_fpr95`` with it as the score.
 
     Parameters
     ----------
@@ -31,15 +37,6 @@ def scores(logs: Values, information: Values | None, sets: Mapping[str, slice], 
         name to its inputs. The first is the networks' own; the others are to be separated from it.
     targets
         labels of the first set.
-
-    Returns
-    -------
-    Scores
-        For the first set ``accuracy``, ``nll``, ``brier`` and ``ece`` of ``ckptzoo.measure.predictions``, and
-        ``confidence``, the mean of the largest probability. For each other set ``auroc`` and ``fpr95`` of
-        ``ckptzoo.measure.predictions``: its inputs are the positives, those of the first set the negatives, and the
-        score is the doubt, -log max_c p_c, which orders inputs as 1 - max_c p_c does. With mutual information, its mean
-        on each set, and ``information_auroc`` and ``information_fpr95`` with it as the score.
     """
     own, *others = sets
     figures: Scores = {own: {name: float(score(logs[sets[own]], targets)) for name, score in RIGHT.items()}}
@@ -71,14 +68,8 @@ def log_softmax(logits: NDArray[np.generic]) -> Values:
 class SummedPredictions:
     """The predictions of some members on the same N inputs, summed.
 
-    Parameters
-    ----------
-    size
-        members.
-    probabilities
-        (N, C) the sum of their probabilities.
-    entropies
-        (N,) the sum of the entropies of these.
+    ``probabilities`` are the (N, C) sums of the members' probabilities, and ``entropies`` the (N,) sums of their
+    entropies.
     """
 
     def __init__(self, size: int, probabilities: Values, entropies: Values) -> None:
@@ -95,7 +86,7 @@ class SummedPredictions:
         return SummedPredictions(self.size, self.probabilities.copy(), self.entropies.copy())
 
     def add(self, other: "SummedPredictions") -> None:
-        """Take in the members of another."""
+        """Add the members of another."""
         self.size += other.size
         self.probabilities += other.probabilities
         self.entropies += other.entropies
@@ -114,13 +105,8 @@ class SummedPredictions:
 class DisjointEnsembles:
     """Disjoint ensembles of several sizes, each of the members that come next.
 
-    Parameters
-    ----------
-    sizes
-        ascending, 2 or more each.
+    ``sizes`` ascend, each 2 or more.
 
-    Notes
-    -----
     One sum a size: 8 bytes a size, input and class. A size takes its members from complete ensembles of the largest
     size that divides it, so that sizes 2, 4, 8, ... cost two additions a member in all.
     """

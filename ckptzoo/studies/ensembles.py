@@ -21,22 +21,22 @@ from ckptzoo.studies.shared.selection import default_sets, flags, labels_of, pre
 from ckptzoo.text import Progress, counted, counter, printable
 
 SUBSETS = 50
-"""Ensembles of one size that are scored, at most; single members are all."""
+"""The maximum number of scored ensembles of one size; all single members are scored."""
 EXTRA = (10, 100)
-"""Sizes beside the powers of two."""
+"""Sizes besides the powers of two."""
 BATCH_BYTES = 4 * 2**20
-"""Logits that are read at a time, as far as whole members allow."""
+"""Bytes of logits that are read at a time, as far as whole members allow."""
 SHARES = (0.9, 0.99)
 """Shares of the gain whose sizes are reported."""
 OWN = {"accuracy": "accuracy", "nll": "NLL", "brier": "Brier", "ece": "ECE"}
-"""Figures on the networks' own inputs, and what they are called."""
+"""Figures on the networks' own inputs, and their labels in tables."""
 OTHER = {
     "auroc": "AUROC",
     "fpr95": "FPR95",
     "information_auroc": "AUROC (MI)",
     "information_fpr95": "FPR95 (MI)",
 }
-"""The same on other inputs, which are to be distinguished."""
+"""Figures on other inputs, which are to be distinguished, and their labels in tables."""
 _PERCENT = {"accuracy", "ece", *OTHER}
 
 
@@ -44,15 +44,9 @@ _PERCENT = {"accuracy", "ece", *OTHER}
 class Size:
     """Ensembles of one size.
 
-    Parameters
-    ----------
-    size
-        members of each; 1 for the members themselves.
-    subsets
-        ensembles of this size that were scored, no two of which share a member; a set that some members are left out
-        for may have fewer, the ``count`` of its figures.
-    scores
-        set to figures by name, as in ``ckptzoo.studies.ensemble_scores.scores``, over the subsets.
+    ``size`` is 1 for the members themselves; ``subsets`` counts the scored ensembles, no two of which share a member. A
+    set for which some members are left out may have fewer, the ``count`` of its figures. ``scores`` maps sets to
+    figures by name, as in ``ckptzoo.studies.ensemble_scores.scores``, over the subsets.
     """
 
     size: int
@@ -61,7 +55,7 @@ class Size:
 
     @classmethod
     def of(cls, size: int, ensembles: Sequence[Scores]) -> "Size":
-        """From the figures of each ensemble."""
+        """Make it from the figures of each ensemble."""
         by_set: dict[str, dict[str, Spread]] = {}
         for name, first in ensembles[0].items():
             spreads = {figure: Spread.of([item[name][figure] for item in ensembles]) for figure in first}
@@ -69,7 +63,7 @@ class Size:
         return cls(size, len(ensembles), by_set)
 
     def merged(self, other: "Size | None") -> "Size":
-        """With the figures of another for ensembles of this size, on other sets."""
+        """Return it with the figures of another for ensembles of this size on other sets."""
         return self if other is None else Size(self.size, other.subsets, other.scores | self.scores)
 
     def to_json(self) -> dict[str, Any]:
@@ -83,7 +77,7 @@ class Size:
 
 @dataclass(frozen=True, eq=False)
 class Ensembles(StudyResult):
-    """How good single members and ensembles of them are.
+    """The scores of single members and of ensembles of them.
 
     Drawn as ``ensembles.png`` and ``members.png``, and ``detection.png`` where there are other sets.
 
@@ -92,18 +86,14 @@ class Ensembles(StudyResult):
     set, ood
         the set that is scored, and those whose inputs are to be separated from its own.
     ood_not_finite
-        other set to how many of the members are not finite on it, where some are. They are left out for that set; where
-        fewer than two remain, the set is not in ``ood``.
-    inputs, classes
-        of the set.
+        other set to how many of the members are not finite on it, where some are. They are left out for that
+        set; where fewer than two remain, the set is not in ``ood``.
     members
         those that are finite on the set; ``not_finite`` more were left out.
     seed
         of the order in which members make ensembles.
     accuracies
         (members,) on the set, in that order.
-    diverged
-        (members,) which of them diverged.
     sizes
         ascending, from single members to all.
     disagreement
@@ -130,7 +120,7 @@ class Ensembles(StudyResult):
     references: dict[str, float]
 
     def figure(self, name: str, set: str | None = None) -> dict[int, Spread]:
-        """Size to a figure, on the set that is scored or on another; sizes without it are left out."""
+        """Map sizes to a figure on the scored set or on another; sizes without it are left out."""
         spreads = {item.size: item.scores.get(set or self.set, {}).get(name) for item in self.sizes}
         return {size: spread for size, spread in spreads.items() if spread is not None}
 
@@ -139,21 +129,11 @@ class Ensembles(StudyResult):
 
         .. math:: \min \left\{ S : \forall T \ge S,\ \frac{a_T - a_1}{a_M - a_1} \ge r \right\}
 
-        for means :math:`a_S` over ensembles of size S, M members and share r.
-
-        Parameters
-        ----------
-        name
-            of a figure of the set: ``accuracy``, ``nll``, ``brier`` or ``ece``.
-        share
-            r, at most 1.
-
-        Returns
-        -------
-        int | None
-            int, or None where the ensemble of all is no better than single members, or where noise hides the size: the
-            rest of the gain, :math:`(1 - r) |a_M - a_1|`, is below the standard error of a mean from that size on, or
-            for the accuracy below one input, or there is a single ensemble of that size.
+        for means :math:`a_S` over ensembles of size S, M members and share r. ``name`` is a figure of the set:
+        ``accuracy``, ``nll``, ``brier`` or ``ece``; ``share`` is r, at most 1. Returns None where the ensemble of all
+        is no better than single members, or where noise hides the size: the rest of the gain, :math:`(1 - r) |a_M -
+        a_1|`, is below the standard error of a mean from that size on, or for the accuracy below one input, or there is
+        a single ensemble of that size.
         """
         spreads = self.figure(name)
         means = {size: spread.mean for size, spread in spreads.items()}
@@ -251,7 +231,7 @@ class Ensembles(StudyResult):
         return table
 
     def _conclusions(self) -> Iterator[str]:
-        """What the tables say of where gains end, and of a calibration that is worse together."""
+        """Say where gains end, and whether ensembles are worse calibrated than single members."""
         for name, unit in (("accuracy", " %"), ("nll", "")):
             alone, together = (f"{_mean(name, self.figure(name)[size])}{unit}" for size in (1, self.members))
             shares = [
@@ -393,14 +373,10 @@ def ensembles(
 def _scored(
     predictions: Mapping[str, Predictions], targets: NDArray[np.int64], read: Callable[[int], None]
 ) -> tuple[dict[int, list[Scores]], dict[str, float]]:
-    """Size to the figures of each ensemble, and set to the share of pairs of members that disagree.
+    """Map sizes to the figures of each ensemble, and sets to the share of pairs of members that disagree.
 
-    Parameters
-    ----------
-    predictions
-        by set, of the same members, the set that is scored first.
-    read
-        called with the bytes of each batch.
+    ``predictions`` maps sets to predictions of the same members, with the scored set first; ``read`` is called with the
+    bytes of each batch.
     """
     own = next(iter(predictions))
     K, _, classes = predictions[own].logits.shape
@@ -426,13 +402,13 @@ def _scored(
 
 
 def _sizes(members: int) -> list[int]:
-    """2 or more each, ascending; the last is all."""
+    """Return the sizes of ensembles, ascending and 2 or more each; the last is all members."""
     powers = [2**power for power in range(1, members.bit_length())]
     return sorted({size for size in (*powers, *EXTRA, members) if size <= members})
 
 
 def scored_sets(zoo: Zoo, own: str | None, ood: Sequence[str] | None) -> tuple[str, list[str]]:
-    """The set to score, and those to distinguish from it."""
+    """Return the set to score, and those to distinguish from it."""
     known = zoo.predicted
     if not known:
         raise ZooError(Problem(zoo.name, "predictions", "those on a set of inputs", "none", f"{predict_command(zoo)}."))

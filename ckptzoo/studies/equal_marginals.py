@@ -25,10 +25,7 @@ Pairs = NDArray[np.int64]
 class PairTests:
     """The p-values of some pairs of positions, of the same pairs in every variant.
 
-    Parameters
-    ----------
-    p
-        variant to (P,) p-values of the hypothesis that the weights at both positions have one distribution.
+    ``p`` maps variants to (P,) p-values of the hypothesis that the weights at both positions have one distribution.
     """
 
     p: dict[str, NDArray[np.float64]]
@@ -66,18 +63,9 @@ class PairTests:
 def position_pairs(labels: NDArray[np.int64], rng: np.random.Generator, limit: int = MAX_PAIRS) -> tuple[Pairs, Pairs]:
     """Random pairs of positions within one orbit, and across orbits.
 
-    Parameters
-    ----------
-    labels
-        (n,) the orbits of n positions.
-    limit
-        pairs of either kind, at most.
-
-    Returns
-    -------
-    tuple[Pairs, Pairs]
-        Two of (P, 2) positions. No position is in two pairs of a kind, so that p-values of different pairs depend on
-        each other only as far as the weights of one network do.
+    ``labels`` are the (n,) orbits of n positions; ``limit`` bounds the pairs of either kind. Returns two arrays of (P,
+    2) positions. No position is in two pairs of a kind, so that p-values of different pairs depend on each other only
+    as far as the weights of one network do.
     """
     shuffled = rng.permutation(len(labels))
     # a stable sort keeps the random order within each orbit
@@ -106,18 +94,9 @@ def compare_pairs(tensors: dict[str, StackedTensor], pairs: Pairs, rng: np.rando
     """Compare the weights at the first position of each pair with those at the second one.
 
     Every pair splits the members at random into two halves (one is left over where their number is odd): the first
-    position is read in one half and the second one in the other, so that the two samples are independent.
-
-    Parameters
-    ----------
-    tensors
-        variant to the tensor of the same K members, one row each.
-    pairs
-        (P, 2) positions.
-
-    Notes
-    -----
-    Reads the weights at these positions alone where the variant is stored; memory of a few copies of P K numbers.
+    position is read in one half and the second one in the other, so that the two samples are independent. ``tensors``
+    maps variants to the tensor of the same K members, one row each; ``pairs`` are (P, 2) positions. Reads the weights
+    at these positions alone where the variant is stored; memory of a few copies of P K numbers.
     """
     K = len(next(iter(tensors.values())))
     if K < LEAST or not len(pairs):

@@ -23,29 +23,18 @@ from ckptzoo.text import Progress, counter
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _COPIES = 8
-"""Arrays as large as a batch that are held at a time."""
+"""The number of arrays as large as a batch that are held at a time."""
 
 _Read = Callable[[int], None]
 
 
 @dataclass(frozen=True)
 class OrderDistance:
-    """What the permutations of one order do to raw checkpoints; spreads are over checkpoints.
+    """The effect of the permutations of one order on raw checkpoints; spreads are over checkpoints.
 
-    Parameters
-    ----------
-    label
-        what is ordered.
-    n
-        how many things an order holds.
-    orders
-        how many orders there are in a checkpoint; figures are their means.
-    moved
-        fraction of the things that are not in place.
-    transpositions
-        exchanges that bring them into place, n less the cycles.
-    tau
-        Kendall's tau of the raw order against the variant's.
+    An order holds ``n`` things, and a checkpoint has ``orders`` orders, over which figures are means; ``moved`` is the
+    fraction of the things that are not in place; ``transpositions`` is the number of exchanges that bring them into
+    place, n less the cycles; ``tau`` is Kendall's tau of the raw order against the variant's.
     """
 
     label: str
@@ -75,18 +64,9 @@ class OrderDistance:
 class Scaling:
     """The scales of one group, over all its channels in all checkpoints.
 
-    Parameters
-    ----------
-    n
-        channels.
-    kind
-        ``"positive"``, ``"sign"`` or ``"nonzero"``.
-    quantiles
-        of the scales without their signs, at ``QUANTILES``; None for signs.
-    size
-        the median of ``|ln |scale||``; None for signs.
-    flipped
-        fraction of channels whose sign is turned; None for positive scales.
+    ``kind`` is ``"positive"``, ``"sign"`` or ``"nonzero"``; ``quantiles`` are those of the scales' moduli at
+    ``QUANTILES``, and ``size`` is the median of ``|ln |scale||``, both None for signs; ``flipped`` is the fraction of
+    channels whose sign changes, None for positive scales.
     """
 
     group: str

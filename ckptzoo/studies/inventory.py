@@ -35,11 +35,11 @@ from ckptzoo.text import counted, printable, size
 ORIGIN = ("recipe", "dataset", "precision", "license", "contributor")
 """Columns whose distinct values say where the checkpoints come from."""
 ON_THE_PAGE = ("license", "contributor")
-"""Those of which the zoo's page says what holds for rows without a value."""
+"""Columns whose value for rows without one is on the zoo's page."""
 _MAX_VALUES = 4
-"""Distinct values of a column that are printed."""
+"""The number of distinct values of a column that are printed."""
 _MAX_COLUMNS = 40
-"""Names of columns that are printed."""
+"""The number of names of columns that are printed."""
 _WHOLE = "of the whole zoo"
 
 
@@ -47,18 +47,10 @@ _WHOLE = "of the whole zoo"
 class VariantSummary:
     """One variant of a whole zoo, the retracted checkpoints left out.
 
-    Parameters
-    ----------
-    name
-        ``raw``, or the gauge's name.
-    nbytes
-        of its shards, the group elements and the retracted checkpoints included.
-    certificate_random, certificate_real
-        largest over the checkpoints; None where none was measured.
-    checked_random, checked_real
-        the number of checkpoints of which each was measured.
-    failed
-        checkpoints whose differences are larger than rounding explains (``ckptzoo.schema.equivalence``).
+    ``nbytes`` is the size of its shards, the group elements and the retracted checkpoints included;
+    ``certificate_random`` and ``certificate_real`` are the largest over the checkpoints, None where none was measured;
+    ``checked_random`` and ``checked_real`` count the checkpoints that were;
+    ``failed`` counts checkpoints whose differences are larger than rounding explains (``ckptzoo.schema.equivalence``).
     """
 
     name: str
@@ -76,14 +68,7 @@ class VariantSummary:
 class PredictionSummary:
     """Outputs of a whole zoo on a set of inputs, those of retracted checkpoints left out.
 
-    Parameters
-    ----------
-    set
-        such as ``mnist/test``.
-    labelled
-        whether the labels are stored too.
-    nbytes
-        of its shards, the retracted checkpoints included.
+    ``nbytes`` is the size of its shards, the retracted checkpoints included.
     """
 
     set: str
@@ -96,20 +81,16 @@ class PredictionSummary:
 
 @dataclass(frozen=True)
 class Inventory(PrintedResult):
-    """What a zoo, or a selection of one, holds.
+    """The contents of a zoo, or of a selection of one.
 
     Parameters
     ----------
-    checkpoints, members
-        of the selection.
     diverged, not_finite, retracted
         checkpoints too, not members; the last of the whole zoo.
     total
         checkpoints of the zoo, the retracted ones left out.
     layers
         layer to its tensors' names and shapes.
-    checkpoint_bytes
-        raw weights of one checkpoint.
     test_accuracy
         of each member's last step, where it is finite and did not diverge; None where none was measured.
     stated
@@ -117,15 +98,13 @@ class Inventory(PrintedResult):
     told
         distinct values of the columns in ``ORIGIN``, with the number of checkpoints that have each.
     untold
-        the number of checkpoints without a value, for the columns of ``told``; what holds for them where licence or
-        contributor is lacking, the zoo's page says.
+        the number of checkpoints without a value, for the columns of ``told``; what holds for them where
+        licence or contributor is lacking, the zoo's page says.
     groups
         the symmetries of each group of channels; none where the zoo has no symmetry table.
-    draws
-        of the selection, for each approximate posterior.
     columns
-        of the metadata in which some checkpoint of the selection has a value, and ``extra.<key>`` for what is within
-        the column ``extra``.
+        of the metadata in which some checkpoint of the selection has a value, and ``extra.<key>`` for what is
+        within the column ``extra``.
     """
 
     name: str
@@ -169,7 +148,7 @@ class Inventory(PrintedResult):
         (console or Console()).print(Group(*self.lines()), markup=False, highlight=False)
 
     def lines(self) -> Iterator[RenderableType]:
-        """What ``print`` prints."""
+        """The lines that ``print`` prints."""
         yield facts(self._facts())
         yield ""
         yield self._variants()
@@ -329,7 +308,7 @@ def inventory(zoo: Zoo) -> Inventory:
 
 
 def _filled(table: pa.Table) -> list[str]:
-    """The columns with a value, and in the place of ``extra`` the names within it."""
+    """The columns with a value, and the names within ``extra`` in place of that column."""
     names = [name for name in table.column_names if table[name].null_count < len(table)]
     return [item for name in names for item in (sorted(extra_names(table[name])) if name == "extra" else [name])]
 
@@ -338,18 +317,8 @@ def _filled(table: pa.Table) -> list[str]:
 class ZooListing(PrintedResult):
     """The zoos of a folder or of a collection.
 
-    Parameters
-    ----------
-    name
-        of the folder, or of the collection.
-    zoos
-        what each holds, by its folder.
-    notes
-        which zoos are not as the collection says: missing, changed, or not in it.
-    is_collection
-        whether it is a collection.
-    path
-        of the folder, or the address of the collection.
+    ``zoos`` maps folders to inventories; ``notes`` say which zoos differ from the collection's record: missing,
+    changed, or not in it. ``path`` is the folder, or the address of a collection.
     """
 
     name: str
@@ -420,12 +389,9 @@ def take_stock(address: str, where: Filters = None) -> Inventory | ZooListing:
 
 
 def _listing_of(collection: Collection, folders: Sequence[str], where: Filters) -> ZooListing:
-    """The zoos of a collection as they are now, and how that differs from what it says.
+    """List the zoos of a collection as they are now, and how they differ from its record.
 
-    Parameters
-    ----------
-    folders
-        those that are zoos, where the collection is on this machine.
+    ``folders`` are the zoos' folders, where the collection is on this machine.
     """
     zoos, notes = dict[str, Zoo](), list[str]()
     entries = {entry.folder: entry for entry in collection.entries}
@@ -444,7 +410,7 @@ def _listing_of(collection: Collection, folders: Sequence[str], where: Filters) 
 
 
 def _listing(name: str, zoos: Mapping[str, Zoo], where: Filters, notes: Sequence[str] = ()) -> ZooListing:
-    """What zoos hold; with a condition those in which something is selected."""
+    """List the contents of zoos; with a condition only zoos in which something is selected."""
     chosen = {folder: zoo if where is None else zoo.where(where) for folder, zoo in zoos.items()}
     held = {folder: inventory(zoo) for folder, zoo in chosen.items() if where is None or len(zoo)}
     return ZooListing(name, held, tuple(notes))
@@ -483,7 +449,7 @@ def _standing(tree: Tree, gone: pa.ChunkedArray | None) -> NDArray[np.bool_]:
 
 
 def _nbytes(tree: Tree) -> int:
-    """Bytes of all shards: of the rows without a tensor's name, one a shard."""
+    """Bytes of all shards, from the index rows without a tensor's name, one a shard."""
     index = tree.blocks.select(["tensor", "nbytes"])
     return sum(index.filter(index["tensor"].is_null())["nbytes"].to_pylist())
 

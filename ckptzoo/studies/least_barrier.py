@@ -21,33 +21,17 @@ Weights = Mapping[str, NDArray[Any]]
 def least_midpoints(
     evaluator: Any, first: Weights, second: Weights, table: Symmetry, targets: NDArray[np.int64]
 ) -> GroupElement:
-    r"""The permutation g with the least loss of ``(first + g second) / 2``, by trying all of them.
+    """The permutation g with the least loss of ``(first + g second) / 2``, by trying all of them.
 
     Halfway, channel i of block a is the mean of it and of a channel j of block b of the second network, and adds
     :math:`h_{abij}(x)` to the logits; a permutation chooses blocks and channels, so that its logits are a sum of 10 of
     100 such tables. With :math:`E = e^h` of the five channels of a block, the sums over classes of all 120 x 120
     combinations are one product of matrices an input.
 
-    Parameters
-    ----------
-    evaluator
-        ``ckptzoo.derive.evaluation.Evaluator`` of OptuNet.
-    first, second
-        tensor name to (1, *shape).
-    table
-        of OptuNet.
-    targets
-        (N,) the labels of the evaluator's inputs.
-
-    Returns
-    -------
-    GroupElement
-        One element, for ``apply(g, second, table)``.
-
-    Notes
-    -----
-    2 s for 10,000 inputs on two cores; the loss is computed in float64 from outputs in float32. Tested against all
-    networks halfway in tests/studies/test_barriers.py.
+    Returns one element, for ``apply(g, second, table)``. 2 s for 10,000 inputs on two cores; the loss is computed in
+    float64 from outputs in float32. Tested against all networks halfway in tests/studies/test_barriers.py.
+    ``evaluator`` scores OptuNets (``ckptzoo.derive.evaluation.Evaluator``), ``table`` is OptuNet's; ``first`` and
+    ``second`` map tensor names to (1, *shape), and ``targets`` are the (N,) labels of the evaluator's inputs.
     """
     tables, bias = _tables(evaluator, first, second)
     orders = np.array(list(permutations(range(_SIZE))))

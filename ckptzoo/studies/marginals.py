@@ -29,16 +29,10 @@ MAX_ROWS = 24
 class Marginal:
     """How the weights of one tensor are distributed.
 
-    Parameters
-    ----------
-    histogram
-        of all its weights, raw and in the variant.
-    orbits
-        of its positions under the permutations of the symmetry table.
-    within
-        pairs of positions of one orbit, equal before symmetries are removed as far as training treats channels alike.
-    across
-        pairs of positions of different orbits, about which symmetry says nothing.
+    ``histogram`` has all its weights, raw and in the variant; ``orbits`` counts the orbits of its positions under the
+    permutations of the symmetry table; ``within`` has pairs of positions of one orbit, equal before symmetries are
+    removed as far as training treats channels alike, and ``across`` pairs of different orbits, about which symmetry
+    says nothing.
     """
 
     histogram: Histogram
@@ -65,17 +59,9 @@ class Marginals(StudyResult):
     """The marginals of a zoo's weights, raw and in a variant.
 
     Drawn as ``marginals.png``, ``pvalues.png`` and ``components.png``, the latter two where there is something to show.
-
-    Parameters
-    ----------
-    members
-        the checkpoints that were studied: each member's last step, finite, not diverged and in the gauge.
-    left_out
-        members whose last step is not.
-    tensors
-        the floating-point parameters, in the architecture's order.
-    layers
-        the principal components of each layer's parameters.
+    ``members`` counts the checkpoints that were studied: each member's last step, finite, not diverged and in the
+    gauge; ``tensors`` are the floating-point parameters, in the architecture's order; ``layers`` are the principal
+    components of each layer's parameters.
     """
 
     file: ClassVar[str] = "marginals.json"
@@ -167,7 +153,7 @@ class Marginals(StudyResult):
         return table
 
     def _conclusions(self) -> Iterator[str]:
-        """What the tests say together."""
+        """Say what the tests show together."""
         if self.members < LEAST:
             yield f"Too few members to compare marginals: expected {LEAST} or more, got {self.members}."
         elif not self.within.pairs:
@@ -273,7 +259,7 @@ def marginals(zoo: Zoo, variant: str = "canonical", *, seed: Seed = 0, progress:
 
 
 def _cells(tests: PairTests, variants: Sequence[str]) -> list[str]:
-    """What the table has of these pairs."""
+    """The cells of the table for these pairs."""
     cells = [f"{tests.pairs:,}"]
     for variant in variants:
         cells += [f"{tests.share(variant):.1%}", f"{tests.median(variant):.2g}"]

@@ -22,7 +22,7 @@ from ckptzoo.text import Progress, counted, printable
 BATCH_BYTES = 64 * 2**20
 """Raw weights that are solved for at a time, as far as whole checkpoints allow."""
 FEW = 20
-"""Fewer networks have no peak."""
+"""The minimum number of networks for a peak."""
 TIGHT = 1e-10
 """A least mass whose gap is above this is reported as not certified."""
 MAX_ROWS = 24
@@ -54,14 +54,8 @@ class Largest:
 class ConvexCheck:
     """The least mass of one network as both solvers found it, each with the certified bound of its excess.
 
-    Parameters
-    ----------
-    id
-        of the checkpoint.
-    mass, gap
-        of ``ckptzoo.symmetry.min_mass``.
-    convex_mass, convex_gap
-        of cvxpy with Clarabel, ``engine="cvxpy"``.
+    ``mass`` and ``gap`` are from ``ckptzoo.symmetry.min_mass``, ``convex_mass`` and ``convex_gap`` from cvxpy with
+    Clarabel, ``engine="cvxpy"``.
     """
 
     id: str
@@ -92,8 +86,6 @@ class Masses(StudyResult):
         the name of the architecture in ``ckptzoo.archs``; None where it has none.
     members
         M, networks that are finite, there and at the least mass, and did not diverge; each at its last step.
-    left_out
-        the others.
     before, after
         (M,) sums of squared weights, biases apart, of what is on a path from input to output.
     gap
@@ -153,7 +145,7 @@ class Masses(StudyResult):
 
     @property
     def _paper(self) -> str | None:
-        """What the paper found, for the architecture that it studied."""
+        """The paper's result, for the architecture that it studied."""
         return PAPER if self.registered == "optunet" else None
 
     def _lines(self) -> Iterator[RenderableType]:
@@ -347,7 +339,7 @@ def _figures(values: Values) -> list[str]:
 
 
 def largest_of(tensor: NDArray[np.generic]) -> Values:
-    """(K,) largest absolute values of a stacked tensor."""
+    """The largest absolute values of each layer."""
     flat = tensor.reshape(len(tensor), -1)
     return np.maximum(flat.max(axis=1), -flat.min(axis=1)).astype(np.float64)
 

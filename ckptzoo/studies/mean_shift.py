@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from ckptzoo.errors import require
 
 QUANTILES = (0.05, 0.1, 0.2, 0.3, 0.5)
-"""Where ``sklearn.cluster.estimate_bandwidth`` is asked; 0.3 is its default."""
+"""Quantiles for ``sklearn.cluster.estimate_bandwidth``; 0.3 is its default."""
 BANDWIDTHS = 20
-"""Number of bandwidths, from just below the smallest distance to just above the largest."""
+"""The number of bandwidths, from just below the smallest distance to just above the largest."""
 RUNS = BANDWIDTHS + len(QUANTILES)
 """Runs of mean shift for one curve."""
 WIDE = 1024
@@ -20,25 +20,17 @@ WIDE = 1024
 _SAME = 1e-5
 """Points closer than this fraction of the median distance count as one."""
 _RANK = 1e-14
-"""Eigenvalues of the Gram matrix below this fraction of the largest are rounding."""
+"""Eigenvalues of the Gram matrix below this fraction of the largest are rounding errors."""
 
 Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class BandwidthEstimate:
-    """What mean shift finds at a bandwidth that scikit-learn estimates.
+    """The modes that mean shift finds at a bandwidth that scikit-learn estimates.
 
-    Parameters
-    ----------
-    quantile
-        of the neighbours of each point whose mean largest distance is the bandwidth.
-    bandwidth
-        None where a quantile of so few points holds no neighbour.
-    modes
-        how many are found.
-    largest
-        fraction of the points in the largest one.
+    The bandwidth is the mean over points of the largest distance to the quantile of neighbours, None where the quantile
+    of few points holds no neighbour; ``largest`` is the fraction of the points in the largest mode.
     """
 
     quantile: float
@@ -51,16 +43,8 @@ class BandwidthEstimate:
 class ModeCurve:
     """The number of modes of n points against the bandwidth.
 
-    Parameters
-    ----------
-    points, distinct
-        how many points there are, and how many that differ.
-    median
-        distance between two points.
-    bandwidths, modes
-        (B,) each, ascending bandwidths.
-    estimates
-        one for each of ``QUANTILES``.
+    ``points`` counts all points and ``distinct`` those that differ; ``median`` is the median distance between two
+    points; ``bandwidths``, ascending, and ``modes`` are (B,) each; ``estimates`` has one for each of ``QUANTILES``.
     """
 
     points: int
@@ -78,7 +62,7 @@ class ModeCurve:
 
     @property
     def one_from(self) -> float:
-        """The smallest bandwidth from which on there is a single mode."""
+        """The smallest bandwidth from which on there is one mode."""
         several = np.flatnonzero(self.modes > 1)
         return float(self.bandwidths[several[-1] + 1])
 
@@ -86,11 +70,8 @@ class ModeCurve:
     def steadiest(self) -> tuple[int, float] | None:
         """The number, from 2 to half of the points, that stays for the largest factor of the bandwidth.
 
-        Returns
-        -------
-        tuple[int, float] | None
-            The number, and the factor between the last and the first of its bandwidths; None where there is no such
-            number at two bandwidths in a row.
+        Returns the number, and the factor between the last and the first of its bandwidths; None where there is no such
+        number at two bandwidths in a row.
         """
         best: tuple[int, float] | None = None
         first = 0
@@ -130,14 +111,7 @@ class ModeCurve:
 class WeightSpace:
     """The weights of one layer, or of all.
 
-    Parameters
-    ----------
-    label
-        the layer, or all of them.
-    parameters
-        weights of one member.
-    curves
-        variant to what mean shift finds; None where all members have the same weights.
+    ``curves`` maps variants to what mean shift finds, None where all members have the same weights.
     """
 
     label: str
@@ -151,16 +125,13 @@ class WeightSpace:
 
 
 class PointSet:
-    """Points that come some coordinates at a time, in memory that does not grow with their number.
+    """Points added some coordinates at a time, in memory that does not grow with the number of coordinates.
 
     Up to ``WIDE`` coordinates are held as they are. Of more, the inner products of the centred points: with G = X X^T =
     V diag(l) V^T the rows of V diag(l)^(1/2) have the same distances as the rows of X. These are all principal
     components that there are, n - 1 at most, and nothing but rounding is left out: of the largest distance about 1e-7.
 
-    Parameters
-    ----------
-    n
-        number of points.
+    ``n`` is the number of points.
     """
 
     def __init__(self, n: int) -> None:
@@ -169,7 +140,7 @@ class PointSet:
         self.width = 0
 
     def add(self, columns: Values) -> None:
-        """More coordinates (n, c) of every point, finite."""
+        """Add coordinates (n, c) of every point, finite."""
         centred = columns - columns.mean(axis=0)
         self._gram += centred @ centred.T
         self.width += columns.shape[1]
@@ -188,27 +159,9 @@ def mode_curve(points: Values, done: Callable[[], None]) -> ModeCurve | None:
     """Run mean shift at every bandwidth.
 
     Flat kernel, one seed a point, as ``sklearn.cluster.MeanShift`` does by default (Comaniciu and Meer, 2002).
-
-    Parameters
-    ----------
-    points
-        (n, r), finite.
-    done
-        called after each run, ``RUNS`` times, whatever the points are.
-
-    Returns
-    -------
-    ModeCurve | None
-        None where no two points differ.
-
-    Raises
-    ------
-    MissingExtraError
-        scikit-learn is not installed.
-
-    Notes
-    -----
-    Tested in ``tests/studies/test_modes.py``.
+    ``points`` are (n, r), finite; ``done`` is called after each run, ``RUNS`` times, whatever the points are. Returns
+    None where no two points differ. Raises ``MissingExtraError`` if scikit-learn is not installed. Tested in
+    ``tests/studies/test_modes.py``.
     """
     cluster: Any = require("sklearn.cluster", "stats", package="scikit-learn")
     limits: Any = require("threadpoolctl", "stats")  # scikit-learn brings it

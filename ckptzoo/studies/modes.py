@@ -21,35 +21,27 @@ from ckptzoo.symmetry.counts import Counts, count
 from ckptzoo.text import Progress, counted, printable
 
 MAX_MEMBERS = 200
-"""More members than this are thinned out evenly: each run of mean shift starts from every one of them."""
+"""The maximum number of members; more are thinned out evenly, as each run of mean shift starts from every one."""
 MAX_LAYERS = 11
 """More layers than this are thinned out evenly."""
 MAX_BYTES = 256 * 2**20
 """Fewer members are taken where the largest tensor of ``MAX_MEMBERS`` takes more."""
 ENOUGH = 14
-"""Members from which the steadiest number is told: fewer leave less than six to choose from, 2 to half of them."""
+"""The minimum number of members for the steadiest number of modes: fewer leave less than six to choose from."""
 ALL = "all layers"
 """Label of the space of all parameters together."""
 _COLUMNS = 2**16
-"""Columns of a tensor that are converted to float64 at a time."""
+"""The number of columns of a tensor that are converted to float64 at a time."""
 
 
 @dataclass(frozen=True, eq=False)
 class Modes(StudyResult):
     """How many modes there are by symmetry, and how many mean shift finds; drawn as ``modes.png``.
 
-    Parameters
-    ----------
-    counts
-        permutations and degrees of freedom of the symmetry table.
-    members
-        those whose weights are studied.
-    usable
-        members to choose from, each at its last step.
-    left_out
-        checkpoints that diverged, are not finite or not in the gauge.
-    layers
-        layers with parameters; ``spaces`` has at most ``MAX_LAYERS`` of them, then all layers together.
+    ``counts`` has the permutations and degrees of freedom of the symmetry table; ``usable`` counts the members to
+    choose from, each at its last step, and ``left_out`` checkpoints that diverged, are not finite or not in the gauge;
+    ``layers`` counts the layers with parameters; ``spaces`` has at most ``MAX_LAYERS`` of them, then all layers
+    together.
     """
 
     file: ClassVar[str] = "modes.json"
@@ -120,7 +112,7 @@ class Modes(StudyResult):
         return table
 
     def _conclusions(self) -> Iterator[str]:
-        """What the table says."""
+        """Say what the table shows."""
         known = [
             (curve, space.label, variant)
             for space in self.spaces
@@ -249,7 +241,7 @@ def _coordinates(zoo: Zoo, names: list[str], variant: str) -> Iterator[NDArray[n
 
 
 def _cells(curve: ModeCurve | None) -> list[str]:
-    """A row of the table."""
+    """The cells of a row of the table."""
     if curve is None:
         return ["1"] * len(QUANTILES) + ["-"] * 3
     modes = ["-" if item.modes is None else f"{item.modes:,}" for item in curve.estimates]

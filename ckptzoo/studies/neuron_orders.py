@@ -1,4 +1,4 @@
-"""What is put in order: the channels of each group within their blocks, the blocks, and the keys they go by."""
+"""The orders of neurons: of channels of each group within their blocks, and of blocks, and their keys."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,17 +19,10 @@ Keys = dict[str, NDArray[np.float64]]
 class NeuronOrder:
     """One or several orders of n things in every checkpoint.
 
-    Parameters
-    ----------
-    label
-        what is ordered: ``fc1``, ``conv2 within its 2 blocks``, ``blocks of conv1 and conv2``.
-    group
-        whose permutation holds the order, and whose keys decide it.
-    g, k
-        the group has g blocks of k channels; 1 and n where it has none.
-    blocks
-        True where whole blocks are ordered, by the smallest or the largest key of each; False for the channels within
-        each.
+    ``label`` names what is ordered: ``fc1``, ``conv2 within its 2 blocks``, ``blocks of conv1 and conv2``. The
+    permutation of ``group`` holds the order, and its keys decide it; the group has ``g`` blocks of ``k`` channels, 1
+    and n where it has none. ``blocks`` is True where whole blocks are ordered, by the smallest or the largest key of
+    each, and False for the channels within each.
     """
 
     label: str
@@ -46,15 +39,8 @@ class NeuronOrder:
     def ranks(self, perms: NDArray[np.integer]) -> NDArray[np.int64]:
         """The place of each raw channel or block in the variant.
 
-        Parameters
-        ----------
-        perms
-            (K, g * k) the group's permutations: channel i of the variant is channel ``perms[:, i]`` of raw.
-
-        Returns
-        -------
-        NDArray[np.int64]
-            (K, v, n): v is 1 for blocks, else the number of blocks; each last axis holds 0 to n - 1.
+        ``perms`` are the group's (K, g * k) permutations: channel i of the variant is channel ``perms[:, i]`` of raw.
+        Returns (K, v, n): v is 1 for blocks, else the number of blocks; each last axis holds 0 to n - 1.
         """
         ranks = np.argsort(perms, axis=1).reshape(len(perms), self.g, self.k)
         return ranks[:, None, :, 0] // self.k if self.blocks else ranks % self.k
@@ -62,10 +48,7 @@ class NeuronOrder:
     def keys(self, keys: NDArray[np.float64], *, largest: bool = False) -> NDArray[np.float64]:
         """The keys of what is ordered, (K, v, n), from those of the group's raw channels, (K, g * k).
 
-        Parameters
-        ----------
-        largest
-            whether a block goes by the largest of its keys; by default by the smallest, as in gauges.
+        ``largest`` says whether a block goes by the largest of its keys; by default by the smallest, as in gauges.
         """
         by_block = keys.reshape(len(keys), self.g, self.k)
         if not self.blocks:
@@ -118,15 +101,8 @@ def keys_of(variant: str) -> Callable[[Stacked, Symmetry], Keys]:
 def first_weights(weights: Stacked, symmetry: Symmetry) -> Keys:
     """The first of each channel's incoming weights of unit norm, the channels before it in order.
 
-    Parameters
-    ----------
-    weights
-        raw tensors by name, (K, *shape), all finite.
-
-    Raises
-    ------
-    SymmetryError
-        The gauge ``first-weight`` is not defined for the table.
+    ``weights`` maps names to raw tensors, (K, *shape), all finite. Raises ``SymmetryError`` if the gauge
+    ``first-weight`` is not defined for the table.
     """
     canonical = canonicalize(weights, symmetry, gauge="first-weight")
     keys_by_group: Keys = {}
@@ -154,12 +130,8 @@ def largest_weights(weights: Stacked, symmetry: Symmetry) -> Keys:
     """The largest of each channel's incoming weights as they are, neither scaled nor without their sign.
 
     After arXiv 2310.08287, section 5.2. A channel that several tensors write to, as those of residual paths are, goes
-    by the largest weight in all of them; gains and biases count where no tensor has other weights.
-
-    Parameters
-    ----------
-    weights
-        raw tensors by name, (K, *shape).
+    by the largest weight in all of them; gains and biases count where no tensor has other weights. ``weights`` maps
+    names to raw tensors, (K, *shape).
     """
     keys_by_group: Keys = {}
     for group in symmetry.groups:

@@ -10,7 +10,7 @@ from ckptzoo.measure.ranks import kendall, noise_tau, normal_tau, normal_tau_sd
 from ckptzoo.symmetry.transpositions import random_transpositions, transpositions
 
 ENOUGH = 8
-"""Fewer members have no reading: their spread says too little."""
+"""The minimum number of members for a reading: the spread of fewer says too little."""
 SIGMAS = 3
 """A tau within this number of standard errors of what is expected counts as equal to it."""
 MORE, AS, LESS, UNKNOWN = "more", "as", "less", "unknown"
@@ -25,12 +25,8 @@ class Movement:
 
     Parameters
     ----------
-    label
-        what is ordered.
     n
         how many things an order holds; a member's figures are means over its ``orders``.
-    first, second
-        the steps.
     members
         how many have both steps.
     tau, tau_se
@@ -40,13 +36,13 @@ class Movement:
     changed
         the share of the orders that are not the same at both steps.
     distance
-        d, how far the keys moved: the standard deviation of their change over theirs at the first step, within orders,
-        pooled over members; NaN where all keys are equal.
+        d, how far the keys moved: the standard deviation of their change over theirs at the first step, within
+        orders, pooled over members; NaN where all keys are equal.
     correlation
         of the keys at the two steps, pooled in the same way.
     noise_error, normal_error
-        standard errors of ``tau - noise`` and of ``tau - normal``: by the jackknife over members, or where that is
-        larger the error that normal keys would have. None for a single member.
+        standard errors of ``tau - noise`` and of ``tau - normal``: by the jackknife over members, or where that
+        is larger the error that normal keys would have. None for a single member.
     """
 
     label: str
@@ -67,12 +63,12 @@ class Movement:
 
     @property
     def noise(self) -> float:
-        """The tau to expect had every key moved so far by independent normal noise."""
+        """The tau expected had every key moved as far by independent normal noise."""
         return float(noise_tau(self.distance))
 
     @property
     def normal(self) -> float:
-        """The tau to expect of normal keys with the measured correlation."""
+        """The tau expected of normal keys with the measured correlation."""
         return float(normal_tau(self.correlation))
 
     @property
@@ -82,7 +78,7 @@ class Movement:
 
     @property
     def than_normal(self) -> str:
-        """The same, compared with normal keys of that correlation."""
+        """How much of the order is kept, compared with normal keys of that correlation."""
         return self._compared(self.normal, self.normal_error)
 
     def _compared(self, expected: float, error: float | None) -> str:
@@ -104,14 +100,9 @@ class Movement:
 class MemberMovements:
     """One order of some members at two steps, one figure a member: (M,) each.
 
-    Parameters
-    ----------
-    changed
-        the share of the member's orders that are not the same at both steps.
-    before, after, change
-        sums of squares of the keys and of their change, within orders.
-    product
-        sums of products of the keys before and after, within orders.
+    ``changed`` is the share of the member's orders that are not the same at both steps; ``before``, ``after`` and
+    ``change`` are sums of squares of the keys and of their change, within orders; ``product`` has sums of products of
+    the keys before and after, within orders.
     """
 
     tau: Values
@@ -126,7 +117,7 @@ class MemberMovements:
     def of(
         cls, ranks: tuple[NDArray[np.int64], NDArray[np.int64]], keys: tuple[NDArray[np.float64], NDArray[np.float64]]
     ) -> "MemberMovements":
-        """From ranks and keys at the two steps, (M, v, n) each."""
+        """Make it from ranks and keys at the two steps, (M, v, n) each."""
         first, second = ranks
         # the second ranks in the first order: a permutation that is the identity where nothing moved
         relative = np.take_along_axis(second, np.argsort(first, axis=2), 2)
@@ -144,11 +135,11 @@ class MemberMovements:
 
     @classmethod
     def join(cls, parts: "list[MemberMovements]") -> "MemberMovements":
-        """The members of several, one after the other."""
+        """Concatenate the members of several."""
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__dataclass_fields__))
 
     def movement(self, label: str, n: int, orders: int, pair: tuple[int, int]) -> Movement:
-        """What the members have in common; one member or more."""
+        """Average over the members, of which there is at least one."""
         members = len(self.tau)
         sums = np.array([self.before, self.after, self.change, self.product])
         total = sums.sum(axis=1, keepdims=True)

@@ -25,19 +25,15 @@ MAX_PANELS = 24
 MAX_POINTS = 20_000
 """The most points of the scatter; more checkpoints than this are sampled."""
 MIN_STEPS = 3
-"""Fewer measured steps of a member are no trajectory."""
+"""The minimum number of measured steps of a member that make a trajectory."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pair:
     """The first and the last incoming weight of the first output neuron, in one or two variants.
 
-    Parameters
-    ----------
-    names
-        what they are called, such as ``fc.weight[0, 0]``.
-    points
-        variant to (n, 2), the same checkpoints in each; at most ``MAX_POINTS``, drawn with the seed.
+    ``names`` are the names of the two weights, such as ``fc.weight[0, 0]``; ``points`` maps variants to (n, 2), the
+    same checkpoints in each; at most ``MAX_POINTS``, drawn with the seed.
     """
 
     names: tuple[str, str]
@@ -60,12 +56,8 @@ class Pair:
 class Trajectories:
     """Test accuracies along the training.
 
-    Parameters
-    ----------
-    steps
-        (S,) int64, rising.
-    accuracies
-        (M, S), NaN where a member has no such checkpoint or nothing was measured.
+    ``steps`` are (S,) int64, rising; ``accuracies`` are (M, S), NaN where a member has no such checkpoint or nothing
+    was measured.
     """
 
     steps: NDArray[np.int64]
@@ -83,15 +75,13 @@ class Trajectories:
 
 @dataclass(frozen=True, eq=False)
 class Overview(StudyResult):
-    """What a zoo looks like.
+    """The accuracies, weight distributions and trajectories of a zoo.
 
     Drawn as ``accuracy.png``, ``marginals.png``, ``scatter.png`` and ``trajectories.png``, without those for which the
     zoo has nothing to show.
 
     Parameters
     ----------
-    inventory
-        what it holds.
     variants
         those that are shown: ``raw``, and the derived one where there is one.
     shown
@@ -229,17 +219,8 @@ def overview(zoo: Zoo, variant: str | None = None, *, seed: Seed = 0, progress: 
 def pair_of(zoo: Zoo, variants: Sequence[str], *, seed: int) -> Pair | None:
     """The pair of the last matrix of a zoo, or else of its last weight tensor.
 
-    Parameters
-    ----------
-    variants
-        the gauges that are compared.
-    seed
-        draws the checkpoints where there are more than ``MAX_POINTS``.
-
-    Returns
-    -------
-    Pair | None
-        None where no output neuron has two incoming weights.
+    ``variants`` are the gauges that are compared; ``seed`` determines the drawn checkpoints where there are more than
+    ``MAX_POINTS``. Returns None where no output neuron has two incoming weights.
     """
     tensors = [zoo.arch[name] for name in weight_names(zoo.arch) if len(zoo.arch[name].shape) > 1]
     # the last matrix is that of the output layer; networks of convolutions alone have none
@@ -270,7 +251,7 @@ def _ends(weights: NDArray[np.generic]) -> NDArray[np.float64]:
 
 
 def trajectories_of(metadata: pa.Table) -> Trajectories | None:
-    """Those of a zoo's rows; None where fewer than ``MIN_STEPS`` steps were measured of any member."""
+    """The trajectories of a zoo's rows; None where fewer than ``MIN_STEPS`` steps were measured of any member."""
     accuracy = metadata["test_accuracy"].fill_null(float("nan")).to_numpy().astype(np.float64)
     step = metadata["step"].fill_null(-1).to_numpy()
     known = np.isfinite(accuracy) & (step >= 0)

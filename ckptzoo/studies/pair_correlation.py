@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from ckptzoo.errors import Problem, ZooError
 
 LEVEL = 0.95
-"""The level of the interval."""
+"""The level of the confidence interval."""
 _ROUNDING = 1e-18
-"""Variances of standardised figures below this are none."""
+"""Variances of standardised figures below this count as 0."""
 
 Values = NDArray[np.float64]
 
@@ -21,14 +21,8 @@ Values = NDArray[np.float64]
 class PairCorrelation:
     """The correlation of two figures of the pairs of some members.
 
-    Parameters
-    ----------
-    value
-        -1 .. 1.
-    low, high
-        an interval of level ``LEVEL``; None without resamples, or where the figures of none of them varied.
-    p_value
-        of no relation, two-sided; None without permutations.
+    ``low`` and ``high`` are an interval of level ``LEVEL``; None without resamples, or where the figures of none of
+    them varied; ``p_value`` is the two-sided one of no relation, None without permutations.
     """
 
     value: float
@@ -53,9 +47,9 @@ def correlate_pairs(
     r"""Pearson's and Spearman's correlation of two figures over the pairs of M members.
 
     The pairs i < j are not independent, as each member is in M - 1 of them. So what chance would do is found by a
-    Mantel test ("The detection of disease clustering and a generalized regression approach", 1967): the members of
-    one side are exchanged at random, :math:`y_{ij} \to y_{\pi(i) \pi(j)}`, which keeps what the pairs of one member
-    have in common, and
+    Mantel test ("The detection of disease clustering and a generalized regression approach", 1967): the members of one
+    side are exchanged at random, :math:`y_{ij} \to y_{\pi(i) \pi(j)}`, which keeps what the pairs of one member have in
+    common, and
 
     .. math:: p = \frac{1 + |\{ b : |r_b| \ge |r| \}|}{1 + B}.
 
@@ -63,34 +57,14 @@ def correlate_pairs(
     Borgatti, "Non-parametric standard errors and tests for network statistics", 1999): a pair counts as often as both
     of its members were drawn together; a member and its copy are no pair. Every resample has ranks of its own.
 
-    Parameters
-    ----------
-    first, second
-        (M, M) symmetric; the diagonal does not count.
-    permutations
-        B of the test, 0 or more.
-    resamples
-        of the bootstrap, 0 or more.
-    seed
-        of both.
-    done
-        called after each permutation and each resample.
+    Returns ``pearson`` and ``spearman``, the correlation of ranks, of which equal ones are the mean; empty where a
+    figure is the same for all pairs, or there are fewer than three members. Raises ``ZooError`` if the shapes do not
+    fit, or there are NaNs. Time M^2 for each permutation and resample (10 ms each for 1,000 members), memory some
+    copies of M^2 numbers. Tested in ``tests/studies/test_pair_correlation.py``.
 
-    Returns
-    -------
-    dict[str, PairCorrelation]
-        ``pearson`` and ``spearman``, the correlation of ranks, of which equal ones are the mean; empty where a figure
-        is the same for all pairs, or there are fewer than three members.
-
-    Raises
-    ------
-    ZooError
-        The shapes do not fit, or there are NaNs.
-
-    Notes
-    -----
-    Time M^2 for each permutation and resample (10 ms each for 1,000 members), memory some copies of M^2 numbers. Tested
-    in ``tests/studies/test_pair_correlation.py``.
+    ``first`` and ``second`` are (M, M) and symmetric, and their diagonals are ignored; ``permutations`` is B, and
+    ``resamples`` is the number for the bootstrap, each 0 or more; ``done`` is called after each permutation and each
+    resample.
     """
     if first.ndim != 2 or first.shape != second.shape or first.shape[0] != first.shape[1]:
         expected, got = "two of (M, M)", f"{first.shape} and {second.shape}"
@@ -132,10 +106,7 @@ def correlate_pairs(
 class _PairSide:
     """One figure of P pairs, of which two differ, and its ranks where pairs have weights.
 
-    Attributes
-    ----------
-    standard
-        (P,) the figures with mean 0 and standard deviation 1.
+    ``standard`` holds the (P,) figures with mean 0 and standard deviation 1.
     """
 
     def __init__(self, figures: Values) -> None:

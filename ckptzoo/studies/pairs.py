@@ -23,13 +23,13 @@ from ckptzoo.symmetry import gauge_named
 from ckptzoo.text import Progress, counted, counter, printable
 
 MAX_MEMBERS = 4096
-"""More members than this are thinned out evenly: the distances of all pairs take 8 bytes each."""
+"""The maximum number of members; more are thinned out evenly, as the distances of all pairs take 8 bytes each."""
 BINS = 120
-"""Bins of the histograms of distances."""
+"""The number of bins of the histograms of distances."""
 POINTS = 11
-"""Points of a line, with its ends."""
+"""The number of points of a line, with its ends."""
 SHOWN = 10
-"""Nearest pairs that are printed."""
+"""The number of nearest pairs that are printed."""
 
 Values = NDArray[np.float64]
 
@@ -40,8 +40,6 @@ class PairStudy(StudyResult):
 
     Parameters
     ----------
-    name, gauge
-        of the zoo, and in which the distances are; None as trained.
     members, usable
         of the study, and those to choose from.
     edges
@@ -56,14 +54,10 @@ class PairStudy(StudyResult):
         (members,) the distance of each to its nearest one.
     components
         sizes of the connected parts that the nearest pairs make, the largest first.
-    set
-        what barriers are on; None where they were not asked for.
     barriers
         ``nearest`` and ``random`` pairs to their barriers, in nats; no random ones where the nearest are all.
     barrier_distances
         and to their distances.
-    seed
-        of the random pairs.
     """
 
     file: ClassVar[str] = "pairs.json"

@@ -28,7 +28,7 @@ _ALL = 0.9995
 """Shares above this round to 100.0 %."""
 
 Key = Literal["gauge", "largest-weight"]
-"""What neurons are ordered by: what a variant's gauge goes by, or their largest incoming weight as trained."""
+"""The keys by which neurons are ordered: those of a variant's gauge, or the largest incoming weight as trained."""
 Pair = tuple[int, int]
 """Two steps, the earlier one first."""
 
@@ -37,13 +37,8 @@ Pair = tuple[int, int]
 class KeptSteps:
     """The kept steps of the members of a zoo.
 
-    Parameters
-    ----------
-    steps
-        all of them, ascending.
-    rows
-        (M, S) the checkpoint of each member at each step, as its row in the zoo; -1 where there is none. Members are
-        those with two steps or more, in the order of the zoo.
+    ``steps`` ascend; ``rows`` are (M, S) row numbers in the zoo of each member's checkpoint at each step; -1 where
+    there is none. Members are those with two steps or more, in the order of the zoo.
     """
 
     steps: tuple[int, ...]
@@ -63,10 +58,7 @@ def compared(steps: Sequence[int]) -> dict[str, list[Pair]]:
 def kept_steps(zoo: Zoo) -> KeptSteps:
     """The kept steps of a zoo, all of whose checkpoints have a step.
 
-    Raises
-    ------
-    ZooError
-        No member has two, or one has two checkpoints of one step.
+    Raises ``ZooError`` if no member has two, or one has two checkpoints of one step.
     """
     names = zoo.metadata["member"].combine_chunks().dictionary_encode()
     members, step_of_row = names.indices.to_numpy(), zoo.metadata["step"].to_numpy()
@@ -93,20 +85,10 @@ def kept_steps(zoo: Zoo) -> KeptSteps:
 class Permutations(StudyResult):
     """How the orders of a zoo's members move between their kept steps; drawn as ``permutations.png``.
 
-    Parameters
-    ----------
-    variant
-        whose gauge orders neurons; ``raw`` where ``key`` is ``largest-weight``.
-    members
-        those with two kept steps or more.
-    left_out
-        checkpoints that diverged, are not in the gauge or have no step.
-    steps
-        the kept steps, ascending.
-    explained
-        fraction of the orders that are those of the keys; what noise would do is worked out from the keys.
-    movements
-        every order between each step and the one before it, the first and the last, where members have both.
+    The gauge of ``variant`` orders neurons, ``raw`` where ``key`` is ``largest-weight``; ``members`` counts those with
+    two kept steps or more, ``left_out`` checkpoints that diverged, are not in the gauge or have no step; ``explained``
+    is the fraction of the orders that are those of the keys, from which the effect of noise is computed; ``movements``
+    has every order between each step and the one before it, the first and the last, where members have both.
     """
 
     file: ClassVar[str] = "permutations.json"
@@ -123,7 +105,7 @@ class Permutations(StudyResult):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What is ordered, from input to output."""
+        """The names of the orders, from input to output."""
         return tuple(dict.fromkeys(item.label for item in self.movements))
 
     def of(self, label: str) -> dict[str, list[Movement]]:
@@ -189,7 +171,7 @@ class Permutations(StudyResult):
         return [f"{printable(label)}, n = {n:,}: {random}", table]
 
     def _words(self) -> list[str]:
-        """What the columns are and what they say."""
+        """Say what the columns are and what they show."""
         lines = [
             "tau: Kendall's, between the ranks at two steps, mean over members ± standard error.",
             "d: how far the keys moved, in standard deviations of the keys.",
@@ -319,10 +301,7 @@ def _with_error(value: float, error: float | None) -> str:
 class _OrderReader:
     """Ranks and keys of a zoo's checkpoints, some members at a time.
 
-    Parameters
-    ----------
-    variant
-        whose order and keys count; None for the order of the largest weights.
+    ``variant`` is the variant whose order and keys count; None for the order of the largest weights.
     """
 
     def __init__(self, zoo: Zoo, variant: str | None, symmetry: Symmetry, ordered: tuple[NeuronOrder, ...]) -> None:

@@ -45,9 +45,9 @@ PERFORMANCE = {
     "idmi": "IDMI",
     "oodmi": "OODMI",
 }
-"""What predictions give; all in hundredths, so percent and hundredths of a nat."""
+"""Figures of predictions; all in hundredths, so percent and hundredths of a nat."""
 OUT_OF_DISTRIBUTION = ("aupr", "fpr95", "oodmi")
-"""Those that need an out-of-distribution set."""
+"""Figures that need an out-of-distribution set."""
 DETECTION = {
     "aupr": "AUPR",
     "fpr95": "FPR95",
@@ -55,9 +55,9 @@ DETECTION = {
     "information_fpr95": "FPR95 (MI)",
     "oodmi": "OODMI",
 }
-"""What an out-of-distribution set gives; the score is the doubt, or mutual information."""
+"""Figures of an out-of-distribution set; the score is the doubt, or mutual information."""
 MAX_LAYERS = 8
-"""Layers of which the distances of every method are printed, evenly spaced; all are in the JSON file."""
+"""The number of layers whose distances are printed, evenly spaced; all are in the JSON file."""
 _CSV_COLUMNS = (
     *("method", "modes", "mode_count", "draws", "figure", "mean", "sd", "replicates"),
     *("published", "read_as", "difference", "doubt"),
@@ -71,15 +71,9 @@ Figures = dict[str, Spread]
 class LayerMeans:
     """The distance between draws and target in one layer; means over replicates.
 
-    Parameters
-    ----------
-    median
-        of the twenty kernels, in hundredths.
-    kernels
-        (20,) of each, in hundredths, 10 of Laplace kernels and 10 of Gaussian ones.
-    spread, offset
-        of the draws, in units of the target's spread: see ``ckptzoo.studies.discrepancy``. None where the target's
-        members are all equal.
+    The distances are in hundredths, ``median`` over the twenty kernels: 10 Laplace kernels and then 10 Gaussian ones.
+    ``spread`` and ``offset`` of the draws are in units of the target's spread (``ckptzoo.studies.discrepancy``), None
+    where the target's members are all equal.
     """
 
     median: float
@@ -92,23 +86,11 @@ class LayerMeans:
 class MethodResult:
     """A method, around one mode or around several.
 
-    Parameters
-    ----------
-    method
-        its name; ``label`` has the settings that tell it from others of this name too.
-    modes
-        ``one`` or ``multi``.
-    mode_count, draws
-        modes of a replicate, and checkpoints in all of them together.
-    figures
-        those of ``REMOVALS`` with ``_median``, ``_mean`` and ``_max``, and of ``PERFORMANCE``: over replicates, in
-        hundredths.
-    layers
-        family of ``REMOVALS`` to layer to its distance.
-    detection
-        out-of-distribution set to the figures of ``DETECTION``.
-    published
-        the paper's figures.
+    ``label`` has the name and the settings that distinguish it from others of this name; ``modes`` is ``one`` or
+    ``multi``; a replicate has ``mode_count`` modes and ``draws`` checkpoints in all of them together; ``figures`` are
+    those of ``REMOVALS`` with ``_median``, ``_mean`` and ``_max``, and of ``PERFORMANCE``: over replicates, in
+    hundredths; ``detection`` maps out-of-distribution sets to the figures of ``DETECTION``; ``published`` has the
+    paper's figures.
     """
 
     method: str
@@ -123,7 +105,7 @@ class MethodResult:
 
     @property
     def replicates(self) -> int:
-        """How many were measured."""
+        """The number of measured replicates."""
         return max((spread.count for spread in self.figures.values()), default=0)
 
     def difference(self, figure: str) -> float | None:
@@ -171,27 +153,11 @@ class MethodResult:
 class Posteriors(StudyResult):
     """How near methods come to a target posterior, and how well they predict; drawn as ``posteriors.png``.
 
-    Written beside it: ``posteriors.csv`` and ``posteriors.tex``, the tables for other programs.
-
-    Parameters
-    ----------
-    target, samples
-        names of the zoos.
-    members
-        of the target, after members were left out: ``starts`` from which modes were started, and ``ensembles`` that
-        serve as ensembles.
-    set, ood
-        the predictions that are scored, and the sets to be distinguished from it, the first in the main table.
-    entries
-        one mode and several of each method.
-    architecture
-        the target's.
-    published_of
-        the architecture of the published figures; another width than the target's is said beside them.
-    diverged
-        draws that diverged, by method; they count as they are.
-    seed
-        of the ensembles.
+    Written beside it: ``posteriors.csv`` and ``posteriors.tex``, the tables for other programs. ``members`` counts the
+    target's, without ``starts`` from which modes were started, and ``ensembles`` that serve as ensembles; ``set`` is
+    scored, and ``ood`` are the sets to be distinguished from it, the first in the main table; ``entries`` has one mode
+    and several of each method; ``published_of`` is the architecture of the published figures, which are shown with its
+    width where the target has another; ``diverged`` counts diverged draws by method, which are scored as they are.
     """
 
     file: ClassVar[str] = "posteriors.json"
@@ -229,7 +195,7 @@ class Posteriors(StudyResult):
         }
 
     def plot(self, folder: str | Path) -> list[Path]:
-        """As of every study, and the tables as CSV and LaTeX."""
+        """Plot as every study does, and write the tables as CSV and LaTeX."""
         paths, target = super().plot(folder), Path(folder)
         for name, text in (("posteriors.csv", self.to_csv()), ("posteriors.tex", self.to_latex())):
             durable.write_file(target / name, text.encode())
@@ -237,7 +203,7 @@ class Posteriors(StudyResult):
         return paths
 
     def to_csv(self) -> str:
-        """A row a method, modes and figure."""
+        """Return the table as CSV, a row for each method, modes and figure."""
         text = io.StringIO()
         writer = csv.DictWriter(text, _CSV_COLUMNS, lineterminator="\n")
         writer.writeheader()
@@ -253,7 +219,7 @@ class Posteriors(StudyResult):
         return text.getvalue()
 
     def to_latex(self) -> str:
-        """The main table, for booktabs; the published figures in a smaller line below."""
+        """Return the main table in LaTeX for booktabs, with the published figures in a smaller line below."""
         names = ["mmd_median", "ns_median", "canonical_median", *PERFORMANCE]
         heads = ["MMD", "NS", "NS (canonical)", *PERFORMANCE.values()]
         rows = [" & ".join(["method", "modes", *heads]) + r" \\", r"\midrule"]
@@ -557,7 +523,7 @@ def _settings(row: dict[str, Any]) -> dict[str, float]:
 
 
 def _ensembles(free: NDArray[np.int64], size: int, replicates: int, seed: int, target: Zoo) -> list[NDArray[np.int64]]:
-    """Disjoint members for ensembles, at most half of what there is."""
+    """Disjoint members for ensembles, at most half of those available."""
     count = min(replicates, len(free) // (2 * size))
     if not count:
         expected, step = f"{2 * size:,} or more from which no mode was started", "Ask for smaller ensembles."
@@ -567,7 +533,7 @@ def _ensembles(free: NDArray[np.int64], size: int, replicates: int, seed: int, t
 
 
 def _distances(target: Zoo, zoo: Zoo, step: Any) -> tuple[dict[str, float], dict[str, Discrepancy]]:
-    """In every variant: the three statistics, in hundredths, and all that was found."""
+    """The three statistics of every variant, in hundredths, and the full results."""
     found: dict[str, float] = {}
     whole: dict[str, Discrepancy] = {}
     for family, variant in REMOVALS.items():
@@ -580,7 +546,7 @@ def _distances(target: Zoo, zoo: Zoo, step: Any) -> tuple[dict[str, float], dict
 
 
 def _layer_distances(replicates: Sequence[Mapping[str, Discrepancy]]) -> dict[str, dict[str, LayerMeans]]:
-    """Means over replicates."""
+    """Mean distances of layers over replicates."""
     return {
         family: {
             same[0].name: LayerMeans(

@@ -34,9 +34,9 @@ MAX_FLAT_BYTES = 2 * 2**30
 """Larger matrices of weights, float64, are left out; statistics are of any size."""
 _QUANTILES = (0, 0.25, 0.5, 0.75, 1)
 _PENALTIES = np.logspace(-2, 5, 15)
-"""Penalties of ridge regression on standardised features; the best is found by leaving out one training example."""
+"""Penalties of ridge regression on standardised features; the best is found by leave-one-out."""
 _LEAST = 20
-"""Checkpoints below which a split says nothing."""
+"""The number of checkpoints below which a split says nothing."""
 
 Values = NDArray[np.float64]
 
@@ -45,18 +45,9 @@ Values = NDArray[np.float64]
 class Score:
     """How well one regressor predicts on the test sides of the splits.
 
-    Parameters
-    ----------
-    variant
-        what the weights are in, ``raw`` or a gauge.
-    features
-        ``STATISTICS``, ``FLAT``, ``SQUARES`` or ``COPIES``.
-    regressor
-        ``RIDGE`` or ``TREES``.
-    split
-        ``BY_MEMBER``, or ``BY_CHECKPOINT``, which puts steps of one member on both sides.
-    r2, tau
-        over the splits: the coefficient of determination, and Kendall's tau-b.
+    The features are ``STATISTICS``, ``FLAT``, ``SQUARES`` or ``COPIES``, the regressor is ``RIDGE`` or ``TREES``, and
+    the split is ``BY_MEMBER``, or ``BY_CHECKPOINT``, which puts steps of one member on both sides. ``r2`` is the
+    coefficient of determination and ``tau`` Kendall's tau-b, both over the splits.
     """
 
     variant: str
@@ -79,20 +70,10 @@ class Score:
 
 @dataclass(frozen=True, eq=False)
 class PredictAccuracy(StudyResult):
-    """What weights tell of a column; drawn as ``predict-accuracy.png``.
+    """The prediction of a column from weights; drawn as ``predict-accuracy.png``.
 
-    Parameters
-    ----------
-    name, target
-        of the zoo, and of the column.
-    checkpoints, members, splits
-        how many.
-    left_out
-        checkpoints without the target, not finite, or diverged.
-    scores
-        every regressor on every kind of split.
-    without_flat
-        whether the weights themselves are too many to be features.
+    ``left_out`` counts checkpoints without the target, not finite, or diverged; ``without_flat`` says whether the
+    weights themselves are too many to be features.
     """
 
     file: ClassVar[str] = "predict-accuracy.json"

@@ -11,9 +11,9 @@ from ckptzoo.measure.components import ByColumns, ByRows, Components
 from ckptzoo.studies.shared.selection import BATCH_BYTES, blocks
 
 MAX_SIDE = 1024
-"""The largest side of a Gram matrix: of a layer with more parameters at most this number of members is studied."""
+"""The largest side of a Gram matrix: at most this number of members is studied for a layer with more parameters."""
 SHARES = (0.5, 0.9, 0.99)
-"""Shares of the variance: how many components hold them is reported."""
+"""Shares of the variance for which the number of components is reported."""
 LEADING = 100
 """Variances that are listed in the JSON."""
 _BLOCK_BYTES = 2**27
@@ -24,17 +24,9 @@ _BLOCK_BYTES = 2**27
 class LayerComponents:
     """The principal components of the weights of one layer.
 
-    Parameters
-    ----------
-    tensors
-        those that the layer's weights are taken from, one behind the other.
-    parameters
-        in all of them.
-    members
-        how many were taken; all of them, or ``MAX_SIDE``, drawn with the seed, where both they and the parameters are
-        more.
-    components
-        by variant; none where there are fewer than two members.
+    ``tensors`` are concatenated in this order. ``members`` counts the members taken, all or ``MAX_SIDE`` drawn with the
+    seed where both they and the parameters are more; ``components`` maps variants to components, empty where there are
+    fewer than two members.
     """
 
     layer: str
@@ -72,18 +64,8 @@ def layer_components(
 ) -> LayerComponents:
     """The principal components of one layer.
 
-    Parameters
-    ----------
-    tensors
-        of the layer, in any dtype of floats.
-    seed
-        draws the members where there are too many.
-    read
-        called with the bytes that were read.
-
-    Notes
-    -----
-    Memory min(K, d)^2 for K members and d parameters, and a few copies of 16 MB of rows or 128 MB of columns.
+    Memory min(K, d)^2 for K members and d parameters, and a few copies of 16 MB of rows or 128 MB of columns. ``seed``
+    determines which members are drawn where there are too many; ``read`` is called with the number of bytes read.
     """
     size = sum(zoo.arch[name].size for name in tensors)
     count = _member_count(len(zoo), size)

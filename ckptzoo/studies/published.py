@@ -15,14 +15,8 @@ _PAPER = "arxiv-2310.08287"
 class PublishedFigure:
     """A figure of a table.
 
-    Parameters
-    ----------
-    printed
-        as printed.
-    read_as
-        what it is compared as: the same, another number where the doubt says which, or None where none is known.
-    doubt
-        why it cannot be as it is printed; empty where nothing is wrong with it.
+    ``read_as`` is the number to compare with: the printed one, another where ``doubt`` says which, or None where none
+    is known; ``doubt`` says why the printed one cannot be right, and is empty where it can.
     """
 
     printed: float
@@ -46,12 +40,9 @@ def published_architecture(architecture: str) -> str:
 def posterior_figures(dataset: str, architecture: str) -> dict[tuple[str, str], dict[str, PublishedFigure]]:
     """The figures of arXiv 2310.08287 for a data set and an architecture; none where the paper has no such.
 
-    Returns
-    -------
-    dict[tuple[str, str], dict[str, PublishedFigure]]
-        ``{(method, modes): {figure: PublishedFigure}}`` with modes ``one`` and ``multi``. Figures: ``mmd_median``,
-        ``mmd_mean``, ``mmd_max``, and ``ns_...`` with symmetries removed, in hundredths; ``acc``, ``ece``, ``brier``,
-        ``aupr``, ``fpr95`` in percent; ``idmi``, ``oodmi`` in hundredths of a nat.
+    The result is ``{(method, modes): {figure: PublishedFigure}}`` with modes ``one`` and ``multi``. Figures:
+    ``mmd_median``, ``mmd_mean``, ``mmd_max``, and ``ns_...`` with symmetries removed, in hundredths; ``acc``, ``ece``,
+    ``brier``, ``aupr``, ``fpr95`` in percent; ``idmi``, ``oodmi`` in hundredths of a nat.
 
     Examples
     --------

@@ -30,7 +30,7 @@ from ckptzoo.symmetry.transpositions import most_transpositions, transpositions_
 from ckptzoo.text import Progress, counted, counter
 
 POINTS = 11
-"""Points of a line, with its ends."""
+"""The number of points of a line, with its ends."""
 
 Values = NDArray[np.float64]
 
@@ -39,20 +39,10 @@ Values = NDArray[np.float64]
 class Steps(StudyResult):
     """Kept steps against the last one of each member; drawn as ``steps.png``.
 
-    Parameters
-    ----------
-    name, members, most
-        of the zoo, its members with two usable steps or more, and transpositions at most.
-    pairs
-        (P,) of a kept step and its member's last: the earlier step.
-    found
-        (P,) the transpositions of the permutation that brings the earlier network closest to the last.
-    distances
-        way to (P,), as trained and aligned.
-    set, inputs
-        what barriers were measured on; None and 0 without.
-    barriers
-        way to (P,), of the loss in nats; empty without inputs.
+    ``pairs`` has the (P,) earlier steps of pairs of a kept step and its member's last; ``found`` has the (P,)
+    transpositions of the permutation that brings the earlier network closest to the last; ``distances`` maps ways to
+    (P,), as trained and aligned. Barriers were measured on ``inputs`` inputs of ``set``, None and 0 without;
+    ``barriers`` maps ways to (P,), of the loss in nats, and is empty without inputs.
     """
 
     file: ClassVar[str] = "steps.json"
@@ -73,7 +63,7 @@ class Steps(StudyResult):
         return np.unique(self.pairs).tolist()
 
     def at(self, values: NDArray[Any], step: int) -> Spread | None:
-        """The spread over the members of what belongs to one step."""
+        """The spread over the members of the values that belong to one step."""
         return Spread.of(values[self.pairs == step])
 
     def to_json(self) -> dict[str, Any]:

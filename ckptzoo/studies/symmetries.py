@@ -22,14 +22,9 @@ from ckptzoo.text import Progress, counted, printable
 
 @dataclass(frozen=True)
 class GaugeCounts:
-    """How often something was found in the checkpoints that are in the gauge; None where it was not looked for.
+    """The occurrences of something in the checkpoints in the gauge; None where it was not looked for.
 
-    Parameters
-    ----------
-    checkpoints
-        how many have it.
-    total
-        how often in all of them.
+    ``checkpoints`` is the number of checkpoints that have it, ``total`` its occurrences in all of them.
     """
 
     checkpoints: int
@@ -38,15 +33,13 @@ class GaugeCounts:
 
 @dataclass(frozen=True, eq=False)
 class Symmetries(StudyResult):
-    """What the symmetries of a zoo's networks are, and what one gauge made of them.
+    """The symmetries of a zoo's networks, and the effect of one gauge on them.
 
     Drawn as ``margins.png``, ``scales.png`` and ``transpositions.png``, without those for which there is nothing to
     show.
 
     Parameters
     ----------
-    counts
-        permutations and degrees of freedom of the table.
     gauged
         checkpoints in the gauge; all figures below are theirs.
     left_out
@@ -266,7 +259,7 @@ def symmetries(zoo: Zoo, variant: str = "canonical", *, progress: Progress | Non
 
 
 def _count(rows: pa.Table, column: str) -> GaugeCounts | None:
-    """How many rows have something in a column of numbers or flags, and how much; None where it is not measured."""
+    """Count the rows with a nonzero number or flag in a column, and their sum; None where it is not measured."""
     if column not in rows.column_names or rows[column].null_count == len(rows):
         return None
     values = rows[column].drop_null().to_numpy().astype(np.int64)

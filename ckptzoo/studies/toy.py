@@ -27,7 +27,7 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 LOSS = 0.1
 """Nats. Networks that separate the classes are far below it; one that separates nothing stays near ln 2 = 0.69."""
 MAX_SHARES = 6
-"""How many of the highest shares are printed."""
+"""The number of highest shares that are printed."""
 TRAINED, SCALED, ORDERED = "as trained", "scales removed", "ordered as well"
 
 
@@ -35,14 +35,7 @@ TRAINED, SCALED, ORDERED = "as trained", "scales removed", "ordered as well"
 class ToyPanel:
     """The two last-layer weights of all networks, with some of the symmetries removed.
 
-    Parameters
-    ----------
-    name
-        which are removed.
-    points
-        (M, 2).
-    density
-        of the points, with its peaks.
+    ``name`` says which symmetries are removed; ``points`` are (M, 2).
     """
 
     name: str
@@ -76,26 +69,10 @@ class ToyPanel:
 class Toy(StudyResult):
     """Two last-layer weights of many small networks, as trained and with symmetries removed step by step.
 
-    Drawn as ``toy.png``.
-
-    Parameters
-    ----------
-    tensor
-        the last layer's weights.
-    norm
-        what the norms of the incoming weights are set to.
-    loss
-        networks whose training loss is above it are dropped.
-    members
-        networks that are shown.
-    dropped
-        their training loss is above ``loss``.
-    left_out
-        checkpoints that diverged or are not finite.
-    unmeasured
-        shown networks whose training loss is not known.
-    panels
-        as trained; incoming norms set to ``norm``; and the smaller weight first.
+    Drawn as ``toy.png``. ``norm`` is the value to which the norms of the incoming weights are set; ``dropped`` counts
+    the networks whose training loss is above ``loss``, ``left_out`` checkpoints that diverged or are not finite, and
+    ``unmeasured`` the shown networks whose training loss is not known. The panels are: as trained, with incoming norms
+    set to ``norm``, and with the smaller weight first.
     """
 
     file: ClassVar[str] = "toy.json"

@@ -34,7 +34,7 @@ from ckptzoo.symmetry.transpositions import most_transpositions, transpositions_
 from ckptzoo.text import Progress, counted, counter
 
 UNDONE = "planted undone"
-"""The way in which the planted permutation is taken back, as if nothing had changed in training."""
+"""The way in which the planted permutation is undone, as if nothing had changed in training."""
 WAYS = (RAW, ALIGNED, UNDONE)
 _BUILD = "python -m builders planted RECIPE --transpositions 0,1,2,4 --runs 5 --to ZOO"
 
@@ -47,14 +47,8 @@ Weights = dict[str, NDArray[Any]]
 class PlantedPair:
     """A reference and a member that started at its initial weights, permuted.
 
-    Parameters
-    ----------
-    run, transpositions
-        as ``extra.planted`` has them.
-    element
-        g, one group element.
-    rows
-        step to the rows of both in the zoo, of the steps that both have.
+    ``run`` and ``transpositions`` are as in ``extra.planted``; ``element`` is one group element; ``rows`` maps each
+    step that both have to the rows of both in the zoo.
     """
 
     run: int
@@ -70,12 +64,10 @@ class PlantedPair:
 
 @dataclass(frozen=True, eq=False)
 class Transpositions(StudyResult):
-    """What became of planted permutations, over P pairs; drawn as ``transpositions.png``.
+    """The fate of planted permutations, over P pairs; drawn as ``transpositions.png``.
 
     Parameters
     ----------
-    name, architecture, most
-        of the zoo, and transpositions of its networks at most.
     left_out
         planted members without a pair: not finite, diverged, or without their reference.
     runs, planted
@@ -89,8 +81,8 @@ class Transpositions(StudyResult):
     steps
         kept steps, ascending, and for each (S, P) as ``found`` and ``apart``; -1 where a pair has no such step.
     points
-        (T,) from 0, the reference, to 1, the member; and (P, T) the number of transpositions between the reference and
-        the network there.
+        (T,) from 0, the reference, to 1, the member; and (P, T) the number of transpositions between the
+        reference and the network there.
     set, inputs
         what barriers were measured on; None and 0 without.
     barriers
@@ -207,7 +199,7 @@ class Transpositions(StudyResult):
         return table
 
     def _conclusions(self) -> Iterator[str]:
-        """What the columns are, and what they say."""
+        """Say what the columns are, and what they show."""
         yield (
             "found: the permutation that brings the member closest to the reference, as transpositions. apart: between "
             "it and what was planted."
@@ -347,12 +339,8 @@ def transpositions(
 def planted_pairs(zoo: Zoo, table: Symmetry) -> tuple[list[PlantedPair], int]:
     """The pairs of a zoo whose networks are usable, by number and run, and how many planted members have none.
 
-    Raises
-    ------
-    ZooError
-        There is none, or what a row tells of what was planted is incomplete.
-    SymmetryError
-        A permutation is none of the table.
+    Raises ``ZooError`` if there are none, or a row's record of them is incomplete, and ``SymmetryError`` if a
+    permutation is not one of the table.
     """
     usable = usable_rows(zoo.metadata)
     rows_of: dict[str, dict[int, int]] = {}
@@ -385,7 +373,7 @@ def planted_pairs(zoo: Zoo, table: Symmetry) -> tuple[list[PlantedPair], int]:
 
 
 def _planted_element(perms: Mapping[str, list[int]], table: Symmetry) -> GroupElement:
-    """The element of permutations of some groups; those that are like one of these follow it."""
+    """The element that permutes some groups; groups that are like one of these follow it."""
     identity = GroupElement.identity(table, 1)
     moved = dict(identity.perms)
     for group in table.groups:
@@ -405,7 +393,7 @@ def _stacked(elements: list[GroupElement]) -> GroupElement:
 
 
 def _between(first: Weights, second: Weights, tau: float) -> Weights:
-    """The networks at tau of the lines; counters are those of the first."""
+    """The networks at tau of the lines, with the counters of the first."""
     return {
         name: array if array.dtype.kind in "iub" else ((1 - tau) * array + tau * second[name]).astype(array.dtype)
         for name, array in first.items()

@@ -21,7 +21,7 @@ from ckptzoo.symmetry.moves import Move
 from ckptzoo.symmetry.tables import Arch, table_of
 
 MIX = 2**23
-"""Elements whose channels are mixed at a time, or one checkpoint's tensor: 64 MiB of float64."""
+"""Elements whose channels are mixed at a time, at least one checkpoint's tensor: 64 MiB of float64."""
 
 
 @checked
@@ -132,13 +132,10 @@ def _mix(move: Move, element: GroupElement, mixed: list[MixedChannels], array: A
 def transform(
     array: np.ndarray, actions: Sequence[AxisAction], element: GroupElement, symmetry: Symmetry
 ) -> np.ndarray:
-    """One stacked tensor under its actions (by axis), in numpy and the caller's thread.
+    """Return one stacked tensor under its actions (by axis), computed in numpy in the caller's thread.
 
-    Returns
-    -------
-    np.ndarray
-        float64, not rounded, where the element has scales for the tensor's channels, else the input's dtype; the array
-        itself where the element leaves it alone.
+    The result is float64, not rounded, where the element has scales for the tensor's channels, else of the input's
+    dtype. It is the array itself where the element leaves it alone.
     """
     move = Move.of(array.shape[1:], actions, symmetry)
     scaling = is_float(array) and any(name in element.scales for axis in move.axes for name in axis.scaling)
@@ -151,7 +148,7 @@ def transform(
 
 
 def _acting(element: GroupElement) -> GroupElement:
-    """Without the groups that all K elements leave alone."""
+    """Return the element without the groups that all K elements leave alone."""
     return GroupElement(
         **{
             part: {name: value for name, value in values.items() if not arithmetic(part, value).is_identity(value)}
@@ -161,7 +158,7 @@ def _acting(element: GroupElement) -> GroupElement:
 
 
 def _on(move: Move, element: GroupElement, array: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The permutations and scales that a tensor meets; integers are never scaled."""
+    """Return the permutations and scales that act on a tensor; integers are never scaled."""
     groups = move.groups
     perms = {name: perm for name, perm in element.perms.items() if name in groups}
     scales = {name: scale for name, scale in element.scales.items() if name in groups} if is_float(array) else {}
@@ -169,7 +166,7 @@ def _on(move: Move, element: GroupElement, array: Any) -> tuple[dict[str, Any], 
 
 
 def _target(name: str, array: Any, given: Any | None) -> Any:
-    """Where a tensor's result goes: the array that was given, once it is seen to fit, or a new one."""
+    """Return where a tensor's result goes: the array that was given, once it is checked, or a new one."""
     facts = Facts.of(array).stored()
     if given is None:
         return facts.empty()

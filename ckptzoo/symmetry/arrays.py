@@ -24,7 +24,7 @@ def is_array(value: Any) -> bool:
 
 
 def as_array(value: Any) -> Any:
-    """The value itself, without gradients, where it is an array of some framework, else what numpy makes of it."""
+    """Return the value itself, without gradients, where it is an array of some framework, else as a numpy array."""
     if _is_torch(value):
         return value.detach()
     return value if is_array(value) and not isinstance(value, np.ndarray) else np.asarray(value)
@@ -36,7 +36,7 @@ def in_memory(array: Any) -> bool:
 
 
 def to_numpy(array: Any) -> np.ndarray:
-    """The array in numpy: its own memory where that is possible, else a copy. Torch's bfloat16 is ml_dtypes'."""
+    """Return the array in numpy: its own memory where that is possible, else a copy. Torch's bfloat16 is ml_dtypes'."""
     if isinstance(array, np.ndarray):
         return np.asarray(array)
     if not _is_torch(array):
@@ -49,12 +49,9 @@ def to_numpy(array: Any) -> np.ndarray:
 
 
 def beside(array: Any, like: Any) -> Any:
-    """The array in the framework and on the device of another one; it may share its memory.
+    """Return the array in the framework and on the device of another one; it may share its memory.
 
-    Raises
-    ------
-    SymmetryError
-        The device has no float64, and the array needs it.
+    Raises ``SymmetryError`` where the device has no float64 and the array needs it.
     """
     if isinstance(like, np.ndarray):
         return to_numpy(array)
@@ -71,12 +68,12 @@ def beside(array: Any, like: Any) -> Any:
 
 
 def _is_torch(value: Any) -> bool:
-    """Also where ``sys.modules`` says that torch shall not be imported."""
+    """Whether the value is a torch tensor, also where ``sys.modules`` says that torch shall not be imported."""
     return sys.modules.get("torch") is not None and is_torch_array(value)
 
 
 def dtype_name(dtype: Any) -> str:
-    """``float32`` for the float32 of any framework."""
+    """Return ``float32`` for the float32 of any framework."""
     return getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
 
 
@@ -87,17 +84,7 @@ def is_float(array: Any) -> bool:
 
 @dataclass(frozen=True)
 class Facts:
-    """What an array for a result must be.
-
-    Parameters
-    ----------
-    framework
-        the array API namespace.
-    device
-        the framework's name of it.
-    shape, dtype
-        as the framework has them.
-    """
+    """The framework (an array API namespace), the device, the shape and the dtype of an array for a result."""
 
     framework: Any
     device: Any
@@ -106,17 +93,17 @@ class Facts:
 
     @classmethod
     def of(cls, array: Any) -> "Facts":
-        """What an array is."""
+        """Return the facts of an array."""
         return cls(array_namespace(array), device(array), tuple(array.shape), array.dtype)
 
     def stored(self) -> "Facts":
-        """What derived weights are: at least float32 where these are floats."""
+        """Return the facts of derived weights: at least float32 where these are floats."""
         if dtype_name(self.dtype) not in ("float16", "bfloat16"):
             return self
         return replace(self, dtype=self.framework.result_type(self.dtype, self.framework.float32))
 
     def empty(self) -> Any:
-        """A new array."""
+        """Return a new array."""
         return self.framework.empty(self.shape, dtype=self.dtype, device=self.device)
 
     def __str__(self) -> str:
@@ -134,8 +121,6 @@ class Listing:
 
     Parameters
     ----------
-    group
-        the group's id.
     places
         (n, inner) positions; on an axis with blocks they count through all blocks of axis 0.
     inverse
@@ -155,9 +140,9 @@ class Listing:
 
 
 def positions(action: AxisAction, symmetry: Symmetry) -> list[tuple[str, np.ndarray]]:
-    """Every listing of a group's channels on the axis: the group's id and positions (n, inner).
+    """Return every listing of a group's channels on the axis: the group's id and positions (n, inner).
 
-    What a group permutes inside the channels of another one is listed under both.
+    Channels of a group that acts inside those of another one are listed under both.
     """
     found: list[tuple[str, np.ndarray]] = []
     for item in listings(action, symmetry):
@@ -170,7 +155,7 @@ def positions(action: AxisAction, symmetry: Symmetry) -> list[tuple[str, np.ndar
 
 
 def listings(action: AxisAction, symmetry: Symmetry) -> list[Listing]:
-    """Every listing of a group's channels by the segments."""
+    """Return every listing of a group's channels by the segments."""
     found: list[Listing] = []
     open_runs: dict[tuple[str, bool, int | None], list[np.ndarray]] = {}
     for segment in action.segments:
@@ -186,7 +171,7 @@ def listings(action: AxisAction, symmetry: Symmetry) -> list[Listing]:
 
 
 def _inside(group: str, within: str, places: np.ndarray, symmetry: Symmetry) -> tuple[str, np.ndarray]:
-    """Which channels of another group are inside a group's: those of the same block, in order."""
+    """Return which channels of another group are inside a group's: those of the same block, in order."""
     (n, inner), perm = places.shape, symmetry[group].perm
     blocks = perm.g if isinstance(perm, Wreath) else 1
     count = symmetry[within].n // blocks
@@ -194,7 +179,7 @@ def _inside(group: str, within: str, places: np.ndarray, symmetry: Symmetry) -> 
 
 
 def by_channel(array: np.ndarray, action: AxisAction) -> np.ndarray:
-    """A view of a stacked tensor with the action's axis first: (K, blocks, size, ...)."""
+    """Return a view of a stacked tensor with the action's axis first: (K, blocks, size, ...)."""
     K, axis = len(array), action.axis + 1
     if axis == 1:
         return array[:, None]
@@ -203,24 +188,18 @@ def by_channel(array: np.ndarray, action: AxisAction) -> np.ndarray:
 
 
 def stack_of(weights: Stacked, symmetry: Symmetry) -> tuple[dict[str, np.ndarray], int]:
-    """The weights as numpy arrays, without a copy where they are in the CPU's memory, and K.
+    """Return the weights as numpy arrays, without a copy where they are in the CPU's memory, and K.
 
-    Raises
-    ------
-    SymmetryError
-        A tensor of the table is missing or its shape does not fit, or the stacks differ in K.
+    Raises ``SymmetryError`` where a tensor of the table is missing or has another shape, or the stacks differ in K.
     """
     arrays, K = fitting(weights, symmetry)
     return {name: to_numpy(array) for name, array in arrays.items()}, K
 
 
 def fitting(weights: Stacked, symmetry: Symmetry) -> tuple[dict[str, Any], int]:
-    """The weights as arrays of their framework, and K; refuses tensors that the table does not fit.
+    """Return the weights as arrays of their framework, and K.
 
-    Raises
-    ------
-    SymmetryError
-        A tensor of the table is missing or its shape does not fit, or the stacks differ in K.
+    Raises ``SymmetryError`` where a tensor of the table is missing or has another shape, or the stacks differ in K.
     """
     arrays = {name: as_array(value) for name, value in weights.items()}
     sizes = {tuple(array.shape[:1]) for array in arrays.values()}
@@ -247,6 +226,6 @@ def fitting(weights: Stacked, symmetry: Symmetry) -> tuple[dict[str, Any], int]:
 
 
 def stored_dtype(dtype: np.dtype) -> np.dtype:
-    """The dtype of derived weights: at least float32 for floats, integers as they are."""
+    """Return the dtype of derived weights: at least float32 for floats, integers unchanged."""
     half = dtype.name in ("float16", "bfloat16")
     return np.dtype(np.float32) if half else dtype

@@ -31,18 +31,9 @@ MOST_THREADS = 8
 
 @dataclass(frozen=True, eq=False)
 class Stack:
-    """One stacked tensor, the groups that move or scale it, and where the result goes.
+    """One stacked tensor (K, *shape), the groups that move or scale it, and the contiguous target of the result.
 
-    Parameters
-    ----------
-    move
-        the actions on the tensor.
-    perms, scales
-        group id to (K, n), of the move's groups those that are not the identity.
-    source
-        (K, *shape).
-    target
-        (K, *shape), contiguous.
+    ``perms`` and ``scales`` map the ids of the move's groups that are not the identity to (K, n).
     """
 
     move: Move
@@ -52,7 +43,7 @@ class Stack:
     target: np.ndarray
 
     def tasks(self) -> Iterator["Task"]:
-        """The stack in tasks; a checkpoint that is not contiguous stays whole, as its task makes a copy of it."""
+        """Yield the stack in tasks; a checkpoint that is not contiguous stays whole, as its task makes a copy of it."""
         size = math.prod(self.move.shape)
         most = TASK if self.source[:1].flags.c_contiguous else max(TASK, size)
         for some, rows in cuts(len(self.source), self.move.shape, most):
@@ -72,7 +63,7 @@ class Scratch:
         self._held: dict[str, np.ndarray] = {}
 
     def __call__(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """An array in the buffer of this name, with whatever is in it."""
+        """Return an array in the buffer of this name, with whatever is in it."""
         nbytes = math.prod(shape) * dtype.itemsize
         if name not in self._held or self._held[name].nbytes < nbytes:
             self._held[name] = np.empty(nbytes, np.uint8)
@@ -80,17 +71,10 @@ class Scratch:
 
 
 def run(stacks: Sequence[Stack], threads: int | None) -> None:
-    """Fill the targets of all stacks.
+    """Fill the targets of all stacks on at most ``threads`` threads.
 
-    Parameters
-    ----------
-    threads
-        at most this number; None for one a core and at most ``MOST_THREADS``. The caller does little work alone.
-
-    Raises
-    ------
-    SymmetryError
-        A scale makes a running variance negative; the targets are half filled then.
+    None is one thread a core, at most ``MOST_THREADS``; the caller does little work alone. Raises ``SymmetryError``
+    where a scale makes a running variance negative; the targets are half filled then.
     """
     tasks = deque(task for stack in stacks for task in stack.tasks())
     size = sum(stack.target.size for stack in stacks)
@@ -104,7 +88,7 @@ def run(stacks: Sequence[Stack], threads: int | None) -> None:
 
 
 def _cores() -> int:
-    """Cores that this process may run on."""
+    """Return the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -164,7 +148,7 @@ def _gather(
     into: np.ndarray,
     scratch: Scratch,
 ) -> None:
-    """Put what comes to a span of rows of k checkpoints (k, rows, columns * still) into its place."""
+    """Copy the sources of a span of rows of k checkpoints (k, rows, columns * still) into place."""
     k, (rows, columns, still) = len(source), move.shape
     if k == 1 and (column is None or column.shape[1] == 1):
         lines = source[0, span]
@@ -197,17 +181,9 @@ DEVICE_CHUNK = 2**24
 def act(move: Move, perms: Mapping[str, Any], scales: Mapping[str, Any], source: Any, target: Any) -> None:
     """Fill a target (K, *shape) from a source of the same shape on the same device.
 
-    Parameters
-    ----------
-    perms, scales
-        group id to (K, n) on that device; of the move's groups those that are not the identity.
-    target
-        contiguous, of the dtype of derived weights.
-
-    Raises
-    ------
-    SymmetryError
-        A scale makes a running variance negative; the target is half filled then.
+    ``perms`` and ``scales`` map the ids of the move's groups that are not the identity to (K, n) on that device; the
+    target is contiguous and has the dtype of derived weights. Raises ``SymmetryError`` where a scale makes a running
+    variance negative; the target is half filled then.
     """
     xp: Any = array_namespace(source)
     K, (rows, columns, still) = source.shape[0], move.shape

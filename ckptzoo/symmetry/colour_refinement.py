@@ -15,7 +15,7 @@ from ckptzoo.symmetry.ordering import leaders
 Colours = np.ndarray
 """(V,) int64, a colour per vertex; vertices of different groups never share one."""
 ROUND = 2**16
-"""What a look at the edges costs beside them, counted in edges: about the time of numpy's calls."""
+"""The cost of a pass over edges beside the edges themselves, counted in edges: about the time of numpy's calls."""
 
 
 def mix(values: np.ndarray) -> np.ndarray:
@@ -55,14 +55,7 @@ class _Edges:
 
 
 class Graph:
-    """The weighted graph of one checkpoint.
-
-    Parameters
-    ----------
-    weights
-        tensor name to (*shape), scaled, in the dtype in which they are stored.
-    symmetry
-        the table.
+    """The weighted graph of one checkpoint, from scaled weights (tensor name to (*shape)) in the dtype that is stored.
 
     Attributes
     ----------
@@ -73,7 +66,7 @@ class Graph:
     def __init__(self, weights: Mapping[str, np.ndarray], symmetry: Symmetry) -> None:
         self.symmetry = symmetry
         self.start: dict[str, int] = {}
-        """Where each leading group's vertices begin, and those that its permutations have beside channels."""
+        """The first vertex of each leading group, and of those that its permutations have beside channels."""
         kinds: list[int] = []
         ties = {group.id: permutations_of(group).ties(group) for group in leaders(symmetry)}
         for name, tie in ties.items():
@@ -87,7 +80,7 @@ class Graph:
         self.meeting: set[frozenset[int]] = set()
         """Pairs of groups (by number) whose channels meet on two axes of a tensor without blocks."""
         self.meeting_in_blocks: set[frozenset[int]] = set()
-        """The same for tensors with blocks."""
+        """Pairs of groups (by number) whose channels meet on two axes of a tensor with blocks."""
         self.work = 0
         self.weights_apart: list[int] = []
         """For each tensor the number of different weights."""
@@ -99,13 +92,13 @@ class Graph:
         self.members: list[tuple[np.ndarray | None, np.ndarray]] = []
         """For each leading group the block of each of its channels, None without blocks, and the channels.
 
-        Where channels keep their order within a block, of each place there apart.
-        """
+        Where channels keep their order within a block, each place in a block is listed apart."""
         self._ties = ties
         for name, tie in ties.items():
             channel, block = self.start[name] + np.arange(symmetry[name].n), None
             for other, ends, joined in tie.edges:
                 far, near = self.start[other] + ends, self.start[name] + joined
+                # 2^50 keeps the salts of ties apart from those of tensors; 2^49 gives edges of channels a direction
                 salts = self.kind[[far[0], near[0]]].astype(np.uint64) + np.uint64(1 << 50)
                 if other == name:
                     salts[0] += np.uint64(1 << 49)
@@ -119,24 +112,24 @@ class Graph:
             ]
 
     def channels(self, name: str) -> slice:
-        """The vertices of a leading group, or of what its permutations have beside channels."""
+        """Return the vertices of a leading group, or of what its permutations have beside channels."""
         first = self.start[name]
         return slice(first, first + int((self.kind == self.kind[first]).sum()))
 
     @property
     def edges(self) -> int:
-        """Number of edges of all tensors that join vertices."""
+        """The number of edges of all tensors that join vertices."""
         return sum(item.weights.size for item in (*self._matrices, *self._sparse))
 
     def fixed(self) -> np.ndarray:
-        """A first colouring: vertices of one group alike, but for those that nothing can exchange."""
+        """Return a first colouring: vertices of one group alike, but for those that nothing can exchange."""
         colours = self.kind * (self.size + 1)
         for name, tie in self._ties.items():
             colours[self.channels(name)] += tie.colours
         return dense(colours[:, None])
 
     def sums(self, hashes: np.ndarray) -> np.ndarray:
-        """(V,) uint64: every vertex's edges, times the hashes (V,) of what is at their other ends."""
+        """Return (V,) uint64: every vertex's edges, times the hashes (V,) of what is at their other ends."""
         sums = self._base.copy()
         for item in self._matrices:
             sums[item.rows] += item.salts[0] * np.einsum("ij,j->i", item.weights, hashes[item.columns])
@@ -146,7 +139,7 @@ class Graph:
         return sums
 
     def sparse_sums(self, hashes: np.ndarray) -> np.ndarray | None:
-        """What the edges of tensors with blocks, or with more than two axes that move, add to ``sums``."""
+        """Return what the edges of tensors with blocks, or with more than two axes that move, add to ``sums``."""
         if not self._sparse:
             return None
         ends = np.append(hashes, np.uint64(1))
@@ -163,7 +156,7 @@ class Graph:
         return sums
 
     def change(self, sums: np.ndarray, vertices: np.ndarray, difference: np.ndarray) -> None:
-        """Bring ``sums`` up to date, in place, where the hashes of some vertices (sorted) change by a difference."""
+        """Update ``sums`` in place where the hashes of some vertices (sorted) change by a difference."""
         for item in self._matrices:
             for ends, lines, far_ends, salt in (
                 (item.columns, item.transposed, item.rows, item.salts[0]),
@@ -178,10 +171,10 @@ class Graph:
         self.work += ROUND + self.size
 
     def components(self, colours: Colours) -> np.ndarray:
-        """(V,) the smallest colour of each vertex's component; -1 for vertices with a colour of their own.
+        """Return (V,) the smallest colour of each vertex's component; -1 for vertices with a colour of their own.
 
-        Two cells are joined where the edges between them differ. The colouring must be stable: then one vertex of
-        a cell shows what there is from all of them.
+        Two cells are joined where the edges between them differ. The colouring must be stable, so that one vertex of a
+        cell stands for all of them.
         """
         shared = np.bincount(colours, minlength=self.size) > 1
         label = np.where(shared, np.arange(self.size), -1)
@@ -263,7 +256,7 @@ class Graph:
             self._sparse.append(_Edges(weights.ravel(), ends, tuple(side.salt for side in sides)))
 
     def _join_two(self, weights: np.ndarray, sides: tuple[_Side, ...]) -> None:
-        """Edges between two axes, those of one vertex that takes several positions added up."""
+        """Add edges between two axes, with those of one vertex that takes several positions summed."""
         rows, columns = (side.vertex.ravel() for side in sides)
         np.add.at(self._base, rows[rows >= 0], sides[0].salt * weights[rows >= 0][:, columns < 0].sum(axis=1))
         np.add.at(self._base, columns[columns >= 0], sides[1].salt * weights[:, columns >= 0][rows < 0].sum(axis=0))
@@ -274,7 +267,7 @@ class Graph:
             self._matrices.append(_Matrix(rows, columns, weights, transposed, (sides[0].salt, sides[1].salt)))
 
     def _sides(self, number: int, action: AxisAction, bits: np.ndarray) -> list[_Side]:
-        """Vertex and code of every position of an axis, shaped to broadcast against the edges.
+        """Return vertex and code of every position of an axis, shaped to broadcast against the edges.
 
         Where a group acts inside the channels of others, its vertices are a second side of the axis.
         """
@@ -293,6 +286,7 @@ class Graph:
                 nested[places] = self.start[inside[0]] + inside[1]
                 # positions that it exchanges inside a channel look alike
                 slots %= int((inside[1][0] == inside[1][0, 0]).sum())
+            # the slot is in the low 32 bits, the number of the listing in the others
             code[places] = slots.astype(np.uint64) + np.uint64((repeat + 1) << 32)
         salt = mix(np.array([64 * number + action.axis], np.uint64))
         code = mix(code + salt) | np.uint64(1)
@@ -304,7 +298,7 @@ class Graph:
         return sides
 
     def _spread(self, values: np.ndarray, action: AxisAction, bits: np.ndarray) -> np.ndarray:
-        """Values at the positions of an axis, broadcastable against the edges."""
+        """Return values at the positions of an axis, broadcastable against the edges."""
         if action.blocks == 1:
             return values.reshape([-1 if axis == action.axis else 1 for axis in range(bits.ndim)])
         full = np.empty(bits.shape, values.dtype)
@@ -314,7 +308,7 @@ class Graph:
 
 
 def _added(vertices: np.ndarray, lines: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The vertices sorted and each once, and the sums of their lines; lines of no vertex (-1) are dropped."""
+    """Return the vertices sorted and each once, and the sums of their lines; lines of no vertex (-1) are dropped."""
     order = np.argsort(vertices, kind="stable")
     order = order[vertices[order] >= 0]
     distinct, starts = np.unique(vertices[order], return_index=True)
@@ -324,7 +318,7 @@ def _added(vertices: np.ndarray, lines: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def dense(*keys: np.ndarray) -> Colours:
-    """Ranks of rows, by the first key (its columns in order), then the next: equal rows have equal ranks."""
+    """Return the ranks of rows, by the first key (its columns in order), then the next: equal rows have equal ranks."""
     columns = [column for key in keys for column in (key.T if key.ndim == 2 else [key])]
     order = np.lexsort(columns[::-1])
     differs = np.zeros(len(order), bool)
@@ -363,17 +357,18 @@ def split(colours: Colours, values: np.ndarray) -> Colours:
 
 
 class Signatures:
-    """The sums of a graph's edges under a colouring, kept up to date from one colouring to the next."""
+    """The sums of a graph's edges under a colouring, updated from one colouring to the next."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        # ``mix`` maps 0 to 0: the increment of splitmix64 keeps colour 0 from having no weight
         self._hashes = mix(np.arange(graph.size, dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15))
         self._colours: Colours | None = None
         self._sums = np.zeros(0, np.uint64)
         self._total = np.zeros(0, np.uint64)
 
     def of(self, colours: Colours) -> np.ndarray:
-        """(V,) uint64: equal for vertices whose edges carry the same weights to the same colours."""
+        """Return (V,) uint64, equal for vertices whose edges carry the same weights to the same colours."""
         hashes = self._hashes[colours]
         if self._colours is None:
             self._sums = self.graph.sums(hashes)

@@ -63,7 +63,7 @@ def common(tables: Iterable[Arch]) -> Symmetry:
 
 
 class _Classes:
-    """Names that have to mean one thing, joined in classes; each class is known by one of them."""
+    """Classes of names that must mean one thing, each represented by one of its names."""
 
     def __init__(self) -> None:
         self._leaders: dict[_Key, _Key] = {}
@@ -75,12 +75,12 @@ class _Classes:
         return leader
 
     def join(self, first: _Key, second: _Key) -> None:
-        """Make the classes of two things one."""
+        """Join the classes of two things."""
         self._leaders[self[second]] = self[first]
 
 
 class _Meet:
-    """Which groups of several tables move together, and what all of them allow."""
+    """The groups of several tables that move together, and the symmetries that all tables allow them."""
 
     def __init__(self, tables: Sequence[Symmetry]) -> None:
         self.tables = tables
@@ -124,7 +124,7 @@ class _Meet:
             if first.exponent != action.exponent:
                 self.without_sizes |= keys
                 self.without_signs |= keys
-            if first.eps != action.eps:  # of a scale of modulus 1 the variance stays as it is
+            if first.eps != action.eps:  # a scale of modulus 1 does not change the variance
                 self.without_sizes |= keys
             if first.absolute != action.absolute:
                 self.without_signs |= keys
@@ -132,7 +132,7 @@ class _Meet:
             self._compare_gates(first_number, first, number, action)
 
     def _compare_signs(self, first_number: int, first: AxisAction, number: int, action: AxisAction) -> None:
-        """Gains that take signs: of the same channels in both tables, or of none."""
+        """Compare gains that take signs: of the same channels in both tables, or of none."""
         keys = {(first_number, segment.group) for segment in first.signs}
         keys |= {(number, segment.group) for segment in action.signs}
         if _runs(first.signs, self.tables[first_number]) != _runs(action.signs, self.tables[number]):
@@ -142,7 +142,7 @@ class _Meet:
             self.scaled_together.join((first_number, one.group), (number, two.group))
 
     def _compare_gates(self, first_number: int, first: AxisAction, number: int, action: AxisAction) -> None:
-        """Channels that multiply others: the same ones in both tables, or unscaled ones."""
+        """Compare channels that multiply others: the same ones in both tables, or unscaled ones."""
         keys = {(first_number, segment.group) for segment in first.gates}
         keys |= {(number, segment.group) for segment in action.gates}
         if _runs(first.gates, self.tables[first_number]) != _runs(action.gates, self.tables[number]):
@@ -154,9 +154,9 @@ class _Meet:
             self.scaled_together.join((first_number, one.group), (number, two.group))
 
     def _drop_within_classes(self) -> None:
-        """Gains that are scaled with what they normalise take no signs, nor gates the scales of what they multiply.
+        """Drop signs of gains that are scaled with what they normalise, and gates' scales of what they multiply.
 
-        A table cannot say it.
+        A table cannot express these.
         """
         for number, table in enumerate(self.tables):
             for action in table.actions:
@@ -170,7 +170,7 @@ class _Meet:
                 self.without_signs |= gains & normalised
 
     def _keep(self, key: _Key) -> None:
-        """Neither move nor scale a group."""
+        """Exclude a group from permutations and scales."""
         self.fixed.add(key)
         self._drop_scales([key])
 
@@ -180,7 +180,7 @@ class _Meet:
             self.without_signs.add(key)
 
     def _tie_blocks(self) -> None:
-        """Block permutations of one class are one; what shares blocks with a fixed group is fixed."""
+        """Make block permutations of one class one; what shares blocks with a fixed group is fixed."""
         for members in self._classes(self.moved_together):
             wreaths = [(key, group.perm) for key, group in members if isinstance(group.perm, Wreath)]
             sizes = {(perm.g, perm.k) for _, perm in wreaths}
@@ -212,7 +212,7 @@ class _Meet:
         yield from found.values()
 
     def table(self) -> Symmetry:
-        """The result, in the order of the first table."""
+        """Return the result, in the order of the first table."""
         ids: dict[_Key, str] = {}
         scales: dict[_Key, str] = {}
         for members in self._classes(self.scaled_together):
@@ -253,7 +253,7 @@ class _Meet:
         return replace(action, segments=tuple(map(renamed, action.segments)), signs=signs, gates=gates)
 
     def _scale(self, members: Sequence[tuple[_Key, Group]]) -> str:
-        """What all members allow: ``nonzero`` is positive scales and signs."""
+        """Return the scale that all members allow: ``nonzero`` is positive scales and signs."""
         sizes = all(group.resizes and key not in self.without_sizes for key, group in members)
         signs = all(group.flips and key not in self.without_signs for key, group in members)
         return {(True, True): "nonzero", (True, False): "positive", (False, True): "sign"}.get((sizes, signs), "none")
@@ -270,7 +270,7 @@ class _Meet:
         return replace(perm, outer=self._outer(number, perm.outer), inner=inner)
 
     def _outer(self, number: int, outer: str) -> str:
-        """The name of a block permutation: that of the first table, where it is one of its own."""
+        """Return the name of a block permutation: that of the first table, where it is one of its own."""
         leader = self.outers[number, outer]
         named = (
             group.perm.outer
@@ -281,7 +281,7 @@ class _Meet:
 
 
 def _runs(segments: Sequence[Segment], table: Symmetry) -> list[tuple[int, ...]]:
-    """Which channels are where, whatever the groups are called: of each run its first channel, and of how many."""
+    """Return the channels by position, whatever their groups are called: first channel and length of each run."""
     starts: dict[str, int] = {}
     found: list[tuple[int, ...]] = []
     for segment in segments:

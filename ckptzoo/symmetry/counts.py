@@ -67,7 +67,7 @@ class GroupCounts:
 
 GROUP_COLUMNS = ("group", "n", "kind", "permutations", "scales, training", "scales, evaluation", "signs", "matrices")
 EXACT_DIGITS = 12
-"""Numbers of permutations of a group are shown in full up to this number of digits, which its logarithm determines."""
+"""The number of digits up to which numbers of permutations are shown in full; a logarithm determines it."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Counts:
 
     @property
     def dimensions(self) -> int:
-        """Of all continuous symmetries together, in evaluation mode."""
+        """The dimensions of all continuous symmetries together, in evaluation mode."""
         return sum(number for _, number in self.continuous)
 
     def __str__(self) -> str:
@@ -183,7 +183,7 @@ def count(arch: Arch) -> Counts:
 
 
 def _continuous(table: Symmetry, groups: tuple[GroupCounts, ...]) -> tuple[tuple[str, int], ...]:
-    """The dimensions of the continuous symmetries by kind, without those that there are none of."""
+    """Return the dimensions of the continuous symmetries by kind; kinds without any are left out."""
     numbers: Counter[str] = Counter(scales=sum(group.scaling_eval for group in groups))
     for group in groups:
         numbers[table[group.id].scale.removesuffix("_mean")] += group.matrices
@@ -194,7 +194,7 @@ def _continuous(table: Symmetry, groups: tuple[GroupCounts, ...]) -> tuple[tuple
 
 
 def _folded(table: Symmetry) -> tuple[tuple[str, int], ...]:
-    """The dimensions that the table's folds fix, by their kinds."""
+    """Return the dimensions that the table's folds fix, by their kinds."""
     numbers: Counter[str] = Counter()
     for fold, number in zip(table.folds, dimensions(table.folds), strict=True):
         numbers[fold.kind] += number
@@ -248,7 +248,7 @@ def _permutations(table: Symmetry) -> int:
 
 
 def _gains_against_variances(table: Symmetry) -> Counter[str]:
-    """For each group the channels whose running variances stand beside a gain."""
+    """Return for each group the channels whose running variances stand beside a gain."""
     gains = {_layer(action.tensor) for action in table.actions if action.role == "gain"}
     found: Counter[str] = Counter()
     for action in table.actions:
@@ -259,7 +259,7 @@ def _gains_against_variances(table: Symmetry) -> Counter[str]:
 
 
 def _architecture(arch: Arch) -> Architecture | None:
-    """The architecture, where there is more than a table."""
+    """Return the architecture, where there is more than a table."""
     if isinstance(arch, Traced):
         return arch.architecture
     if isinstance(arch, str):
@@ -268,7 +268,7 @@ def _architecture(arch: Arch) -> Architecture | None:
 
 
 def _softmax(table: Symmetry, arch: Architecture | None) -> int | None:
-    """The fan-in of the last layer, and its bias."""
+    """Return the fan-in of the last layer, and its bias."""
     last = last_layer(table)
     if arch is None:
         return sum(item.inner * item.count for item in last.segments) + 1 if last else None
@@ -344,7 +344,7 @@ def orbits(symmetry: Arch, tensor: str, shape: tuple[int, ...]) -> NDArray[np.in
 
 
 def _edges(move: Move, symmetry: Symmetry) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """For each generator the entries that it moves, and where they come from."""
+    """Yield for each generator the entries that it moves, and where they come from."""
     rows, columns, _ = move.shape
     for perms in _generators(move.groups, symmetry):
         row, column = move.rows(perms), move.columns(perms)
@@ -357,7 +357,7 @@ def _edges(move: Move, symmetry: Symmetry) -> Iterator[tuple[NDArray[np.int64], 
 
 
 def _generators(groups: set[str], symmetry: Symmetry) -> Iterator[_Perms]:
-    """Elements that generate what the table's permutations do to these groups: group to (1, n)."""
+    """Yield elements that generate what the table's permutations do to these groups: group to (1, n)."""
     found: dict[str, _Perms] = {}
     for name in sorted(groups):
         leader = symmetry.leader(name)

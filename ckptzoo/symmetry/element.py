@@ -213,7 +213,7 @@ class GroupElement:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Any]) -> "GroupElement":
-        """What ``to_tensors`` made, or what a zoo holds of it: numpy, torch, or anything that numpy can read.
+        """Return the element that ``to_tensors`` stored, from numpy, torch, or anything that numpy can read.
 
         Parameters
         ----------

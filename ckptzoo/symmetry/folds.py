@@ -19,7 +19,7 @@ from ckptzoo.symmetry.tables import Arch, table_of
 
 _Arrays = MutableMapping[str, NDArray[Any]]
 _CHUNK = 2**25
-"""Numbers of the checkpoints that are worked on at a time; one checkpoint at least."""
+"""Numbers of the checkpoints that are processed at a time; one checkpoint at least."""
 _ROWS = 2**20
 """Numbers of a matrix that change at a time."""
 
@@ -86,7 +86,7 @@ def fold(weights: Stacked, symmetry: Arch) -> dict[str, Any]:
 
 
 def commuting(symmetry: Symmetry) -> Symmetry:
-    """The table without folds that depend on the group element: means along channels that are scaled or mixed.
+    """Return the table without folds that depend on the group element: means along channels that are scaled or mixed.
 
     A mean along channels is the same for all elements where these permute channels alone, or keep the vector of ones.
     """
@@ -158,7 +158,7 @@ def _fix(item: Fold, held: _Arrays) -> None:
 
 
 def _lines(held: _Arrays, part: Part) -> NDArray[np.float64]:
-    """A view of the part with the channels along its last axis, checkpoints along its first."""
+    """Return a view of the part with the channels along its last axis, checkpoints along its first."""
     return np.moveaxis(held[part.tensor][(slice(None), *part.slices)], part.axis + 1, -1)
 
 
@@ -167,7 +167,7 @@ def _vector(held: _Arrays, part: Part) -> NDArray[np.float64]:
 
 
 def _gain(item: Fold, part: NDArray[np.float64], held: _Arrays) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """The gain (K, channels), and which checkpoints have no 0 in it; there it is 1 in the others."""
+    """Return the gain (K, channels), set to 1 in checkpoints where it has a 0, and which checkpoints have none."""
     if item.gain is None:
         return np.ones((len(part), part.shape[-1])), np.ones(len(part), bool)
     gain = _vector(held, item.gain)
@@ -203,7 +203,7 @@ def _add(target: Target, vector: NDArray[np.float64], gain: NDArray[np.float64],
 
 
 def _product(lines: NDArray[np.float64], vector: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(K, ..., n) times (K, n), in each checkpoint."""
+    """Return the product of (K, ..., n) and (K, n) in each checkpoint."""
     if lines.ndim == 2:
         return (lines[:, None] @ vector[..., None])[:, 0, 0]
     return (lines @ vector.reshape(len(vector), *[1] * (lines.ndim - 3), -1, 1))[..., 0]
@@ -217,7 +217,7 @@ def _add_outer(lines: NDArray[np.float64], first: NDArray[np.float64], second: N
 
 
 def _blocks(lines: NDArray[np.float64]) -> Iterator[tuple[slice, ...]]:
-    """Indices along the first axis, and the second where that is not the last."""
+    """Yield indices along the first axis, and the second where that is not the last."""
     if lines.ndim < 3:
         yield (slice(None),)
         return

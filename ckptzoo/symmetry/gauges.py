@@ -122,16 +122,16 @@ _WITH_MATRICES = replace(
     collapses=("scales", "matrices", "permutations"),
     rule="unit-norm, heads balanced, streams in the basis of their variance, then as without matrices",
 )
-"""``canonical`` for tables with matrices: other tables keep the version, and the bits, that they have."""
+"""``canonical`` for tables with matrices; other tables keep their version, and hence their bits."""
 
 _WITH_MATRICES_IN_TURN = replace(
     _WITH_MATRICES,
     version=6,
     rule="unit-norm, heads and blocks balanced together, streams in the basis of their variance, then as without them",
 )
-"""The same where blocks meet in a tensor, as linear layers in a row have them, where scales are those of units behind a
-block, or where a mean that would be folded depends on the group element, as of a key bias that several layers share:
-version 5 was not the same for all disguises there."""
+"""``canonical`` for tables with matrices where version 5 was not the same for all disguises: blocks meet in a
+tensor, as with linear layers in a row; scales are those of units behind a block; or a mean that would be folded
+depends on the group element, as that of a key bias which several layers share."""
 
 _LEAST_MASS_WITH_MATRICES = replace(
     _RULES[-1],
@@ -139,22 +139,14 @@ _LEAST_MASS_WITH_MATRICES = replace(
     collapses=("pinned scales", "invertible matrices"),
     rule="the sum of squared weights is least, heads balanced, filters in front of a normalisation as they are",
 )
-"""The same of ``min-mass``."""
+"""``min-mass`` for tables with matrices."""
 
 GAUGES: Mapping[str, Gauge] = MappingProxyType({gauge.name: gauge for gauge in _RULES})
 """Every gauge by name."""
 
 
 def gauge_of(name: GaugeName, symmetry: Symmetry) -> Gauge:
-    """The rule that a gauge has for a table.
-
-    Parameters
-    ----------
-    name
-        in ``GAUGES``.
-    symmetry
-        the table.
-    """
+    """Return the rule that the gauge of this name, one of ``GAUGES``, has for a table."""
     if not symmetry.has_matrices or name not in ("canonical", "min-mass"):
         return GAUGES[name]
     if name == "min-mass":
@@ -289,7 +281,7 @@ def canonicalize(
 def _canonicalize_matrices(
     weights: Stacked, arrays: Mapping[str, np.ndarray], symmetry: Symmetry, rule: Gauge, threads: int | None
 ) -> Canonical:
-    """Bring checkpoints of a table with matrices into a gauge: folded, these first, where it settles them at all."""
+    """Bring checkpoints of a table with matrices into a gauge; folded first, where it settles them at all."""
     if rule.name == "min-mass":
         return _least_mass_matrices(weights, arrays, symmetry, rule)
     if not rule.complete:
@@ -335,14 +327,14 @@ def _canonicalize_matrices(
 
 
 def _own(array: np.ndarray, given: np.ndarray) -> np.ndarray:
-    """The array in the dtype of the result, in memory apart from what was given."""
+    """Return the array in the dtype of the result, in memory apart from what was given."""
     if array.dtype != stored_dtype(array.dtype) or np.may_share_memory(array, given):
         return array.astype(stored_dtype(array.dtype), order="C")
     return np.require(array, requirements=["C", "W"])
 
 
 def _order_rest(work: dict[str, np.ndarray], table: Symmetry, report: Report, threads: int) -> GroupElement:
-    """Permutations and signs of weights whose scales and matrices are settled; the signs are applied in place."""
+    """Order channels and signs of weights whose scales and matrices are settled; the signs are applied in place."""
     K = len(report.ties)
     element = GroupElement.identity(table, K)
 
@@ -370,7 +362,7 @@ def _order_rest(work: dict[str, np.ndarray], table: Symmetry, report: Report, th
 def _least_mass_matrices(
     weights: Stacked, arrays: Mapping[str, np.ndarray], symmetry: Symmetry, rule: Gauge
 ) -> Canonical:
-    """The gauge ``min-mass`` of a table with matrices."""
+    """Bring checkpoints of a table with matrices into the gauge ``min-mass``."""
     K = len(next(iter(arrays.values())))
     usable = finite(arrays, K)
     rows = np.flatnonzero(usable)
@@ -389,7 +381,7 @@ def _least_mass_matrices(
 def _placed(
     weights: Stacked, arrays: Mapping[str, np.ndarray], rows: np.ndarray, made: Mapping[str, np.ndarray]
 ) -> dict[str, Any]:
-    """All weights, some rows of them made, in their framework."""
+    """Return all weights, with some rows replaced, in their framework."""
     if len(rows) == len(next(iter(arrays.values()))):
         final = {name: made[name] for name in arrays}
     else:
@@ -402,7 +394,7 @@ def _placed(
 
 @checked
 def ordering_keys(weights: Stacked, arch: Arch) -> dict[str, np.ndarray]:
-    """What the ``canonical`` gauge sorts channels by: the sums of their incoming weights, at unit norm.
+    """The keys by which the ``canonical`` gauge sorts channels: the sums of their incoming weights, at unit norm.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What matrices do to stacked weights: blocks of channels are mixed along the axes that have them.
+"""The action of matrices on stacked weights: blocks of channels are mixed along the axes that have them.
 
 ``new = G old`` along the axes that write a block's channels and ``new = G^-T old`` along those that read them, once
 whole blocks are in the order of the permutation. Groups that are ``Like`` one with orthogonal matrices take these.
@@ -18,25 +18,17 @@ from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import listings, stored_dtype, to_numpy
 
 PIECE = 2**22
-"""Elements that are mixed at a time, or one checkpoint's tensor: 32 MiB of float64."""
+"""Elements that are mixed at a time, at least one checkpoint's tensor: 32 MiB of float64."""
 UNIT = 8
-"""Units of the stored precision within which a gain counts as 1."""
+"""The number of units of the stored precision within which a gain counts as 1."""
 
 
 @dataclass(frozen=True, eq=False)
 class MixedChannels:
     """The channels of one group with matrices along one axis of one tensor.
 
-    Parameters
-    ----------
-    group
-        whose matrices act.
-    axis
-        of the tensor, without the axis of checkpoints.
-    inverted
-        whether the inverse transposes act.
-    places
-        (blocks, k, positions a channel); of complex numbers (n, 2, positions), real and imaginary parts.
+    ``axis`` does not count that of checkpoints; ``inverted`` says whether the inverse transposes act; ``places`` are
+    (blocks, k, positions a channel), of complex numbers (n, 2, positions), real and imaginary parts.
     """
 
     group: str
@@ -46,7 +38,7 @@ class MixedChannels:
 
 
 def matrices_of(symmetry: Symmetry, group: str) -> str | None:
-    """The group whose matrices act on a group's channels: its own, or those of the one that it is like; or None."""
+    """Return the group whose matrices act on a group's channels: its own, or that which it is like; or None."""
     for name in (group, symmetry.leader(group).id):
         if symmetry[name].scale in MATRICES:
             return name
@@ -54,7 +46,7 @@ def matrices_of(symmetry: Symmetry, group: str) -> str | None:
 
 
 def mixed_channels(actions: Sequence[AxisAction], symmetry: Symmetry) -> list[MixedChannels]:
-    """What matrices mix in one tensor, by its actions; gains, which must be 1 there, are left out."""
+    """Return the channels that matrices mix in one tensor, by its actions, without gains, which must be 1 there."""
     found: list[MixedChannels] = []
     for action in actions:
         parts: dict[tuple[str, bool], list[np.ndarray]] = {}
@@ -89,17 +81,7 @@ def mixed_channels(actions: Sequence[AxisAction], symmetry: Symmetry) -> list[Mi
 
 @dataclass(frozen=True, eq=False)
 class Gain:
-    """The gains of a group's channels, one for each.
-
-    Parameters
-    ----------
-    group
-        the group's id.
-    tensor, axis
-        where they are; the tensor's other axes are of size 1.
-    places
-        positions (n,).
-    """
+    """The gains of a group's channels at the positions ``places`` (n,); the tensor's other axes are of size 1."""
 
     group: str
     tensor: str
@@ -107,12 +89,12 @@ class Gain:
     places: np.ndarray
 
     def of(self, weights: Mapping[str, Any]) -> np.ndarray:
-        """The gains of K checkpoints, a view (K, n, 1, ...)."""
+        """Return the gains of K checkpoints, a view (K, n, 1, ...)."""
         return np.moveaxis(to_numpy(weights[self.tensor]), self.axis + 1, 1)[:, self.places]
 
 
 def gains_at_one(symmetry: Symmetry) -> list[Gain]:
-    """The gains that must be 1, as orthogonal matrices mix what they multiply."""
+    """Return the gains that must be 1, as orthogonal matrices mix what they multiply."""
     return [
         Gain(listing.group, action.tensor, action.axis, listing.places[:, 0])
         for action in symmetry.actions
@@ -123,22 +105,11 @@ def gains_at_one(symmetry: Symmetry) -> list[Gain]:
 
 
 def with_unit_gains(weights: Mapping[str, np.ndarray], symmetry: Symmetry) -> dict[str, np.ndarray]:
-    """Weights of the same function whose gains are 1 where orthogonal matrices need it.
+    """Return weights (K, *shape) of the same function whose gains are 1 where orthogonal matrices need it.
 
     What reads a channel behind the normalisation is multiplied by its gain, and the normalisation's shift divided by
-    it. A checkpoint that has a gain of 0 and a shift beside it that is not 0 keeps its gains.
-
-    Parameters
-    ----------
-    weights
-        tensor name to (K, *shape); half precisions give float32.
-    symmetry
-        the table.
-
-    Returns
-    -------
-    dict[str, np.ndarray]
-        new arrays for what changes, rounded once from float64; the others as they are.
+    it. A checkpoint that has a gain of 0 and a shift beside it that is not 0 keeps its gains. Arrays that change are
+    new, rounded once from float64, half precisions to float32; the others are returned unchanged.
     """
     found = gains_at_one(symmetry)
     gains = {gain.group: gain.of(weights).reshape(-1, len(gain.places)).astype(np.float64) for gain in found}
@@ -178,7 +149,7 @@ def with_unit_gains(weights: Mapping[str, np.ndarray], symmetry: Symmetry) -> di
 
 
 def have_unit_gains(weights: Mapping[str, np.ndarray], symmetry: Symmetry) -> np.ndarray:
-    """Which checkpoints (K,) have gains of 1 wherever orthogonal matrices need it."""
+    """Return which checkpoints (K,) have gains of 1 wherever orthogonal matrices need it."""
     found = np.ones(len(next(iter(weights.values()))), bool)
     for gain in gains_at_one(symmetry):
         found &= (gain.of(weights).reshape(len(found), -1) == 1).all(axis=1)
@@ -186,17 +157,9 @@ def have_unit_gains(weights: Mapping[str, np.ndarray], symmetry: Symmetry) -> np
 
 
 def unit_gains(weights: Mapping[str, Any], symmetry: Symmetry, acting: set[str]) -> None:
-    """Refuse gains other than 1 between the channels that orthogonal matrices mix and what reads them.
+    """Raise ``SymmetryError`` for gains other than 1 between channels that orthogonal matrices mix and their readers.
 
-    Parameters
-    ----------
-    acting
-        groups whose matrices are not the identity.
-
-    Raises
-    ------
-    SymmetryError
-        A gain is another number.
+    ``acting`` are the groups whose matrices are not the identity.
     """
     for gain in gains_at_one(symmetry):
         values = gain.of(weights)
@@ -213,11 +176,8 @@ def unit_gains(weights: Mapping[str, Any], symmetry: Symmetry, acting: set[str])
 def multiply(work: Any, channels: Sequence[MixedChannels], matrices: Mapping[str, Any]) -> None:
     """Mix the channels of stacked weights (K, *shape), float64 and contiguous, in place.
 
-    Parameters
-    ----------
-    matrices
-        by group, (K, blocks, k, k) float64 or (K, n, 2), of the framework and on the device of the weights; groups that
-        are left out stay.
+    ``matrices`` maps groups to (K, blocks, k, k) float64 or (K, n, 2), of the framework and on the device of the
+    weights; other groups stay.
     """
     xp: Any = array_namespace(work)
     for mixed in channels:
@@ -249,7 +209,7 @@ def _in_order(places: np.ndarray, size: int) -> bool:
 
 
 def _pieces(K: int, rows: int, size: int, columns: int) -> Iterator[tuple[slice, slice, slice, slice]]:
-    """Cuts of stacked weights (K, rows, size, columns) whose axis of this size is whole."""
+    """Yield cuts of stacked weights (K, rows, size, columns) whose axis of this size is whole."""
     whole = slice(None)
     if (most := PIECE // max(1, rows * size * columns)) >= 1:
         yield from ((slice(at, at + most), whole, whole, whole) for at in range(0, K, most))
@@ -270,7 +230,7 @@ def _sides(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
 
 
 def _real(numbers: Any) -> Any:
-    """Complex numbers (K, n, 2) as matrices (K, n, 2, 2)."""
+    """Return complex numbers (K, n, 2) as matrices (K, n, 2, 2)."""
     xp = array_namespace(numbers)
     a, b = numbers[..., 0], numbers[..., 1]
     return xp.stack([xp.stack([a, -b], axis=-1), xp.stack([b, a], axis=-1)], axis=-2)

@@ -32,16 +32,9 @@ class Sizes:
 
 
 class Moments:
-    """Sums and sums of squares of the slices of K stacked checkpoints, as every rule of a gauge needs them.
+    """Sums and sums of squares of the slices of K checkpoints (K, *shape), finite numpy, for the rules of gauges.
 
-    Parameters
-    ----------
-    arrays
-        tensor name to (K, *shape), numpy and finite.
-    symmetry
-        the table.
-    cubes
-        whether ``sums`` are those of cubes: sums of centred weights vanish, and cubes have their signs.
+    With ``cubes`` the ``sums`` are those of cubes: sums of centred weights vanish, and cubes have their signs.
     """
 
     def __init__(self, arrays: Mapping[str, np.ndarray], symmetry: Symmetry, *, cubes: bool = False) -> None:
@@ -63,49 +56,49 @@ class Moments:
         self._sums: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
 
     def precision(self, action: AxisAction) -> float:
-        """Machine epsilon of the dtype in which the action's tensor is stored."""
+        """Return the machine epsilon of the dtype in which the action's tensor is stored."""
         return float(np.finfo(stored_dtype(self.arrays[action.tensor].dtype)).eps)
 
     def writers(self, group: str) -> list[AxisAction]:
-        """The actions that write a group's channels: weights first, then vectors beside them."""
+        """Return the actions that write a group's channels: weights first, then vectors beside them."""
         found = [action for action in self._acting[group] if action.exponent == 1]
         return sorted(found, key=lambda action: action.role not in ("out", "gain"))
 
     def readers(self, group: str) -> list[AxisAction]:
-        """The actions that read a group's channels."""
+        """Return the actions that read a group's channels."""
         return [action for action in self._acting[group] if action.exponent == -1]
 
     def variances(self, group: str) -> list[AxisAction]:
-        """The running variances of a group's channels."""
+        """Return the running variances of a group's channels."""
         return [action for action in self._acting[group] if action.exponent == 2]
 
     def gains(self, group: str) -> list[tuple[AxisAction, bool]]:
-        """The gains that take the signs of a group's scales, as actions of this group.
+        """Return the gains that take the signs of a group's scales, as actions of this group.
 
-        With each, whether that alone can turn its sign: not where its own group has signs too.
+        With each comes whether these scales alone can turn its sign: not where its own group has signs too.
         """
         return self._gains[group]
 
     def others(self, action: AxisAction) -> set[str]:
-        """The groups on the other axes of an action's tensor, and those that are multiplied with its own."""
+        """Return the groups on the other axes of an action's tensor, and those that are multiplied with its own."""
         actions = [other for other in self.symmetry.actions_on(action.tensor) if other.axis != action.axis]
         gates = (gate.listed_groups for other in (action, *actions) for gate in other.acting[1:])
         return set[str]().union(*gates, *(other.listed_groups for other in actions))
 
     def norms(self, action: AxisAction, group: str, scales: PerGroup, silent: PerGroup) -> Sizes:
-        """Euclidean norms of the channels' slices, the other axes scaled, silent channels left out."""
+        """Return Euclidean norms of the channels' slices, the other axes scaled, silent channels left out."""
         squares, exponent = self._slices(2, action, group, scales, silent)
         return _sizes(_sorted_sum(squares), exponent, self.precision(action))
 
     def unordered_norms(self, action: AxisAction, group: str, scales: PerGroup, silent: PerGroup) -> Sizes:
-        """The same without sorting: their bits depend on the order of values, but not which of them are 0."""
+        """Return ``norms`` without sorting: the bits depend on the order of values, but not which norms are 0."""
         squares, exponent = self._slices(2, action, group, scales, silent)
         return _sizes(squares.sum(axis=2), exponent, self.precision(action))
 
     def sizes_of_sums(self, action: AxisAction, group: str, scales: PerGroup, silent: PerGroup) -> np.ndarray:
-        """Sizes (K, n) that ``sums`` have where their terms are like the slice's in size and of random signs.
+        """Return the sizes (K, n) that ``sums`` have where terms are like the slice's in size and of random signs.
 
-        The norm of a slice; of cubes of m weights its third power over the root of m.
+        The size is the norm of a slice; for cubes of m weights its third power over the root of m.
         """
         norms = self.norms(action, group, scales, silent).values
         if not self.cubes:
@@ -114,7 +107,7 @@ class Moments:
         return norms**3 / np.sqrt(squares.shape[2] * self._still(action.tensor))
 
     def deviations(self, action: AxisAction, group: str, scales: PerGroup, silent: PerGroup) -> Sizes:
-        """Standard deviations of the channels' slices; the modulus where a slice is one number.
+        """Return standard deviations of the channels' slices, and the modulus where a slice is one number.
 
         Below 1e-7 of the root mean square a deviation is rounding, and counts as 0.
         """
@@ -125,12 +118,13 @@ class Moments:
         if count == 1:
             return _sizes(mean_square, exponent, self.precision(action))
         variance = mean_square - (_sorted_sum(first) / count) ** 2
+        # 1e-7 squared: what is left of the difference below that is rounding
         variance[variance < 1e-14 * mean_square] = 0
         worse = np.divide(mean_square, variance, out=np.ones_like(variance), where=variance > 0)
         return _sizes(variance, exponent, self.precision(action) * worse)
 
     def sums(self, action: AxisAction, group: str, scales: PerGroup, silent: PerGroup | None = None) -> np.ndarray:
-        """Sums (K, n) of the channels' slices, the other axes scaled, silent channels left out.
+        """Return sums (K, n) of the channels' slices, the other axes scaled, silent channels left out.
 
         Those of a gain take the signs of what it normalises.
         """
@@ -138,22 +132,22 @@ class Moments:
         return np.ldexp(_sorted_sum(slices), exponent[:, None])
 
     def entries(self, action: AxisAction, group: str) -> np.ndarray:
-        """The channels' own entries (K, n, M) in float64, of a vector or any other tensor."""
+        """Return the channels' own entries (K, n, M) in float64, of a vector or any other tensor."""
         action, array = self._moving(action, self.arrays[action.tensor].astype(np.float64))
         return _listed(array, action, group, self.symmetry)
 
     def moving_axes(self, tensor: str) -> list[int]:
-        """The axes of a checkpoint's tensor that the table acts on, and axis 0 where another is read in its blocks."""
+        """Return the axes of a checkpoint's tensor that the table acts on, and axis 0 where one is read by blocks."""
         actions = self.symmetry.actions_on(tensor)
         blocked = {0} if any(action.blocks > 1 for action in actions) else set[int]()
         return sorted(blocked | {action.axis for action in actions})
 
     def squares(self, tensor: str) -> tuple[np.ndarray, np.ndarray]:
-        """Sums of squares over the axes that stay (K, *moving), times 4 ** -exponent, and the exponents (K,) int64."""
+        """Return sums of squares over the axes that stay (K, *moving), times 4 ** -exponent, and int64 exponents."""
         return self._of(tensor, 2)
 
     def _moving(self, action: AxisAction, array: np.ndarray) -> tuple[AxisAction, np.ndarray]:
-        """The tensor with its moving axes first, the others as one last axis, and the action on it."""
+        """Return the tensor with its moving axes first, the others as one last axis, and the action on it."""
         axes = self.moving_axes(action.tensor)
         still = [axis for axis in range(array.ndim - 1) if axis not in axes]
         moved = array.transpose(0, *(axis + 1 for axis in (*axes, *still)))
@@ -164,7 +158,7 @@ class Moments:
         return int(np.prod([size for axis, size in enumerate(shape) if axis not in axes], dtype=np.int64))
 
     def _of(self, tensor: str, power: int) -> tuple[np.ndarray, np.ndarray]:
-        """Sums (power 1) or sums of squares (2) over the axes that stay, of the tensor times 2 ** -exponent."""
+        """Return sums (power 1) or sums of squares (2) over the axes that stay, of the tensor times 2 ** -exponent."""
         if (tensor, power) not in self._sums:
             _, array = self._moving(self.symmetry.actions_on(tensor)[0], self.arrays[tensor])
             shape, still = array.shape[:-1], array.shape[-1]
@@ -197,7 +191,7 @@ class Moments:
         return self._sums[tensor, power]
 
     def _buffer(self, shape: tuple[int, ...]) -> np.ndarray:
-        """Memory for a piece, used again and again."""
+        """Return memory for a piece, used again and again."""
         size = int(np.prod(shape, dtype=np.int64))
         if len(self._held) < size:
             self._held = np.empty(max(size, PIECE))
@@ -206,9 +200,9 @@ class Moments:
     def _slices(
         self, power: int, action: AxisAction, group: str, scales: PerGroup, silent: PerGroup
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The sums (power 1) or sums of squares (2) of a group's slices (K, n, M), with the scales of the other axes.
+        """Return the sums (power 1) or sums of squares (2) of a group's slices (K, n, M), the other axes scaled.
 
-        Of the weights times 2 ** -exponent, so that no square overflows or vanishes.
+        They are those of the weights times 2 ** -exponent, so that no square overflows or vanishes.
         """
         moment, exponent = self._of(action.tensor, power)
         owned = False
@@ -243,7 +237,7 @@ class Moments:
 def _by_position(
     action: AxisAction, symmetry: Symmetry, scales: PerGroup, silent: PerGroup, size: int
 ) -> np.ndarray | None:
-    """The scale at every position (K, blocks * size), infinite where the channel is silent; None where all are 1."""
+    """Return the scale at every position (K, blocks * size), infinite at silent channels; None where all are 1."""
     factor: np.ndarray | None = None
     for name, places in positions(action, symmetry):
         if name not in scales:
@@ -259,7 +253,7 @@ def _by_position(
 
 
 def _listed(array: np.ndarray, action: AxisAction, group: str, symmetry: Symmetry) -> np.ndarray:
-    """Each channel's slices, one listing of the group behind the other: (K, n, M)."""
+    """Return each channel's slices, one listing of the group behind the other: (K, n, M)."""
     channels = by_channel(array, action)
     K, size = len(array), channels.shape[1] * channels.shape[2]
     flat = channels.reshape(K, size, -1)
@@ -273,10 +267,10 @@ def _listed(array: np.ndarray, action: AxisAction, group: str, symmetry: Symmetr
 
 
 def _sorted_sum(slices: np.ndarray) -> np.ndarray:
-    """Sums along the last axis whose bits do not depend on the order of the values."""
+    """Return sums along the last axis whose bits do not depend on the order of the values."""
     return np.sort(slices, axis=2).sum(axis=2) if slices.shape[2] > 1 else slices[:, :, 0]
 
 
 def _sizes(squares: np.ndarray, exponent: np.ndarray, rounding: np.ndarray | float) -> Sizes:
-    """Roots of squares of numbers that were scaled by 2 ** -exponent."""
+    """Return roots of squares of numbers that were scaled by 2 ** -exponent."""
     return Sizes(np.ldexp(np.sqrt(squares), exponent[:, None]), np.broadcast_to(rounding, squares.shape))

@@ -1,8 +1,8 @@
-"""What a table's actions do to one tensor: for every position of its axes, where it comes from and its factor.
+"""The actions of a table on one tensor: for every position of its axes, its source and its factor.
 
-A checkpoint's tensor counts as a matrix of entries: axis 0 gives the rows, the axes from 1 to the last one that
-moves the columns, and the axes behind stay together as one entry. Then ``new[i, j] = old[row[i], column[i, j]]``,
-where the columns of all rows agree, or of all rows in a block of axis 0.
+A checkpoint's tensor counts as a matrix of entries: axis 0 gives the rows, the axes from 1 to the last one that moves
+the columns, and the axes behind stay together as one entry. Then ``new[i, j] = old[row[i], column[i, j]]``, where the
+columns of all rows agree, or of all rows in a block of axis 0.
 """
 
 import math
@@ -29,8 +29,6 @@ class Axis:
 
     Parameters
     ----------
-    action
-        the action.
     size
         positions on the axis, through all blocks.
     listings
@@ -59,7 +57,7 @@ class Axis:
 
     @classmethod
     def of(cls, action: AxisAction, size: int, symmetry: Symmetry) -> "Axis":
-        """The action on an axis with this number of positions."""
+        """Return the action on an axis with this number of positions."""
         signs = cls.of(replace(action, segments=action.signs, signs=()), size, symmetry) if action.signs else None
         gates = [cls.of(replace(gate, gates=()), size, symmetry) for gate in action.acting[1:]]
         found = listings(action, symmetry)
@@ -78,7 +76,7 @@ class Axis:
         return self.action.groups if self.action.exponent else set()
 
     def sources(self, perms: PerGroup) -> Any | None:
-        """The position that comes to every position, (K, size); None where no group of the axis is in ``perms``."""
+        """Return the source of every position, (K, size); None where no group of the axis is in ``perms``."""
         acting = [name for name in self._names if name in perms]
         if not acting:
             return None
@@ -98,7 +96,7 @@ class Axis:
         return self._placed(parts, np.arange(self.size) if self.order is None else np.argsort(self.order), like)
 
     def factors(self, scales: PerGroup) -> Any | None:
-        """The scale at every position, (K, size), times the gates' and the signs; None where nothing is scaled."""
+        """Return the scale at every position, (K, size), times gates and signs; None where nothing is scaled."""
         factors, signs = self._scale_factors(scales), None
         if self.gates is not None and (gates := self.gates.factors(scales)) is not None:
             factors = gates if factors is None else factors * gates
@@ -137,7 +135,7 @@ class Axis:
         return [name for name, _ in self.listings] + [found[0] for found in self.inside if found is not None]
 
     def _placed(self, parts: list[Any], others: np.ndarray, like: Any) -> Any:
-        """The parts, and behind them those of ``others`` that are in no listing, at their positions."""
+        """Return the parts, and behind them those of ``others`` that are in no listing, at their positions."""
         xp = array_namespace(like)
         listed = sum(part.shape[1] for part in parts)
         if listed < self.size:
@@ -148,18 +146,10 @@ class Axis:
 
 @dataclass(frozen=True, eq=False)
 class Move:
-    """The actions on one tensor, as a matrix of entries.
+    """The actions on one tensor, by axis, as a matrix of entries.
 
-    Parameters
-    ----------
-    shape
-        rows, columns and elements an entry, of one checkpoint.
-    between
-        the lengths of the axes that make up the columns.
-    blocks
-        the columns differ from one of these blocks of rows to the next, at most.
-    axes
-        by axis.
+    ``shape`` is rows, columns and elements an entry, of one checkpoint; ``between`` the lengths of the axes that make
+    up the columns. Columns differ at most from one of the ``blocks`` of rows to the next.
     """
 
     shape: tuple[int, int, int]
@@ -169,7 +159,7 @@ class Move:
 
     @classmethod
     def of(cls, shape: tuple[int, ...], actions: Sequence[AxisAction], symmetry: Symmetry) -> "Move":
-        """The actions on a tensor of this shape in one checkpoint; without any, every element is a row."""
+        """Return the actions on a tensor of this shape in one checkpoint; without any, every element is a row."""
         if not actions:
             return cls((math.prod(shape), 1, 1), (), 1, ())
         last = max(action.axis for action in actions)
@@ -185,11 +175,11 @@ class Move:
         return {name for axis in self.axes for name in axis.action.groups}
 
     def rows(self, perms: PerGroup) -> Any | None:
-        """The row that comes to every row, (K, rows); None where all stay."""
+        """Return the source of every row, (K, rows); None where all stay."""
         return next((axis.sources(perms) for axis in self.axes if axis.action.axis == 0), None)
 
     def columns(self, perms: PerGroup) -> Any | None:
-        """The column that comes to every column, (K, blocks, columns); None where all stay."""
+        """Return the source of every column, (K, blocks, columns); None where all stay."""
         moving = [
             (axis, found) for axis in self.axes if axis.action.axis and (found := axis.sources(perms)) is not None
         ]
@@ -210,12 +200,12 @@ class Move:
         return xp.reshape(index, (K, self.blocks, self.shape[1]))
 
     def scaled(self, scales: PerGroup) -> Any | None:
-        """Which of the K scale anything, (K,) bool; None where nothing on any axis is in ``scales``."""
+        """Return which of the K scale anything, (K,) bool; None where nothing on any axis is in ``scales``."""
         groups = {name for axis in self.axes for name in axis.scaling} & scales.keys()
         return reduce(or_, [(scales[name] != 1).any(1) for name in groups]) if groups else None
 
     def factors(self, scales: PerGroup) -> list[tuple[AxisAction, Any]]:
-        """The factors in the order in which they act, each (K, B, 1 or columns * elements): row i has row i B / rows.
+        """Return the factors in the order in which they act, (K, B, 1 or columns * elements): row i has row i B / rows.
 
         Channels are read before they are written, and variances come last.
         """
@@ -237,7 +227,7 @@ class Move:
 
 
 def cuts(K: int, shape: tuple[int, int, int], most: int) -> Iterator[tuple[slice, tuple[int, int]]]:
-    """Cut K matrices of entries: several whole ones, or some rows of one, of about ``most`` elements."""
+    """Yield cuts of K matrices of entries: several whole ones, or some rows of one, of about ``most`` elements."""
     rows, size = shape[0], math.prod(shape)
     if not K * size:
         return
@@ -251,7 +241,7 @@ def cuts(K: int, shape: tuple[int, int, int], most: int) -> Iterator[tuple[slice
 
 
 def rows_of(values: Any, span: slice, rows: int) -> Any:
-    """What ``values`` (K, B, ...) hold for a span of rows, of which B are alike to each: (K, 1 or the span, ...)."""
+    """Return ``values`` (K, B, ...), of which row i of ``rows`` has row i B / rows, in a span: (K, 1 or span, ...)."""
     if values.shape[1] == 1:
         return values
     if values.shape[1] == rows:
@@ -261,17 +251,10 @@ def rows_of(values: Any, span: slice, rows: int) -> Any:
 
 
 def sources(row: Any | None, column: Any | None, span: slice, shape: tuple[int, int, int]) -> Any:
-    """Where a span of rows of K matrices of entries, one behind the other, comes from.
+    """Return the sources of a span of rows of K matrices of entries, one behind the other.
 
-    Parameters
-    ----------
-    row, column
-        of these K, as ``Move.rows`` and ``Move.columns`` give them; one may be None.
-
-    Returns
-    -------
-    Any
-        Rows (K, span) where the columns stay, else entries (K, span, columns).
+    ``row`` and ``column`` are those of ``Move.rows`` and ``Move.columns``; one may be None. The result is rows (K,
+    span) where the columns stay, else entries (K, span, columns).
     """
     like: Any = column if row is None else row
     first = _constant(shape[0] * np.arange(len(like)), like)[:, None]
@@ -280,14 +263,10 @@ def sources(row: Any | None, column: Any | None, span: slice, shape: tuple[int, 
 
 
 def _sources_inside(places: np.ndarray, perm: Any | None, within: Any, channels: np.ndarray) -> Any:
-    """The position that comes to every position (K, n * inner) of channels inside which another group acts.
+    """Return the source of every position (K, n * inner) of channels inside which another group acts.
 
-    Parameters
-    ----------
-    places, channels
-        (n, inner) positions, and which of the other group's channels is there.
-    perm, within
-        (K, n) of the channels, None where they stay, and (K, m) of the other group.
+    ``places`` and ``channels`` (n, inner) are positions and the other group's channels there; ``perm`` (K, n) permutes
+    the channels, None where they stay, and ``within`` (K, m) the other group.
     """
     xp, (n, inner) = array_namespace(within), places.shape
     each = int((channels[0] == channels[0, 0]).sum())  # positions of one channel of the other group in one of these

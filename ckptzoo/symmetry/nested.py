@@ -1,6 +1,6 @@
 """Groups whose channels have others inside, and the two tables that such a table is made of.
 
-So are heads of queries that share heads of keys and values: heads move in the blocks of those that share, and the
+Examples are heads of queries that share heads of keys and values: heads move in the blocks of those that share, and the
 permutations and matrices of a shared head act inside each of them (``Segment.within``). Every element of the table is
 one of ``unnested``, whose heads keep their order within their block, before one of ``within_blocks``, which permutes
 these alone.
@@ -81,14 +81,10 @@ def unnested(symmetry: Arch) -> Symmetry:
 
 
 def within_blocks(symmetry: Symmetry) -> Symmetry | None:
-    """The table of the permutations of channels that have others inside, within their blocks: one group for a block.
+    """Return the table of the permutations of channels with others inside, within their blocks: one group for a block.
 
-    None where there is none of these to permute.
-
-    Raises
-    ------
-    SymmetryError
-        The channels of such a group are inside those of another one, too.
+    None where there are none of these. Raises ``SymmetryError`` where the channels of such a group are inside those of
+    another one, too.
     """
     moving = moving_within(symmetry)
     if not moving:
@@ -129,7 +125,7 @@ def within_blocks(symmetry: Symmetry) -> Symmetry | None:
 
 
 def moving_within(symmetry: Symmetry) -> list[str]:
-    """The groups whose channels have others inside and change places within their blocks."""
+    """Return the groups whose channels have others inside and change places within their blocks."""
     found: list[str] = []
     for name in sorted(_outside(symmetry)):
         blocks = _blocks_of(name, symmetry)
@@ -139,7 +135,7 @@ def moving_within(symmetry: Symmetry) -> list[str]:
 
 
 def from_unnested(element: GroupElement, symmetry: Symmetry) -> GroupElement:
-    """Elements of ``unnested`` as elements of the table itself, with the same action."""
+    """Return elements of ``unnested`` as elements of the table itself, with the same action."""
     outers: dict[str, np.ndarray] = {}
     for group in symmetry.groups:
         if isinstance(perm := group.perm, Wreath) and group.id in element.perms:
@@ -154,7 +150,7 @@ def from_unnested(element: GroupElement, symmetry: Symmetry) -> GroupElement:
 
 
 def from_blocks(element: GroupElement, symmetry: Symmetry) -> GroupElement:
-    """Elements of ``within_blocks`` as elements of the table itself, with the same action."""
+    """Return elements of ``within_blocks`` as elements of the table itself, with the same action."""
     found = GroupElement.identity(symmetry, len(element))
     moving = moving_within(symmetry)
     for group in symmetry.groups:
@@ -166,7 +162,7 @@ def from_blocks(element: GroupElement, symmetry: Symmetry) -> GroupElement:
 
 
 def _outside(symmetry: Symmetry) -> set[str]:
-    """The groups whose channels have others inside."""
+    """Return the groups whose channels have others inside."""
     return {group for group, _ in symmetry.nested}
 
 
@@ -177,7 +173,7 @@ def _blocks_of(group: str, symmetry: Symmetry) -> Wreath:
 
 
 def _with_inner_groups(action: AxisAction, symmetry: Symmetry) -> AxisAction:
-    """The action with the groups inside channels in place of those that have them inside."""
+    """Return the action with the groups inside channels in place of those that have them inside."""
     segments = [segment for segment in action.segments if segment.within is None]
     if len(segments) == len(action.segments):
         return action
@@ -187,7 +183,7 @@ def _with_inner_groups(action: AxisAction, symmetry: Symmetry) -> AxisAction:
 
 
 def _inner_segments(item: Listing, action: AxisAction, symmetry: Symmetry) -> Iterator[Segment]:
-    """The channels of the group inside those of a listing: once for each place in a block."""
+    """Yield the channels of the group inside those of a listing: once for each place in a block."""
     if item.inside is None:
         return
     name, _ = item.inside

@@ -28,19 +28,19 @@ from ckptzoo.symmetry.report import Report
 from ckptzoo.symmetry.scales import Scales
 
 KEYS = 2.0**36
-"""Keys are rounded to multiples of its inverse."""
+"""Keys are rounded to multiples of the inverse of this number."""
 
 
 def leaders(symmetry: Symmetry) -> list[Group]:
-    """The groups that have a permutation of their own, in order."""
+    """Return the groups that have a permutation of their own, in order."""
     return [group for group in symmetry.groups if symmetry.leader(group.id) is group]
 
 
 def sum_keys(moments: Moments) -> dict[str, np.ndarray]:
-    """The sum of each channel's incoming weights, (K, n), for every group that leads a permutation.
+    """Return the sum of each channel's incoming weights, (K, n), for every group that leads a permutation.
 
-    Of scaled weights as they are stored, so that the order is the same when it is asked for again. Sums are rounded
-    to multiples of 2 ** -36: those that are equal but for rounding, such as 1 for a channel with one input, are ties.
+    The weights are scaled, as they are stored, so that the order of the result is the same again. Sums are rounded to
+    multiples of 2 ** -36: those that are equal but for rounding, such as 1 for a channel with one input, are ties.
     """
     found: dict[str, np.ndarray] = {}
     for group in leaders(moments.symmetry):
@@ -51,12 +51,12 @@ def sum_keys(moments: Moments) -> dict[str, np.ndarray]:
 
 
 def shape_of(group: Group) -> Wreath:
-    """The group's blocks; one block where it has none."""
+    """Return the group's blocks; one block where it has none."""
     return group.perm if isinstance(group.perm, Wreath) else Wreath("", 1, group.n)
 
 
 class Order:
-    """The permutations of K checkpoints, decided group by group; counts ties and margins into a report."""
+    """The permutations of K checkpoints, decided group by group; ties and margins are counted into a report."""
 
     def __init__(self, symmetry: Symmetry, K: int, report: Report) -> None:
         self._symmetry, self._report = symmetry, report
@@ -64,7 +64,7 @@ class Order:
         self.perms = {group.id: np.tile(np.arange(group.n), (K, 1)) for group in symmetry.groups}
 
     def decide(self, group: Group, keys: np.ndarray) -> None:
-        """Settle a group's permutation by keys (K, n), and move along what shares a part of it."""
+        """Settle a group's permutation by keys (K, n), and move all that shares a part of it."""
         before = set(self._shared)
         perm, gaps = permutations_of(group).settle(group, keys, self._shared)
         for gap in gaps:
@@ -86,12 +86,10 @@ class Order:
 
 
 def first_weight_order(moments: Moments, found: Scales, report: Report) -> dict[str, np.ndarray]:
-    """Permutations (K, n) by group, ascending in the first weight; ties and margins are counted into the report.
+    """Return permutations (K, n) by group, ascending in the first weight; ties and margins are counted into the report.
 
-    Raises
-    ------
-    SymmetryError
-        No tensor writes a group; or one permutes positions inside the channels of another, whose first weight it moves.
+    Raises ``SymmetryError`` where no tensor writes a group, or a group permutes positions inside the channels of
+    another, whose first weight it moves.
     """
     for group, inside in moments.symmetry.nested:
         raise SymmetryError(
@@ -109,7 +107,7 @@ def first_weight_order(moments: Moments, found: Scales, report: Report) -> dict[
 
 
 def _first_weights(group: str, moments: Moments, found: Scales, perms: dict[str, np.ndarray]) -> np.ndarray:
-    """The first element of each channel's slice, scaled, all channels in the order that they have so far."""
+    """Return the first element of each channel's slice, scaled, all channels in the order that they have so far."""
     writers = moments.writers(group)
     if not writers:
         raise SymmetryError(

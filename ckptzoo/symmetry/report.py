@@ -1,4 +1,4 @@
-"""What a gauge found in each checkpoint."""
+"""The report on each checkpoint that a gauge brings to its representative."""
 
 from dataclasses import dataclass, fields
 

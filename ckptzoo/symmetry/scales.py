@@ -61,7 +61,7 @@ Measure = Callable[[AxisAction, str, dict[str, np.ndarray], dict[str, np.ndarray
 
 @dataclass(frozen=True, eq=False)
 class Scales:
-    """What the rule found for K checkpoints.
+    """The result of the rule for K checkpoints.
 
     Parameters
     ----------
@@ -85,16 +85,9 @@ class Scales:
 
 
 def solve(moments: Moments, *, spread: bool = False, settled: PerGroup | None = None) -> Scales:
-    """Scales to unit norm, or with ``spread`` to unit standard deviation, from input to output and back.
+    """Return scales to unit norm, or with ``spread`` to unit standard deviation, from input to output and back.
 
-    Parameters
-    ----------
-    moments
-        the checkpoints.
-    spread
-        whether sizes are standard deviations.
-    settled
-        group id to sizes of scales (K, n) that stay as they are; NaN where this rule is to find one.
+    ``settled`` maps group ids to sizes of scales (K, n) that are kept; NaN where this rule is to find one.
     """
     K, groups = moments.K, moments.symmetry.groups
     scaling = {group.id for group in groups if group.scaled}
@@ -103,7 +96,7 @@ def solve(moments: Moments, *, spread: bool = False, settled: PerGroup | None = 
     for group in groups:
         usable = _determined(moments.writers(group.id), group, moments, scaling - found.scales.keys())
         measures = (moments.deviations, moments.norms) if spread else (moments.norms,)
-        if not group.resizes:  # all that counts is which sizes are 0
+        if not group.resizes:  # it matters only which sizes are 0
             measures = (moments.unordered_norms,)
         size, rounding = _first_sizes(measures, usable, group, found.scales, silent)
         size = np.broadcast_to(size, (K, group.n))
@@ -158,7 +151,8 @@ def _settle_by_own_group(
 ) -> None:
     """Scale channels (K, n) that nothing but channels of their own group writes, by those that have their scales.
 
-    Round by round, as a round may give a scale to what writes others. ``silent`` loses the channels that are scaled.
+    It goes round by round, as a round may give a scale to what writes others. Scaled channels are removed from
+    ``silent``.
     """
     own = [
         action
@@ -176,7 +170,8 @@ def _settle_by_own_group(
 def _settled_by_others(silent: dict[str, np.ndarray], moments: Moments, found: Scales) -> dict[str, np.ndarray]:
     """Scale silent channels by what reads them, else by what writes them, silent ones that are not yet scaled left out.
 
-    Back and forth until nothing changes; returns the channels (K, n) by group that no scaled channel is joined to.
+    This goes back and forth until nothing changes, and returns the channels (K, n) by group that no scaled channel is
+    joined to.
     """
     left, groups = dict(silent), [group for group in moments.symmetry.groups if group.id in silent]
     going = True
@@ -200,8 +195,8 @@ def _settled_by_others(silent: dict[str, np.ndarray], moments: Moments, found: S
 def _keep_one_of_products(left: dict[str, np.ndarray], moments: Moments, found: Scales) -> bool:
     """Let one of two channels that multiply each other keep 1, where nothing settles either; False where none is left.
 
-    Those of one action at a time, as that may settle others. A checkpoint is reported where weights join several such
-    channels of one group.
+    Only channels of one action are treated at a time, as that may settle others. A checkpoint is reported where weights
+    join several such channels of one group.
     """
     for action in moments.symmetry.actions:
         for gate, places in positions(action.of_gates, moments.symmetry):
@@ -251,7 +246,7 @@ def _joined(channels: dict[str, np.ndarray], row: int, moments: Moments) -> bool
 
 
 def _spread(action: AxisAction, vertex: dict[str, np.ndarray], shape: tuple[int, ...], moments: Moments) -> np.ndarray:
-    """The numbers of an axis' channels (-1 for other positions), for every element of a checkpoint's tensor."""
+    """Return the numbers of an axis' channels (-1 for other positions), for every element of a checkpoint's tensor."""
     numbers = np.full(shape[action.axis] * action.blocks, -1)
     for name, places in positions(action, moments.symmetry):
         if name in vertex:
@@ -263,7 +258,7 @@ def _spread(action: AxisAction, vertex: dict[str, np.ndarray], shape: tuple[int,
 
 
 def _determined(actions: list[AxisAction], group: Group, moments: Moments, open_groups: set[str]) -> list[AxisAction]:
-    """The actions on tensors whose other axes have their scales already."""
+    """Return the actions on tensors whose other axes have their scales already."""
     return [action for action in actions if not moments.others(action) & (open_groups | {group.id})]
 
 
@@ -274,7 +269,7 @@ def _first_sizes(
     scales: dict[str, np.ndarray],
     silent: dict[str, np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Each channel's first size that is not zero, and its relative rounding."""
+    """Return each channel's first size that is not zero, and its relative rounding."""
     size, rounding = np.zeros((1, group.n)), np.ones((1, group.n))
     for measure in measures:
         for action in actions:
@@ -287,15 +282,16 @@ def _first_sizes(
 
 
 def _inverse(size: np.ndarray, rounding: np.ndarray | float) -> np.ndarray:
-    """1 over sizes of 40 significant bits, so that sizes that are equal but for rounding scale alike."""
+    """Return 1 over sizes of 40 significant bits, so that sizes that are equal but for rounding scale alike."""
     mantissa, exponent = np.frexp(size)
     size = np.ldexp(np.round(mantissa * 2.0**40) / 2.0**40, exponent)
+    # sizes that rounding alone moves from 1 count as 1, so that a second application changes nothing
     off = np.abs(size - 1) > np.maximum(8 * rounding, 2.0**-40)
     return np.divide(1, size, out=np.ones_like(size), where=(size != 0) & off)
 
 
 def _clamped(scale: np.ndarray, size: np.ndarray, group: Group, moments: Moments, found: Scales) -> np.ndarray:
-    """Scales in front of a normalisation: not below the point where a running variance reaches 0."""
+    """Return scales in front of a normalisation, not below the point where a running variance reaches 0."""
     least = np.zeros_like(scale)
     for action in moments.variances(group.id):
         shifted = moments.entries(action, group.id) + action.eps
@@ -315,7 +311,7 @@ def _signs(
     scales: dict[str, np.ndarray],
     silent: dict[str, np.ndarray],
 ) -> np.ndarray:
-    """The sign of the first gain that is not zero, else of the first sum that is more than rounding, else 0."""
+    """Return the sign of the first gain that is not zero, else of the first sum that is more than rounding, else 0."""
     sign = np.zeros((moments.K, group.n))
     for action, decides in moments.gains(group.id):
         for gain in np.moveaxis(np.sign(moments.entries(action, group.id)), 2, 0) if decides else ():
@@ -332,7 +328,7 @@ def _signs(
 
 
 def _takes_sign(group: Group, moments: Moments) -> np.ndarray:
-    """Whether a sign changes anything (K, n) that cannot decide it: in front of a normalisation, or a gain.
+    """Return whether a sign changes anything (K, n) that cannot decide it: in front of a normalisation, or a gain.
 
     The weights there are those that silent channels write, or that read a channel which is zero; they have no size yet.
     The sign of such a gain is free itself.
@@ -354,7 +350,7 @@ def _settle(
     found: Scales,
     silent: dict[str, np.ndarray],
 ) -> np.ndarray:
-    """Scale some channels (K, n) to unit size in the first of these tensors; returns those that are zero in all."""
+    """Scale some channels (K, n) to unit size in the first of these tensors, and return those that are zero in all."""
     size, rounding = _first_sizes((moments.norms,), actions, group, found.scales, silent)
     scale = np.ones((moments.K, group.n))
     if group.resizes:
@@ -376,28 +372,12 @@ does a sum of weights that decides a sign, relative to their norm."""
 
 
 def scaled_variance(variance: Any, scale: Any, eps: float, precision: float, tensor: str) -> Any:
-    """``scale^2 (variance + eps) - eps`` in float64, and exactly 0 where that is negative by rounding alone.
+    """Return ``scale^2 (variance + eps) - eps`` in float64, and exactly 0 where that is negative by rounding alone.
 
-    Parameters
-    ----------
-    variance, scale
-        float64 arrays that broadcast.
-    eps
-        the normalisation's; with 0 this is ``scale^2 variance``.
-    precision
-        machine epsilon of the dtype that derived variances are stored in.
-    tensor
-        the name in errors.
-
-    Raises
-    ------
-    SymmetryError
-        A scale is below a_min by more than rounding.
-
-    Notes
-    -----
-    A negative variance follows the formula and is not refused: it is wrong already. Tested in
-    tests/symmetry/test_variance.py.
+    ``variance`` and ``scale`` are float64 and broadcast; ``precision`` is the machine epsilon of the dtype in which
+    derived variances are stored, ``tensor`` the name in errors. With eps 0 the result is ``scale^2 variance``. A
+    negative variance follows the formula: it is wrong already. Raises ``SymmetryError`` where a scale is below a_min by
+    more than rounding.
     """
     made = scale * (scale * variance)
     if not eps:

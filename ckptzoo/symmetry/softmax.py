@@ -1,4 +1,4 @@
-"""The shift that a softmax does not see: the same number added to all logits."""
+"""The shift that a softmax does not change under: the same number added to all logits."""
 
 from collections.abc import Mapping
 

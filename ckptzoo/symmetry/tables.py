@@ -1,4 +1,4 @@
-"""The symmetry table of whatever names a network, its last layer, and checks and pieces of stacked checkpoints."""
+"""The symmetry table of anything that names a network, its last layer, and checks and pieces of stacked checkpoints."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -15,24 +15,15 @@ from ckptzoo.symmetry.arrays import Stacked, is_float, to_numpy
 from ckptzoo.symmetry.traced import Traced
 
 Arch = Annotated[Symmetry | Traced | Architecture | str, SELF_CHECKED]
-"""Whatever names a network: its table, what ``trace`` found, an architecture or the name of a registered one."""
+"""A name of a network: its table, the result of ``trace``, an architecture or the name of a registered one."""
 
 
 def table_of(arch: Arch) -> Symmetry:
-    """The symmetry table of a network.
+    """Return the symmetry table of a network.
 
-    Parameters
-    ----------
-    arch
-        a table, which is returned as it is, or what ``trace`` found; an architecture whose forward function is in
-        ``ckptzoo.archs``; or a name there.
-
-    Raises
-    ------
-    SymmetryError
-        No such name in ``ckptzoo.archs``, or nothing that names a network.
-    SpecError
-        The registry's table does not fit the architecture; every problem is listed.
+    ``arch`` is a table, which is returned unchanged, or the result of ``trace``; an architecture whose forward function
+    is in ``ckptzoo.archs``; or a name there. Raises ``SymmetryError`` for anything else, and ``SpecError`` with every
+    problem where the registry's table does not fit the architecture.
     """
     if isinstance(arch, Symmetry):
         return arch
@@ -57,23 +48,20 @@ def table_of(arch: Arch) -> Symmetry:
 
 
 def last_layer(table: Symmetry) -> AxisAction | None:
-    """How the last tensor that reads channels and writes none reads them; None where the table has no such tensor."""
+    """Return how the last tensor that reads channels and writes none reads them; None where there is no such tensor."""
     written = {action.tensor for action in table.actions if action.role == "out"}
     return next((act for act in reversed(table.actions) if act.role == "in" and act.tensor not in written), None)
 
 
 PIECE_BYTES = 128 * 2**20
 SMALL = 4 * 2**20
-"""Checkpoints are solved for in pieces of at most ``PIECE_BYTES`` or one by one, and on all cores from ``SMALL`` on."""
+"""Checkpoints are solved in pieces of at most ``PIECE_BYTES`` or one by one, on all cores from ``SMALL`` bytes on."""
 
 
 def fits(arrays: Mapping[str, np.ndarray], symmetry: Symmetry, arch: Arch) -> None:
-    """Refuse what the scales of a table cannot act on.
+    """Raise ``SymmetryError`` for arrays that the scales of a table cannot act on.
 
-    Raises
-    ------
-    SymmetryError
-        A tensor has another shape than the architecture's, or holds integers where scales act; or no group is there.
+    These have another shape than the architecture's, or integers where scales act; or the table has no groups.
     """
     if not symmetry.groups:
         raise SymmetryError("symmetry table: expected at least one group, got none. There is nothing to canonicalize.")
@@ -98,7 +86,7 @@ def fits(arrays: Mapping[str, np.ndarray], symmetry: Symmetry, arch: Arch) -> No
 
 
 def finite(weights: Stacked, K: int) -> np.ndarray:
-    """Which of the checkpoints (K,) have no infinite element and no NaN."""
+    """Return which of the checkpoints (K,) have no infinite element and no NaN."""
     found = np.ones(K, bool)
     for value in weights.values():
         if is_float(array := to_numpy(value)):
@@ -107,7 +95,7 @@ def finite(weights: Stacked, K: int) -> np.ndarray:
 
 
 def pieces(rows: np.ndarray, arrays: Mapping[str, np.ndarray], threads: int, small: int = SMALL) -> list[np.ndarray]:
-    """Rows in pieces that keep every thread busy, where the arrays have more than ``small`` bytes."""
+    """Return rows in pieces that keep every thread busy, where the arrays have more than ``small`` bytes."""
     if not len(rows):
         return []
     nbytes = sum(array.nbytes for array in arrays.values())
@@ -116,6 +104,6 @@ def pieces(rows: np.ndarray, arrays: Mapping[str, np.ndarray], threads: int, sma
 
 
 def take_rows(arrays: Mapping[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
-    """Some of the checkpoints, without a copy where they stand side by side."""
+    """Return some of the checkpoints, without a copy where they stand side by side."""
     place = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] == len(rows) - 1 else rows
     return {name: array[place] for name, array in arrays.items()}

@@ -38,28 +38,22 @@ from ckptzoo.symmetry.report import Report
 from ckptzoo.symmetry.scales import Scales
 
 WORK = 2**30
-"""A search may look at this number of edges: some seconds of work."""
+"""The number of edges that a search may look at: some seconds of work."""
 WORK_PER_EDGE = 64
-"""In large networks, whose first refinement needs some rounds, at each edge this number of times."""
+"""The number of looks at each edge in large networks, whose first refinement needs some rounds."""
 MAX_BYTES = 2**28
-"""What the colourings on the way to a leaf may take."""
+"""Bytes of the colourings on the way to a leaf."""
 MAX_AUTOMORPHISMS = 256
-"""Kept to prune branches off the first path; on the first path all count, in the orbits."""
+"""Automorphisms kept to prune branches off the first path; on the first path all count, in the orbits."""
 ROUGH = 2.0**16
-"""Weights are first compared as multiples of its inverse."""
+"""Weights are first compared as multiples of the inverse of this number."""
 
 
 def complete_order(moments: Moments, found: Scales, report: Report) -> dict[str, np.ndarray]:
-    """Permutations (K, n) by group: channels ascending in their keys, ties broken.
+    """Return permutations (K, n) by group: channels of the raw weights ascending in their keys, ties broken.
 
-    Parameters
-    ----------
-    moments
-        of the raw weights.
-    found
-        their scales.
-    report
-        its ties and margins are counted, and checkpoints whose ties are left are marked unresolved, in place.
+    ``found`` are their scales. Ties and margins are counted into ``report``, and checkpoints whose ties are left are
+    marked unresolved, in place.
     """
     symmetry = moments.symmetry
     usable = {name: np.where(np.isfinite(scale) & (scale != 0), scale, 1) for name, scale in found.scales.items()}
@@ -103,7 +97,7 @@ def _break_ties(row: int, scaled: Moments, keys: dict[str, np.ndarray], order: O
 
 
 def _other_sums(group: str, checkpoint: Moments) -> np.ndarray:
-    """Sums of everything but the first tensor that writes a group's channels, and of what reads them: (n, 2)."""
+    """Return sums of everything but the first tensor that writes a group's channels, and of what reads them: (n, 2)."""
     sums = np.zeros((checkpoint.symmetry[group].n, 2))
     for number, actions in enumerate((checkpoint.writers(group)[1:], checkpoint.readers(group))):
         for action in actions:
@@ -142,7 +136,7 @@ class Search:
         one graph at several precisions, the exact one last; what a rougher one distinguishes comes first, so that
         rounding decides only what nothing else does.
     colours
-        (V,) where to start from; must not depend on the order of channels.
+        (V,) the first colouring; must not depend on the order of channels.
 
     Attributes
     ----------
@@ -159,6 +153,7 @@ class Search:
         self._twins: dict[int, np.ndarray | None] = {}
         self._orbits = np.arange(self._graph.size)
         self._automorphisms: list[np.ndarray] = []
+        # hashes of vertices, apart from those of colours
         self._probe = mix(np.arange(self._graph.size, dtype=np.uint64) + np.uint64(0xD1B54A32D192ED03))
         self._probed: tuple[np.ndarray, np.ndarray | None] | None = None
         self._path: list[int] = []
@@ -217,7 +212,7 @@ class Search:
         return _Node(colours, traces, cell)
 
     def _refine(self, colours: Colours) -> Colours:
-        """The coarsest stable colouring below this one; its colours depend on no order."""
+        """Return the coarsest stable colouring below this one; its colours depend on no order."""
         for item in self._signatures:
             while (finer := split(colours, item.of(colours))) is not colours:
                 colours = finer
@@ -227,7 +222,7 @@ class Search:
         return colours
 
     def _visit(self, node: _Node, frames: list[_Frame]) -> None:
-        """Go on below a node, or back to the node from which to go on."""
+        """Continue below a node, or at the node to return to."""
         depth = len(frames)
         self._traces[depth:] = [node.traces]
         if self._best is None:
@@ -288,7 +283,7 @@ class Search:
         del frames[depth + 1 :]
 
     def _next(self, frame: _Frame, depth: int) -> int | None:
-        """The next vertex of a frame's cell that no automorphism maps one to that was tried."""
+        """Return the next vertex of a frame's cell that no automorphism maps one to that was tried."""
         cell = frame.node.cell
         if cell is None or not frame.tried:
             return None if cell is None else int(cell[0])
@@ -300,7 +295,7 @@ class Search:
         return int(cell[left[0]]) if len(left) else None
 
     def _images(self, vertices: list[int], depth: int) -> list[int]:
-        """What the automorphisms that leave the path down to a depth alone map some vertices to."""
+        """Return the images of some vertices under the automorphisms that fix the path down to a depth."""
         path = np.array(self._path[:depth], np.int64)
         keeping = [moved for moved in self._automorphisms if (moved[path] == path).all()]
         reached, edge = set(vertices), list(vertices)
@@ -313,7 +308,7 @@ class Search:
         return list(reached)
 
     def _early_automorphism(self, first: Colours, other: Colours) -> np.ndarray | None:
-        """An automorphism that maps one colouring of an inner node to another, if a simple guess is one.
+        """Return an automorphism that maps one colouring of an inner node to another, if a simple guess is one.
 
         Vertices with a colour of their own are mapped by colour, and most others to themselves.
         """
@@ -355,9 +350,9 @@ class Search:
         return image_sparse is None or sparse is None or bool((image_sparse[moved] == sparse).all())
 
     def _cell(self, colours: Colours) -> np.ndarray | None:
-        """The vertices of the first cell of the smallest component, in the order of their numbers.
+        """Return the vertices of the first cell of the smallest component, in the order of their numbers.
 
-        The smallest one, so that what an individualised vertex says is used up before another component is begun.
+        In the smallest one the consequences of an individualised vertex are used up before another component begins.
         """
         counts = np.bincount(colours, minlength=len(colours))
         shared = np.flatnonzero(counts > 1)
@@ -372,7 +367,7 @@ class Search:
         return np.flatnonzero(colours == chosen)
 
     def _number_twins(self, colours: Colours, cell: np.ndarray) -> Colours:
-        """Number the twins of a cell in any order; the same colouring where it has none."""
+        """Number the twins of a cell in any order; return the same colouring where it has none."""
         kind = int(self._graph.kind[cell[0]])
         if kind not in self._twins:
             self._twins[kind] = self._twin_classes(kind)
@@ -387,7 +382,7 @@ class Search:
         return split(colours, values)
 
     def _twin_classes(self, kind: int) -> np.ndarray | None:
-        """(V,) numbers, equal for vertices of a kind that may change places alone; None where they meet each other."""
+        """Return (V,) numbers, equal for vertices of a kind that may change places alone; None where these meet."""
         graph = self._graph
         vertices = np.flatnonzero(graph.kind == kind)
         roles = [vertices]
@@ -412,7 +407,7 @@ class Search:
 
 
 def _mapping(colours: Colours, other: Colours) -> np.ndarray:
-    """The permutation that maps one colouring to another, in both of which every vertex has its own colour."""
+    """Return the permutation that maps one colouring to another, in both of which every vertex has its own colour."""
     moved = np.empty_like(colours)
     moved[np.argsort(colours)] = np.argsort(other)
     return moved

@@ -60,17 +60,16 @@ def transpositions(perms: ArrayLike) -> NDArray[np.int64]:
 
 
 def random_transpositions(n: int) -> float:
-    r"""The mean number of transpositions of a random permutation of n: ``n - H_n``.
+    r"""Return the mean number of transpositions of a random permutation of n: ``n - H_n``.
 
-    A random permutation has :math:`H_n = \sum_{k=1}^n 1/k` cycles on average: each of its n entries lies on a cycle
-    of length k with probability 1/n for k = 1 .. n, and is then 1/k of a cycle (Xiao, Liu and Bamler,
-    arXiv 2401.00611).
+    A random permutation has :math:`H_n = \sum_{k=1}^n 1/k` cycles on average: each of its n entries lies on a cycle of
+    length k with probability 1/n for k = 1 .. n, and is then 1/k of a cycle (Xiao, Liu and Bamler, arXiv 2401.00611).
     """
     return n - float((1 / np.arange(1, n + 1)).sum())
 
 
 def transpositions_by_group(element: GroupElement) -> dict[str, NDArray[np.int64]]:
-    """Those of K group elements: group id to (K,).
+    """Return the numbers of transpositions of K group elements: group id to (K,).
 
     Examples
     --------
@@ -82,7 +81,7 @@ def transpositions_by_group(element: GroupElement) -> dict[str, NDArray[np.int64
 
 
 def transpositions_in_total(element: GroupElement, symmetry: Arch) -> NDArray[np.int64]:
-    """(K,) the sums over all groups, of which those that are like another one count once, with it.
+    """Return (K,) the sums over all groups, of which those that are like another one count once, with it.
 
     Examples
     --------
@@ -100,7 +99,7 @@ def transpositions_in_total(element: GroupElement, symmetry: Arch) -> NDArray[np
 
 
 def most_transpositions(symmetry: Arch) -> int:
-    """The largest number that ``random_element`` can be asked for: n - 1 of one group of n channels.
+    """Return the largest number that ``random_element`` can be asked for: n - 1 of one group of n channels.
 
     Examples
     --------
@@ -237,13 +236,13 @@ def random_permutations(n: Count, count: int, K: Size, rng: np.random.Generator)
 
 
 def _exchangeable(symmetry: Symmetry) -> list[tuple[str, int, int]]:
-    """Runs of channels that can be exchanged with one another alone: group, first channel, and how many there are."""
+    """Return runs of channels that can be exchanged with one another alone: group, first channel, and length."""
     return [(group.id, *run) for group in symmetry.groups for run in permutations_of(group).exchangeable(group)]
 
 
 @lru_cache(maxsize=4)
 def _log_stirling(n: int, cycles: int) -> NDArray[np.float64]:
-    """(n + 1, cycles + 1) logarithms of the numbers of permutations of m things with k cycles."""
+    """Return (n + 1, cycles + 1) logarithms of the numbers of permutations of m things with k cycles."""
     logs = np.full((n + 1, cycles + 1), -np.inf)
     logs[0, 0] = 0
     for m in range(1, n + 1):

@@ -125,7 +125,7 @@ def test_a_zoo_that_another_engine_has_grown_meanwhile(tmp_path: Path) -> None:
         writer.add({name: found[name][:] for name in found.arch.names}, found.metadata.to_pylist())
     for command in (work, merge):
         with pytest.raises(ZooError, match="expected single, which made those of the zoo, got mlp"):
-            command(TOY, zoo)
+            command(zoo, TOY)
     assert engines_in(zoo) == ["single"]
 
 

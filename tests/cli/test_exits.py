@@ -200,6 +200,7 @@ def test_debug_shows_the_traceback_of_an_expected_error(cli: Any, tmp_path: Path
 
 _INTERRUPTED_IMPORT = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background of a shell inherit that it is ignored
 sys.path.insert(0, sys.argv[1])
 from ckptzoo.cli.exits import stopping_imports
 with stopping_imports("builders", "nothing was done."):

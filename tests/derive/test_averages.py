@@ -269,7 +269,7 @@ def test_what_is_no_network_is_refused(tmp_path: Path, make_zoo: Any) -> None:
         soup(zoo.where("id == 'x'"), labelled)
     with pytest.raises(UnknownNameError, match="reference 'nobody'"):
         average(zoo, to="nobody")
-    with pytest.raises(UnknownNameError, match="Run ckptzoo align --to barycentre"):
+    with pytest.raises(UnknownNameError, match="Run ckptzoo align ZOO --to barycentre"):
         average(zoo, to="barycentre")
     with pytest.raises(UnknownNameError, match="variant 'canonical'"):
         average(zoo, variant="canonical")

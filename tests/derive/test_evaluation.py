@@ -149,9 +149,7 @@ def test_networks_without_a_forward_function_need_a_module() -> None:
 
 def test_inputs_and_modules_that_do_not_fit_are_refused() -> None:
     arch = archs.architecture("mlp-4-5-3")
-    with pytest.raises(
-        ZooError, match=r"outputs for inputs \(2, 5,?\): expected .*[^.]\. Pass inputs, or a module, that"
-    ):
+    with pytest.raises(ZooError, match=r"outputs for inputs \(2, 5,?\): expected .*\. Pass (inputs|a module)"):
         Forward(arch).features((5,))
     with pytest.raises(
         ZooError, match=r"'fc1.weight' of the module: expected \(5, 4\), got \(6, 4\), and 2 more differ\. Name"

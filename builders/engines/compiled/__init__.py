@@ -31,10 +31,7 @@ _NAMES = ("conv1.weight", "conv2.weight", "fc.weight", "fc.bias")
 def advance(data_source: DataSource, state: TrainingState, stop: int) -> None:
     """Take the steps of every member up to ``stop``, as every ``builders.engines.Engine``.
 
-    Raises
-    ------
-    ZooError
-        The data is not on a CPU, or its images are not of 28x28 pixels.
+    Raises ZooError: the data is not on a CPU, or its images are not of 28x28 pixels.
     """
     recipe, members = data_source.recipe, len(state)
     train(
@@ -52,7 +49,7 @@ def advance(data_source: DataSource, state: TrainingState, stop: int) -> None:
 
 
 def gradient_steps(data_source: DataSource, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[GradientStep]:
-    """Raises as ``advance``."""
+    """Yield the steps with their gradients; raises as ``advance``."""
     recipe, workspace = data_source.recipe, Workspace.empty()
     settings, training_set, batch = (
         sgd_settings(recipe, start, stop),
@@ -75,7 +72,7 @@ def gradient_steps(data_source: DataSource, keys: NDArray[np.uint64], start: int
 
 
 def images(data_source: DataSource) -> Images:
-    """The training set as the compiled loop takes it; raises as ``advance`` does."""
+    """Return the training set as the compiled loop takes it; raises as ``advance`` does."""
     recipe = data_source.recipe
     size = data_source.crop_shape
     if data_source.device.type != "cpu" or size != (PITCH, PITCH):
@@ -95,7 +92,7 @@ def images(data_source: DataSource) -> Images:
 
 
 def sgd_settings(recipe: ImageRecipe, start: int, stop: int) -> SGDSettings:
-    """How steps from ``start`` to ``stop`` are taken."""
+    """Return the settings of the steps from ``start`` to ``stop``."""
     epochs = range(start // recipe.epoch_steps, stop // recipe.epoch_steps + 1)
     return SGDSettings(
         recipe.train,
@@ -110,7 +107,7 @@ def sgd_settings(recipe: ImageRecipe, start: int, stop: int) -> SGDSettings:
 
 
 def _rows(tensors: TensorsByName, members: int) -> Tensors:
-    """The same memory as rows, one a member; without columns where there are no tensors."""
+    """Return the same memory as rows, one a member; without columns where there are no tensors."""
     rows: list[NDArray[np.float32]] = [
         tensors[name].view(members, -1).numpy() if tensors else np.empty((members, 0), np.float32) for name in _NAMES
     ]

@@ -32,7 +32,7 @@ _ZERO, _ONE, _SIXTEENTH = np.float32(0), np.float32(1), np.float32(1 / PLACES)
 
 @njit(**INLINE)
 def softmax_grad(workspace: Workspace, labels: Places, left: int, size: int) -> None:
-    """Gradients of the outputs, of which only the first ``left`` images count, in a batch of ``size``."""
+    """Compute gradients of the outputs, of which only the first ``left`` images count, in a batch of ``size``."""
     powers = workspace.slope
     for lane in range(_L):
         total_power = _ZERO
@@ -45,7 +45,7 @@ def softmax_grad(workspace: Workspace, labels: Places, left: int, size: int) -> 
 
 @njit(**INLINE)
 def linear_backward(workspace: Workspace, head: Numbers) -> None:
-    """Back through the head, the mean and ReLU, to the outputs of the second convolution."""
+    """Propagate back through the head, the mean and ReLU, to the outputs of the second convolution."""
     for k in range(CLASSES):
         slope = load(workspace.slope, k * _L)
         _add(workspace.bias, k * _L, slope)
@@ -67,13 +67,13 @@ def _add(sums: Numbers, offset: int, value: Lanes) -> None:
 
 @njit(**INLINE)
 def _where(slopes: Numbers, offset: int, hidden: Numbers, value: Lanes) -> None:
-    """Back through ReLU."""
+    """Propagate back through ReLU."""
     store(slopes, offset, where_positive(load(hidden, offset), value))
 
 
 @njit(**INLINE)
 def conv2_weight_grad(workspace: Workspace) -> None:
-    """Sums for the weights of the second convolution, five of a row at a time."""
+    """Add to the sums for the weights of the second convolution, five of a row at a time."""
     for out in range(OUTPUTS):
         for i in range(5):
             offset = (out * WEIGHTS2 + 5 * i) * _L
@@ -106,7 +106,7 @@ def conv2_weight_grad(workspace: Workspace) -> None:
 
 @njit(**INLINE)
 def conv2_input_grad(workspace: Workspace, kernel: Numbers, scale: np.float32) -> None:
-    """Back through the second convolution and ReLU to the maxima of the first, times the scale of the pixels."""
+    """Propagate back through the second convolution and ReLU to the maxima of the first, times the pixels' scale."""
     zero, b = spread(_ZERO), spread(scale)
     for row in range(16):
         channel, y = row // 8, row % 8
@@ -140,7 +140,7 @@ def conv2_input_grad(workspace: Workspace, kernel: Numbers, scale: np.float32) -
 
 @njit(**INLINE)
 def conv1_weight_grad(workspace: Workspace, pixels: Pixels, corners: Places, width: int, shift: np.float32) -> None:
-    """Sums for the weights of the first convolution, which are their lanes."""
+    """Add to the sums for the weights of the first convolution, which are their lanes."""
     a = spread(shift)
     s0, s1 = load(workspace.conv1, 0), load(workspace.conv1, _L)
     for lane in range(_L):
@@ -159,7 +159,7 @@ def conv1_weight_grad(workspace: Workspace, pixels: Pixels, corners: Places, wid
 
 @njit(**INLINE)
 def reduce_lanes(workspace: Workspace) -> None:
-    """Add the lanes up, where they are images."""
+    """Add up the lanes, where they are images."""
     for sums in (workspace.conv2, workspace.head, workspace.bias):
         for k in range(len(sums) // _L):
             sums[k] = total(load(sums, k * _L))

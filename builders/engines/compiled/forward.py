@@ -36,7 +36,7 @@ Three = tuple[Lanes, Lanes, Lanes]
 def load_crop(
     workspace: Workspace, pixels: Pixels, corners: Places, width: int, shift: np.float32, scale: np.float32
 ) -> None:
-    """The crops of sixteen images as the network sees them, ``(pixel - shift) * scale``."""
+    """Load the crops of sixteen images as the network sees them, ``(pixel - shift) * scale``."""
     a, b = spread(shift), spread(scale)
     for row in range(ROWS):
         for column in range(0, PITCH, 4):
@@ -62,7 +62,7 @@ def _row(sums: Three, kernel: Numbers, offset: int, images: Numbers, start: int)
 
 @njit(**INLINE)
 def _best(best: Lanes, place: Lanes, sums: Three, offset: int) -> tuple[Lanes, Lanes]:
-    """The larger of a maximum and three sums, and its place; the first where they are equal."""
+    """Return the larger of a maximum and three sums, and its place; the first where they are equal."""
     s0, s1, s2 = sums
     place, best = greater(s0, best, spread(np.float32(offset)), place), greater(s0, best, s0, best)
     place, best = greater(s1, best, spread(np.float32(offset + 1)), place), greater(s1, best, s1, best)
@@ -71,7 +71,7 @@ def _best(best: Lanes, place: Lanes, sums: Three, offset: int) -> tuple[Lanes, L
 
 @njit(**INLINE)
 def pool(workspace: Workspace, kernel: Numbers, width: int) -> None:
-    """The first convolution, its maximum over each window, and ReLU; and the places of the maxima."""
+    """Apply the first convolution, its maximum over each window, and ReLU; store the places of the maxima."""
     zero, least = spread(_ZERO), spread(_LEAST)
     for window in range(WINDOWS):
         corner = 3 * (window // 8 * PITCH + window % 8)
@@ -93,7 +93,7 @@ def pool(workspace: Workspace, kernel: Numbers, width: int) -> None:
 
 @njit(**INLINE)
 def convolve(workspace: Workspace, kernel: Numbers) -> None:
-    """The second convolution, ReLU, and the mean over its positions."""
+    """Apply the second convolution, ReLU, and the mean over its positions."""
     zero = spread(_ZERO)
     for out in range(OUTPUTS):
         total = zero
@@ -123,7 +123,7 @@ def convolve(workspace: Workspace, kernel: Numbers) -> None:
 
 @njit(**INLINE)
 def classify(workspace: Workspace, head: Numbers, bias: Numbers) -> None:
-    """Into ``workspace.slope``: :math:`e^{z_k - max z}` of the outputs z; softmax is their share in the sum."""
+    """Store :math:`e^{z_k - max z}` of the outputs z in ``workspace.slope``; softmax is their share in the sum."""
     largest = spread(_LEAST)
     for k in range(CLASSES):
         z = spread(bias[k])

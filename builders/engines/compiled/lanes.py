@@ -1,4 +1,4 @@
-"""Sixteen numbers at once: the vector type in which the compiled engine computes, and what can be done with it.
+"""Sixteen numbers at once: the vector type in which the compiled engine computes, and its operations.
 
 ``Lanes`` is LLVM's ``<16 x float>`` inside functions that Numba compiles: one register with AVX-512, two with AVX2,
 four with SSE or NEON. Lane by lane the arithmetic is that of float32 scalars; only a product and the sum that it goes
@@ -20,11 +20,11 @@ LANES = 16
 _FLOAT, _BYTE, _INT, _LONG = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _VECTOR, _INTS, _FOUR = ir.VectorType(_FLOAT, LANES), ir.VectorType(_INT, LANES), ir.VectorType(_BYTE, 4)
 _LINE = 4
-"""Bytes to which an address is aligned at least."""
+"""The least alignment of an address in bytes."""
 
 
 def _vectors(typed: Callable[..., Any]) -> Callable[..., Any]:
-    """Numba's decorator, which gives the first argument itself."""
+    """Apply Numba's decorator, which supplies the first argument itself."""
     return intrinsic(typed)
 
 
@@ -58,20 +58,20 @@ def _splat(builder: Any, value: Any) -> Any:
 
 
 def _address(context: Any, builder: Any, kind: Any, array: Any, offset: Any, pointed: ir.Type) -> Any:
-    """The address of element ``at`` of a one-dimensional contiguous array."""
+    """Return the address of element ``at`` of a one-dimensional contiguous array."""
     data = context.make_array(kind)(context, builder, array).data
     return builder.bitcast(builder.gep(data, [offset]), pointed.as_pointer())
 
 
 def _called(builder: Any, name: str, *arguments: Any) -> Any:
-    """One of LLVM's own functions of vectors."""
+    """Call one of LLVM's intrinsic functions of vectors."""
     kind = ir.FunctionType(_VECTOR, [_VECTOR] * len(arguments))
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.v{LANES}f32"), arguments)
 
 
 @_vectors
 def load(typing: Any, array: Any, offset: Any) -> Any:
-    """The sixteen numbers of a float32 array from ``at`` on."""
+    """Load the sixteen numbers of a float32 array from ``at`` on."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         address = _address(context, builder, signature.args[0], arguments[0], arguments[1], _VECTOR)
@@ -82,7 +82,7 @@ def load(typing: Any, array: Any, offset: Any) -> Any:
 
 @_vectors
 def store(typing: Any, array: Any, offset: Any, value: Any) -> Any:
-    """Put sixteen numbers into a float32 array from ``at`` on."""
+    """Store sixteen numbers in a float32 array from ``at`` on."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         builder.store(
@@ -97,7 +97,7 @@ def store(typing: Any, array: Any, offset: Any, value: Any) -> Any:
 
 @_vectors
 def spread(typing: Any, value: Any) -> Any:
-    """One number in every lane."""
+    """Copy one number to every lane."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return _splat(builder, arguments[0])
@@ -107,7 +107,7 @@ def spread(typing: Any, value: Any) -> Any:
 
 @_vectors
 def crops(typing: Any, pixels: Any, corners: Any, offset: Any) -> Any:
-    """Four neighbouring pixels of sixteen pictures: lane l of the i-th is ``pixels[corners[l] + at + i]``."""
+    """Load four neighbouring pixels of sixteen pictures: lane l of the i-th is ``pixels[corners[l] + at + i]``."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind, places, _ = signature.args
@@ -129,7 +129,7 @@ def crops(typing: Any, pixels: Any, corners: Any, offset: Any) -> Any:
 
 @_vectors
 def patch(typing: Any, pixels: Any, offset: Any, width: Any) -> Any:
-    """The 4x4 pixels of one picture whose first is ``pixels[at]``, row by row; rows are ``width`` pixels apart."""
+    """Load the 4x4 pixels of one picture whose first is ``pixels[at]``, row by row; rows are ``width`` pixels apart."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         rows: list[Any] = []
@@ -153,7 +153,7 @@ def _joined(builder: Any, first: Any, second: Any) -> Any:
 
 @_vectors
 def greater(typing: Any, value: Any, best: Any, yes: Any, no: Any) -> Any:
-    """``yes`` where the value is above ``best`` or not a number, else ``no``; as max-pooling in PyTorch chooses."""
+    """Select ``yes`` where the value is above ``best`` or not a number, else ``no``, as PyTorch's max-pooling."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         above = builder.fcmp_ordered(">", arguments[0], arguments[1])
@@ -166,7 +166,7 @@ def greater(typing: Any, value: Any, best: Any, yes: Any, no: Any) -> Any:
 
 @_vectors
 def where_positive(typing: Any, value: Any, then: Any) -> Any:
-    """``then`` where the value is above 0 or not a number, else 0; with the value itself, ReLU."""
+    """Select ``then`` where the value is above 0 or not a number, else 0; with the value itself, ReLU."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.select(builder.fcmp_ordered("<=", arguments[0], _constant(0.0)), _constant(0.0), arguments[1])
@@ -176,7 +176,7 @@ def where_positive(typing: Any, value: Any, then: Any) -> Any:
 
 @_vectors
 def total(typing: Any, value: Any) -> Any:
-    """The sum over the lanes: 16 become 8, then 4, 2 and 1."""
+    """Return the sum over the lanes: 16 become 8, then 4, 2 and 1."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         left, size = arguments[0], LANES
@@ -196,7 +196,7 @@ def total(typing: Any, value: Any) -> Any:
 
 @_vectors
 def exponential(typing: Any, value: Any) -> Any:
-    r"""e to the power of each lane, for numbers up to 0, good to 2 units in the last place; 0 below -87.
+    r"""Return e to the power of each lane, for numbers up to 0, good to 2 units in the last place; 0 below -87.
 
     :math:`e^x = 2^n e^r` with :math:`n = \mathrm{round}(x / \ln 2)`, so that :math:`|r| \le \ln 2 / 2`, where
     :math:`e^r` is Taylor's polynomial of degree 7; :math:`\ln 2` is subtracted in two pieces (Cody and Waite,
@@ -229,7 +229,7 @@ def exponential(typing: Any, value: Any) -> Any:
 
 
 def _combined(operation: str) -> Any:
-    """An operator between two sixteens; a product that goes into a sum is not rounded by itself."""
+    """Return an operator between two sixteens; a product that goes into a sum is not rounded by itself."""
 
     @_vectors
     def combined(typing: Any, left: Any, right: Any) -> Any:

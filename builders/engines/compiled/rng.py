@@ -1,7 +1,8 @@
-"""What a member draws, compiled: the numbers of ``builders.rng`` bit for bit.
+"""The random draws of a member, compiled: the numbers of ``builders.rng`` bit for bit.
 
-Every number here is an unsigned 64-bit one that holds a 32-bit word; a mixture of signed and unsigned ones would become
-floating point. ``tests/builders/test_compiled_pieces.py`` holds them equal.
+Every number here is an unsigned 64-bit one that holds a 32-bit word, because a mixture of signed and unsigned ones
+would
+become floating point. ``tests/builders/test_compiled_pieces.py`` compares them.
 """
 
 import math
@@ -28,12 +29,12 @@ _15, _16 = _U(15), _U(16)
 _FEW = 256
 """Number of items below which an order has more rounds."""
 ROUNDS = 24
-"""The most that an order has."""
+"""The largest number of rounds of an order."""
 
 
 @njit(**OPTIONS)
 def philox(first: Word, second: Word, third: Word, key: Word) -> tuple[Word, Word]:
-    """The first two of the four words of ``builders.rng.philox``, where the counter's last word is 0."""
+    """Return the first two of the four words of ``builders.rng.philox``, where the counter's last word is 0."""
     words = _four_words(first, second, third, _U(0), key)
     return words[0], words[1]
 
@@ -59,7 +60,7 @@ def _mix(x: Word) -> Word:
 
 @njit(**OPTIONS)
 def round_keys(key: Word, epoch: int, keys: NDArray[np.uint64]) -> None:
-    """The keys of the rounds in which an epoch's order is drawn, into ``keys`` (24,)."""
+    """Write the keys of the rounds in which an epoch's order is drawn into ``keys`` (24,)."""
     low, high = philox(_U(0), _U(epoch), _ORDER, key)
     for i in range(ROUNDS):
         keys[i] = _mix(_mix((low + _U(i + 1) * _WEYL0) & _MASK) ^ high)
@@ -77,14 +78,14 @@ def _network(x: Word, a: Word, b: Word, keys: NDArray[np.uint64], rounds: int) -
 
 
 def side(count: int) -> int:
-    """The longer side of the rectangle over which an order of ``count`` items is drawn."""
+    """Return the longer side of the rectangle over which an order of ``count`` items is drawn."""
     root = math.isqrt(count - 1) + 1
     return root + root % 2
 
 
 @njit(**OPTIONS)
 def items(first: int, count: int, side: int, keys: NDArray[np.uint64], order: NDArray[np.int64]) -> None:
-    """The training items at the positions from ``first`` on of an epoch of ``count``, as many as ``order`` holds.
+    """Write the training items at the positions from ``first`` on of an epoch of ``count``, as many as ``order`` holds.
 
     The permutation is that of ``ckptzoo.loader.permutation.keyed_permutation``. Every position takes its first walk
     before any takes a second one, so that the compiler can take several positions at once.
@@ -103,7 +104,9 @@ def items(first: int, count: int, side: int, keys: NDArray[np.uint64], order: ND
 
 @njit(**OPTIONS)
 def corners(key: Word, epoch: int, first: int, pad: int, width: int, places: NDArray[np.int64]) -> None:
-    """Where in a padded image the crops at the positions from ``first`` on start; see ``builders.rng.crops``."""
+    """Write the places in a padded image where the crops at the positions from ``first`` on start; see
+    ``builders.rng.crops``.
+    """
     size = _U(2 * pad + 1)
     for k in range(len(places)):
         down, right = philox(_U(first + k), _U(epoch), _CROP, key)
@@ -112,9 +115,8 @@ def corners(key: Word, epoch: int, first: int, pad: int, width: int, places: NDA
 
 @njit(**OPTIONS)
 def dropout_scales(key: Word, epoch: int, first: int, threshold: int, scale: np.float32, scales: Any) -> None:
-    """Into ``scales`` (B, U): 0 or ``scale`` for the units of the example at each position from ``first`` on.
-
-    See ``builders.rng.kept_units``; ``threshold`` is ``builders.rng.dropout_threshold``.
+    """Write 0 or ``scale`` into ``scales`` (B, U) for the units of the example at each position from ``first`` on; see
+    ``builders.rng.kept_units``. ``threshold`` is ``builders.rng.dropout_threshold``.
     """
     least = _U(threshold)
     for k in range(scales.shape[0]):

@@ -15,28 +15,14 @@ from builders.engines.compiled.options import OPTIONS
 from builders.engines.compiled.workspace import OUTPUTS, Numbers, Pixels, Places, Workspace
 
 Tensors = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]
-"""(M, 32), (M, 250), (M, 100) and (M, 10) float32; momentum that there is not is (M, 0)."""
+"""Arrays (M, 32), (M, 250), (M, 100) and (M, 10) float32; absent momentum is (M, 0)."""
 
 
 class Images(NamedTuple):
     """A training set of images, padded, one after another.
 
-    Attributes
-    ----------
-    pixels
-        as in ``builders.data_source.DataSource``.
-    labels
-        as there.
-    height
-        of a padded image.
-    width
-        of a padded image.
-    pad
-        how much of it is padding on each side.
-    shift
-        the network sees ``(pixel - shift) * scale``.
-    scale
-        see ``shift``.
+    ``pixels`` and ``labels`` are as in ``builders.data_source.DataSource``; ``height`` and ``width`` are those of a
+    padded image, ``pad`` of which are padding on each side. The network sees ``(pixel - shift) * scale``.
     """
 
     pixels: Pixels
@@ -49,26 +35,11 @@ class Images(NamedTuple):
 
 
 class SGDSettings(NamedTuple):
-    """How steps are taken.
+    """The settings of SGD.
 
-    Attributes
-    ----------
-    items
-        of an epoch.
-    batch
-        items of a step.
-    side
-        ``rng.side(items)``.
-    rates
-        the learning rate schedule: the rate of each epoch from that of the first step on.
-    decay
-        weight decay.
-    friction
-        momentum.
-    threshold
-        of dropout: ``builders.rng.dropout_threshold``; 0 without.
-    scale
-        what units that dropout keeps are multiplied by; 1 without.
+    ``items`` counts those of an epoch, ``batch`` those of a step; ``side`` is ``rng.side(items)``. ``rates`` is the
+    rate of each epoch from that of the first step on; ``decay`` is weight decay, ``friction`` momentum. ``threshold``
+    is ``builders.rng.dropout_threshold``, 0 without dropout; kept units are multiplied by ``scale``, 1 without.
     """
 
     items: int
@@ -82,16 +53,10 @@ class SGDSettings(NamedTuple):
 
 
 class LaneBatch(NamedTuple):
-    """What a member meets in a step; longer than the batch by up to fifteen examples, which are computed and ignored.
+    """The batch of a member in a step; longer than the batch by up to fifteen examples, which are computed and ignored.
 
-    Attributes
-    ----------
-    corners
-        the first pixel of each crop.
-    labels
-        the label of each crop.
-    scales
-        (lanes, 10): by what dropout multiplies the head's inputs.
+    ``corners`` are the first pixels of the crops; ``scales`` (lanes, 10) are the factors by which dropout multiplies
+    the head's inputs.
     """
 
     corners: Places
@@ -100,7 +65,7 @@ class LaneBatch(NamedTuple):
 
     @classmethod
     def empty(cls, size: int) -> "LaneBatch":
-        """For batches of up to ``size`` examples."""
+        """Allocate batches of up to ``size`` examples."""
         lanes = -(-size // LANES) * LANES
         return cls(np.empty(lanes, np.int64), np.empty(lanes, np.int64), np.ones((lanes, OUTPUTS), np.float32))
 
@@ -109,7 +74,7 @@ class LaneBatch(NamedTuple):
 def gradients(
     workspace: Workspace, images: Images, weights: tuple[Numbers, ...], batch: LaneBatch, size: int, dropout: bool
 ) -> None:
-    """Gradients of the mean cross-entropy of ``size`` images, into the first numbers of the last four arrays."""
+    """Compute gradients of the mean cross-entropy of ``size`` images, into the first numbers of four arrays."""
     conv1, conv2, head, bias = weights
     for sums in (workspace.conv1, workspace.conv2, workspace.head, workspace.bias):
         sums[:] = 0
@@ -133,7 +98,7 @@ def gradients(
 
 @njit(**OPTIONS)
 def sgd_step(weights: Numbers, momentum: Numbers, slopes: Numbers, rate: np.float32, rule: SGDSettings) -> None:
-    """As ``builders.engines.sgd.update``."""
+    """Take a step as ``builders.engines.sgd.update``."""
     for k in range(len(weights)):
         slope = slopes[k]
         if rule.decay:
@@ -146,9 +111,8 @@ def sgd_step(weights: Numbers, momentum: Numbers, slopes: Numbers, rate: np.floa
 
 @njit(**OPTIONS)
 def draw(key: Any, epoch: int, first: int, images: Images, rule: SGDSettings, keys: Any, batch: LaneBatch) -> int:
-    """What a member meets in the step that starts at position ``first`` of an epoch; return how many images.
-
-    The places behind a short batch repeat its first image.
+    """Draw the batch of a member in the step that starts at position ``first`` of an epoch; return how many images. The
+    places behind a short batch repeat its first image.
     """
     corners, labels = batch.corners, batch.labels
     size = min(rule.batch, rule.items - first)
@@ -166,7 +130,8 @@ def draw(key: Any, epoch: int, first: int, images: Images, rule: SGDSettings, ke
 
 
 def compile_loops() -> tuple[Callable[..., str], Callable[..., str]]:
-    """``train`` and ``batch_gradients``, compiled when first called; kept in Numba's cache on disk, or in memory.
+    """Return ``train`` and ``batch_gradients``, compiled when first called; kept in Numba's cache on disk, or in
+    memory.
 
     Numba finds what it keeps by the file of a function and by what the function encloses, not by what it calls;
     therefore these enclose a digest of the folder.
@@ -185,7 +150,9 @@ def compile_loops() -> tuple[Callable[..., str], Callable[..., str]]:
         start: int,
         stop: int,
     ) -> str:
-        """Every member from step ``start`` to ``stop``, in place; return of what sources this was compiled."""
+        """Train every member from step ``start`` to ``stop``, in place; return the digest of the sources that this was
+        compiled from.
+        """
         rounds = np.empty(rng.ROUNDS, np.uint64)
         steps = -(-rule.items // rule.batch)
         for member in range(len(keys)):
@@ -215,7 +182,9 @@ def compile_loops() -> tuple[Callable[..., str], Callable[..., str]]:
         slopes: Tensors,
         step: int,
     ) -> str:
-        """The gradient of every member at step ``step`` into ``slopes``; return of what sources this was compiled."""
+        """Write the gradient of every member at step ``step`` into ``slopes``; return the digest of the sources that
+        this was compiled from.
+        """
         rounds = np.empty(rng.ROUNDS, np.uint64)
         steps = -(-rule.items // rule.batch)
         epoch = step // steps
@@ -240,4 +209,4 @@ def compile_loops() -> tuple[Callable[..., str], Callable[..., str]]:
 
 
 train, batch_gradients = compile_loops()
-"""The ones that every thread shares."""
+"""The compiled functions that every thread shares."""

@@ -1,4 +1,4 @@
-"""Where a member's step keeps its intermediate results: small enough to stay in the cache of a core."""
+"""The memory of a member's step for intermediate results: small enough to stay in the cache of a core."""
 
 from typing import Any, NamedTuple
 
@@ -25,32 +25,13 @@ WEIGHTS1, WEIGHTS2 = 16, 25
 class Workspace(NamedTuple):
     """Arrays (n * 16,) float32: n numbers of each of sixteen images, those of one number side by side.
 
-    Attributes
-    ----------
-    images
-        (27, 28) pixels as the network sees them.
-    hidden1
-        (2, 64): pooled and rectified.
-    winners
-        (2, 64): where in its window the largest lay, as a distance in the picture.
-    slope1
-        (2, 64): the gradient before pooling, at that place, times the scale of the pixels.
-    hidden2
-        (10, 16): the second convolution, rectified; then its gradient before that.
-    features
-        (10,): the head's inputs.
-    slope
-        (10,): the head's outputs, then their gradient.
-    scales
-        (10,): by what dropout multiplies the head's inputs; 1 without.
-    conv1
-        (2,): sums for the gradient; the lanes are the weights of a kernel.
-    conv2
-        (250,): sums for the gradient, which the first numbers are when it is done.
-    head
-        (100,): likewise.
-    bias
-        (10,): likewise.
+    ``images`` (27, 28) are pixels as the network sees them; ``hidden1`` (2, 64) is pooled and rectified, ``winners``
+    (2, 64) is the place of the largest in its window, as a distance in the picture, and ``slope1`` (2, 64) the gradient
+    before pooling at that place, times the scale of the pixels. ``hidden2`` (10, 16) is the second convolution,
+    rectified, then the gradient before that; ``features`` (10,) are the head's inputs, ``slope`` (10,) its outputs,
+    then their gradient, and ``scales`` (10,) the factors by which dropout multiplies the inputs, 1 without. ``conv1``
+    (2,), ``conv2`` (250,), ``head`` (100,) and ``bias`` (10,) are sums for the gradient: the lanes of ``conv1`` are the
+    weights of a kernel, and the first numbers of the others are the gradient when it is done.
     """
 
     images: Numbers
@@ -68,7 +49,7 @@ class Workspace(NamedTuple):
 
     @classmethod
     def empty(cls) -> "Workspace":
-        """Memory for one member, 150 KB."""
+        """Allocate memory for one member, 150 KB."""
         channels = 2 * WINDOWS
         sizes = (ROWS * PITCH, channels, channels, channels, OUTPUTS * PLACES, OUTPUTS, CLASSES, OUTPUTS)
         sums = (2, OUTPUTS * WEIGHTS2, CLASSES * OUTPUTS, CLASSES)

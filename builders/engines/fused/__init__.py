@@ -37,10 +37,7 @@ _PIXELS, _MAX_BATCH = 28, 256
 def advance(data_source: DataSource, state: TrainingState, stop: int) -> None:
     """Take the steps of every member up to ``stop``, as every ``builders.engines.Engine``.
 
-    Raises
-    ------
-    ZooError
-        The data is not on a CUDA device, its images are not of 28x28 pixels, or a batch has more than 256.
+    Raises ZooError: the data is not on a CUDA device, its images are not of 28x28 pixels, or a batch has more than 256.
     """
     recipe, device, start = data_source.recipe, data_source.device, state.step
     _check(data_source)
@@ -75,7 +72,9 @@ def advance(data_source: DataSource, state: TrainingState, stop: int) -> None:
 
 
 def constants(data_source: DataSource) -> dict[str, Any]:
-    """What is compiled into the kernel: another recipe is another compilation, of some ten seconds, kept on disk."""
+    """Return the constants that are compiled into the kernel: another recipe is another compilation, of some ten
+    seconds, kept on disk.
+    """
     recipe = data_source.recipe
     return {
         "count": recipe.train,
@@ -91,7 +90,7 @@ def constants(data_source: DataSource) -> dict[str, Any]:
 
 
 def options(lanes: int) -> dict[str, Any]:
-    """How Triton compiles: a thread for each lane."""
+    """Return Triton's options of compilation: a thread for each lane."""
     # a warp has 32 threads; products that go into sums are rounded once
     return {"num_warps": lanes // 32, "enable_fp_fusion": True}
 
@@ -114,12 +113,12 @@ def _check(data_source: DataSource) -> None:
 
 
 def _rows(tensors: Tensors) -> torch.Tensor:
-    """(M, 392), a copy."""
+    """Return (M, 392), a copy."""
     return torch.cat([tensors[name].flatten(1) for name in _NAMES], 1)
 
 
 def _return(rows: torch.Tensor, tensors: Tensors) -> None:
-    """Into the tensors of a state."""
+    """Write rows back into the tensors of a state."""
     start = 0
     for name in _NAMES if tensors else ():
         size = tensors[name][0].numel()

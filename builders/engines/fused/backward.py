@@ -13,7 +13,7 @@ import triton.language as tl
 from builders.engines.fused.forward import row, spot, zeros
 
 CONV2, HEAD, BIAS, WEIGHTS = tl.constexpr(32), tl.constexpr(282), tl.constexpr(382), tl.constexpr(392)
-"""Where a member's second kernels, head and bias begin, behind its first kernels; and where they end."""
+"""The offsets of a member's second kernels, head and bias, behind its first kernels; and the end."""
 _ROWS = tl.constexpr(32)
 """Rows that are added up at once."""
 
@@ -22,7 +22,7 @@ _ROWS = tl.constexpr(32)
 def _slopes(
     passed: tl.tensor, backs: tl.tensor, out: tl.tensor, y: tl.tensor, lanes: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Back through ReLU: the gradients of one output's four positions in row ``y``."""
+    """Propagate back through ReLU: return the gradients of one output's four positions in row ``y``."""
     offset = out * lanes + tl.arange(0, lanes)
     word, back = tl.load(passed + offset) >> (4 * y), tl.load(backs + offset)
     return (
@@ -35,7 +35,7 @@ def _slopes(
 
 @triton.jit
 def conv2_weight_grad(hidden: tl.tensor, passed: tl.tensor, backs: tl.tensor, sums: tl.tensor, lanes: tl.constexpr):
-    """Sums for the second convolution's weights: one row of the kernels of five outputs at a time."""
+    """Add to the sums for the second convolution's weights: one row of the kernels of five outputs at a time."""
     lane = tl.arange(0, lanes)
     for channel in range(2):
         for i in range(5):
@@ -58,7 +58,7 @@ def conv2_weight_grad(hidden: tl.tensor, passed: tl.tensor, backs: tl.tensor, su
 
 @triton.jit
 def conv2_input_grad(hidden: tl.tensor, kernel: tl.tensor, passed: tl.tensor, backs: tl.tensor, lanes: tl.constexpr):
-    """Back through the second convolution and ReLU: the gradients of the maxima, in place of the maxima."""
+    """Propagate back through the second convolution and ReLU: replace the maxima by their gradients."""
     for offset in range(16):
         channel, y = offset // 8, offset % 8
         totals = zeros(8, lanes)
@@ -93,7 +93,7 @@ def conv1_weight_grad(
     width: tl.constexpr,
     lanes: tl.constexpr,
 ):
-    """Sums for the first convolution's weights, from the 4x4 pixels below each maximum."""
+    """Add to the sums for the first convolution's weights, from the 4x4 pixels below each maximum."""
     for channel in range(2):
         totals = zeros(16, lanes)
         for block in range((batch + 3) // 4 * 256 // lanes):

@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def row(start: tl.tensor, count: tl.constexpr, stride: tl.constexpr) -> tl.tuple:
-    """``count`` numbers or blocks from memory, one every ``stride``."""
+    """Load ``count`` numbers or blocks from memory, one every ``stride``."""
     values = ()
     for k in tl.static_range(count):
         values += (tl.load(start + k * stride),)
@@ -19,7 +19,7 @@ def row(start: tl.tensor, count: tl.constexpr, stride: tl.constexpr) -> tl.tuple
 
 @triton.jit
 def spot(block: tl.tensor, lanes: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Image, row and column of the pooling windows that a block of lanes takes.
+    """Return image, row and column of the pooling windows that a block of lanes takes.
 
     Four images of one column lie side by side, then the eight columns, then rows, then more images: pixels that are
     read together share a line of the cache, and so do the numbers that are written.
@@ -41,7 +41,8 @@ def pool(
     width: tl.constexpr,
     lanes: tl.constexpr,
 ):
-    """The first convolution, its maximum over each window, and ReLU; and which of a window's nine was the largest.
+    """Apply the first convolution, its maximum over each window, and ReLU; store which of a window's nine was the
+    largest.
 
     A lane takes a window: its 6x6 pixels and the 32 weights are in registers, and the sums are never stored.
     """
@@ -70,7 +71,7 @@ def pool(
 
 @triton.jit
 def zeros(count: tl.constexpr, lanes: tl.constexpr) -> tl.tuple:
-    """``count`` sums to begin with."""
+    """Return ``count`` initial sums."""
     sums = ()
     for _ in tl.static_range(count):
         sums += (tl.zeros((lanes,), tl.float32),)
@@ -79,7 +80,7 @@ def zeros(count: tl.constexpr, lanes: tl.constexpr) -> tl.tuple:
 
 @triton.jit
 def convolve(hidden: tl.tensor, kernel: tl.tensor, features: tl.tensor, passed: tl.tensor, lanes: tl.constexpr):
-    """The second convolution, ReLU, and the mean over its positions; an image a lane.
+    """Apply the second convolution, ReLU, and the mean over its positions; an image a lane.
 
     What is kept are ten means, and ten words in which bit 4 y + x says that ReLU let position (y, x) pass.
     """
@@ -130,7 +131,7 @@ def classify(
     backs: tl.tensor,
     lanes: tl.constexpr,
 ):
-    """The head and softmax, and back again.
+    """Apply the head and softmax, and propagate back.
 
     What is kept are the gradients of the ten outputs, which are the shares of softmax, less 1 at the answer, over the
     size of the batch; and those of each of the ten sums, before ReLU, that went into a mean.

@@ -1,4 +1,4 @@
-"""What a member draws, in Triton: the numbers of ``builders.rng`` bit for bit, in 32-bit arithmetic.
+"""The random draws of a member, in Triton: the numbers of ``builders.rng`` bit for bit, in 32-bit arithmetic.
 
 ``tests/builders/fused_interpreted.py`` compares them.
 """
@@ -16,7 +16,7 @@ _GOLDEN, _MASK = tl.constexpr(0x9E3779B9), tl.constexpr(0xFFFFFFFF)
 
 
 def side(count: int) -> int:
-    """The longer side of the rectangle over which an order of ``count`` items is drawn."""
+    """Return the longer side of the rectangle over which an order of ``count`` items is drawn."""
     root = math.isqrt(count - 1) + 1
     return root + root % 2
 
@@ -30,7 +30,7 @@ def _mix(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _add(half: tl.tensor, word: tl.tensor, size: tl.constexpr) -> tl.tensor:
-    """``(half + ((mix(word) * size) >> 32)) mod size``; both terms are below size."""
+    """Return ``(half + ((mix(word) * size) >> 32)) mod size``; both terms are below size."""
     total = half + tl.umulhi(_mix(word), tl.full((1,), size, tl.uint32))
     return tl.where(total >= size, total - size, total)
 
@@ -47,16 +47,9 @@ def _network(x: tl.tensor, keys: tl.tuple, a: tl.constexpr, b: tl.constexpr, rou
 
 @triton.jit
 def items(key: tl.tensor, epoch: tl.tensor, positions: tl.tensor, count: tl.constexpr, side: tl.constexpr) -> tl.tensor:
-    """The training items at these positions of an epoch of ``count``; see ``builders.rng.order``.
+    """Return the training items at these positions of an epoch of ``count``; see ``builders.rng.order``.
 
-    Parameters
-    ----------
-    key
-        a member's, 64 bits.
-    epoch, positions
-        words.
-    side
-        ``side(count)``.
+    ``key`` is a member's, 64 bits; ``epoch`` and ``positions`` are words, ``side`` is ``side(count)``.
     """
     shorter: tl.constexpr = (count + side - 1) // side
     rounds: tl.constexpr = 24 if count < 256 else 8
@@ -75,7 +68,7 @@ def items(key: tl.tensor, epoch: tl.tensor, positions: tl.tensor, count: tl.cons
 def corners(
     key: tl.tensor, epoch: tl.tensor, positions: tl.tensor, pad: tl.constexpr, width: tl.constexpr
 ) -> tl.tensor:
-    """Where in a padded image the crops at these positions start; see ``builders.rng.crops``."""
+    """Return the places in a padded image where the crops at these positions start; see ``builders.rng.crops``."""
     down, right, _, _ = tl.philox(key, positions, epoch, _CROP, 0)
     size = tl.full((1,), 2 * pad + 1, tl.uint32)
     return tl.umulhi(down, size) * width + tl.umulhi(right, size)

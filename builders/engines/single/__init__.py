@@ -73,18 +73,18 @@ class Network:
                 stacked[name][member].copy_(tensor)
 
     def is_finite(self) -> bool:
-        """Whether every weight and buffer is."""
+        """Return whether every weight and buffer is finite."""
         return all(bool(tensor.isfinite().all()) for tensor in self.tensors.values())
 
     def step(self, batch: TrainingBatch) -> None:
-        """One step of SGD on the batch of one member."""
+        """Take one step of SGD on the batch of one member."""
         self.differentiate(batch, 0)
         for group in self.optimizer.param_groups:
             group["lr"] = batch.rate
         self.optimizer.step()
 
     def differentiate(self, batch: TrainingBatch, member: int) -> None:
-        """Let the parameters' ``grad`` be the gradient of the mean loss of a member's batch."""
+        """Set the parameters' ``grad`` to the gradient of the mean loss of a member's batch."""
         inputs, scales = batch.inputs[member], None if batch.scales is None else batch.scales[member]
         if inputs.ndim == 4:
             inputs = inputs.contiguous(memory_format=self.memory_format)
@@ -100,7 +100,7 @@ class Network:
         loss.backward()
 
     def _autocast(self) -> AbstractContextManager[object]:
-        """Products and convolutions in bfloat16 where the recipe's precision is; all else stays in float32."""
+        """Compute products and convolutions in bfloat16 where the recipe's precision is; all else stays in float32."""
         if self.recipe.precision != BFLOAT16:
             return nullcontext()
         # casts that are cached would outlive a step that is captured as a graph
@@ -108,7 +108,7 @@ class Network:
 
 
 def memory_format_of(module: nn.Module, device: torch.device) -> torch.memory_format:
-    """The memory format in which a module's images and kernels are."""
+    """Return the memory format of a module's images and kernels."""
     convolutions = (layer for layer in module.modules() if isinstance(layer, nn.Conv2d))
     strided = (layer for layer in convolutions if layer.kernel_size == (1, 1) != layer.stride)
     if device.type == "cpu" and any(layer.in_channels % 16 for layer in strided):
@@ -120,12 +120,12 @@ def memory_format_of(module: nn.Module, device: torch.device) -> torch.memory_fo
 
 
 _idle: WeakKeyDictionary[Feed, dict[type[Network], deque[Network]]] = WeakKeyDictionary()
-"""Networks that no thread uses: a span of steps takes about a second, and a network is not made for each."""
+"""Networks that no thread uses; they are reused, because a span of steps takes only about a second."""
 
 
 @contextmanager
 def borrowed(data_source: Feed, kind: type[Network]) -> Iterator[Network]:
-    """A network for the recipe of a data source, which nobody else uses meanwhile."""
+    """Yield a network for the recipe of a data source, exclusively until the end of the block."""
     # each operation on a deque or dictionary is atomic, so that threads need no lock
     networks = _idle.setdefault(data_source, {}).setdefault(kind, deque())
     try:
@@ -137,7 +137,7 @@ def borrowed(data_source: Feed, kind: type[Network]) -> Iterator[Network]:
 
 
 def advance(data_source: Feed, state: TrainingState, stop: int, kind: type[Network] = Network) -> None:
-    """Members are trained one after another."""
+    """Take the steps of one member after another."""
     stopped, epoch_steps = state.extra.get(STOPPED), data_source.recipe.epoch_steps
     for member in range(len(state)):
         if stopped is not None and stopped[member]:
@@ -156,7 +156,7 @@ def advance(data_source: Feed, state: TrainingState, stop: int, kind: type[Netwo
 
 
 def gradient_steps(data_source: Feed, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[GradientStep]:
-    """BatchNorm normalises by the batch, and its running statistics stay."""
+    """Yield the steps with their gradients; BatchNorm normalises by the batch, and its running statistics stay."""
     with borrowed(data_source, Network) as network:
         for batch in data_source.batches(keys, start, stop):
             yield GradientStep(batch.rate, partial(_gradients, network, batch))

@@ -22,4 +22,5 @@ class CompiledNetwork(Network):
 
 
 def advance(data_source: Feed, state: TrainingState, stop: int) -> None:
+    """Take the steps up to ``stop`` by the compiled module."""
     single.advance(data_source, state, stop, CompiledNetwork)

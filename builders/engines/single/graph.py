@@ -87,4 +87,5 @@ class GraphNetwork(Network):
 
 
 def advance(data_source: Feed, state: TrainingState, stop: int) -> None:
+    """Take the steps up to ``stop``, each launched as one CUDA graph."""
     single.advance(data_source, state, stop, GraphNetwork)

@@ -25,23 +25,10 @@ _REVISION = len("sha256:") + 12
 
 
 def collection_readme(zoos: Mapping[str, Zoo], card: Card) -> str:
-    """The README.md of a collection.
+    """Return the README.md of a collection, from metadata and the zoos' cards; no weights are read.
 
-    Parameters
-    ----------
-    zoos
-        all of its zoos, whole, by the names of their folders.
-    card
-        what a person wrote about the collection; its name is the title where there is none.
-
-    Returns
-    -------
-    str
-        The same text for the same zoos and card. What comes from zoos is shown as code, with its length bounded.
-
-    Notes
-    -----
-    Reads metadata and the zoos' cards; no weights. Tested in ``tests/hub/card/test_collection.py``.
+    ``zoos`` are all of its zoos, whole, by the names of their folders; the name of ``card`` is the title where it has
+    none. The text is the same for the same zoos and card. Text of zoos is shown as code, with its length bounded.
     """
     rows = pa.concat_tables([zoo.metadata for zoo in zoos.values()])
     licences = {folder: licences_of(zoo) for folder, zoo in zoos.items()}
@@ -76,19 +63,9 @@ def collection_readme(zoos: Mapping[str, Zoo], card: Card) -> str:
 
 
 def card_or_default(files: Files, name: str) -> Card:
-    """The card of a collection, which needs none.
+    """Return the card of a collection, which needs none; ``name`` is used where there is no card.
 
-    Parameters
-    ----------
-    files
-        of the collection.
-    name
-        what it is called where there is no card.
-
-    Raises
-    ------
-    SpecError
-        There is a card, and it is not valid.
+    Raises ``SpecError`` where there is a card, and it is not valid.
     """
     if files.size(CARD_TOML) is None:
         return Card(name)
@@ -96,7 +73,7 @@ def card_or_default(files: Files, name: str) -> Card:
 
 
 def licences_of(zoo: Zoo) -> tuple[str, ...]:
-    """The licences that a zoo's card and its rows name, each once; a card that cannot be read names none."""
+    """Return the licences that a zoo's card and its rows name, each once; a card that cannot be read names none."""
     try:
         own = card_or_default(zoo.contents.files, zoo.name).license.strip()
     except SpecError:
@@ -110,7 +87,7 @@ def _members(zoo: Zoo) -> int:
 
 
 def _loading(zoos: Mapping[str, Zoo], card: Card) -> str:
-    """A program that reads weights of one zoo, and one that reads the rows of all."""
+    """Return a program that reads weights of one zoo, and one that reads the rows of all."""
     address = card.repository or f"path/to/{folder_name(card.name)}"
     first, zoo = next(iter(zoos.items()))
     tensor = zoo.arch.tensors[0]
@@ -158,7 +135,7 @@ def _line(folder: str, zoo: Zoo, licences: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _licence(card: Card, licences: Mapping[str, tuple[str, ...]]) -> str:
-    """Which licence a checkpoint has; that of the collection holds for zoos that state none."""
+    """Return a checkpoint's licence; that of the collection holds for zoos that state none."""
     text = "Each checkpoint has the licence that its row names, else that of its zoo; the table shows them."
     without = [folder for folder, names in licences.items() if not names]
     if without and (own := card.license.strip()):

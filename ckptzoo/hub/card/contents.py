@@ -1,4 +1,4 @@
-"""What a zoo holds, as sections of its page: overview, variants, predictions, tensors, accuracies with histograms."""
+"""Sections of a page about a zoo's content: overview, variants, predictions, tensors, accuracies, histograms."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from ckptzoo.text import counted, size
 MAX_TENSORS = 24
 """Architectures with more tensors show a line for each block, and every tensor behind a fold."""
 MAX_FOLDED = 400
-"""Tensors behind the fold."""
+"""The largest number of tensors behind the fold."""
 MAX_VARIANTS = 32
 MAX_METHODS = 32
 MAX_FIGURE = 1e9
@@ -40,7 +40,7 @@ _STEPS = (1, 2, 5)
 
 
 def overview(zoo: Zoo, card: Card) -> str:
-    """The table at the top."""
+    """Return the table at the top."""
     rows, arch = zoo.metadata, zoo.arch
     members, steps = len(rows["member"].unique()), rows["step"].drop_null().unique().to_pylist()
     checkpoints = f"**{len(zoo):,}** of {counted(members, 'member')}"
@@ -77,7 +77,7 @@ def overview(zoo: Zoo, card: Card) -> str:
 
 
 def origin(zoo: Zoo) -> str:
-    """A sentence that says which zoo this one is a part of, as its parts say; empty where it is none."""
+    """Return a sentence that says which zoo this one is a part of, as its parts say; empty where it is none."""
     parts = zoo.contents.raw.parts
     sources = [part.facts.get("pulled") for part in parts]
     names = [str(item["zoo"]) for item in sources if isinstance(item, dict) and isinstance(item.get("zoo"), str)]
@@ -88,7 +88,7 @@ def origin(zoo: Zoo) -> str:
 
 
 def ids_without_raw_weights(zoo: Zoo) -> frozenset[str]:
-    """Ids of the checkpoints whose raw weights the zoo does not hold, because it was pulled without them."""
+    """Return ids of the checkpoints whose raw weights the zoo does not hold, because it was pulled without them."""
     raw = zoo.contents.raw
     ids, start, without = raw.rows["id"], 0, set[str]()
     for part in raw.parts:
@@ -99,14 +99,14 @@ def ids_without_raw_weights(zoo: Zoo) -> frozenset[str]:
 
 
 def _not_held(zoo: Zoo) -> str:
-    """That raw weights are not held, and of how many checkpoints."""
+    """Say that raw weights are not held, and for how many checkpoints."""
     without_raw = len(ids_without_raw_weights(zoo))
     of = "" if without_raw == len(zoo) else f" of {counted(without_raw, 'checkpoint')}"
     return f"raw weights{of} are not held"
 
 
 def _exceptions(zoo: Zoo) -> str:
-    """How many checkpoints diverged, are not finite, or are retracted."""
+    """Count the checkpoints that diverged, are not finite, or are retracted."""
     rows = zoo.metadata
     numbers = (
         (int(flags(rows, "diverged").sum()), "diverged"),
@@ -134,7 +134,7 @@ class StoredBytes:
 
 
 def variants(zoo: Zoo) -> str:
-    """The table of the variants, and what its columns mean."""
+    """Return the table of the variants, and what its columns mean."""
     header = ("variant", "rule", "version", "checkpoints", "in the gauge", "unresolved", "size", "certificate")
     lines = [_variant(zoo, name) for name in zoo.gauges[:MAX_VARIANTS]]
     more = len(zoo.gauges) - len(lines)
@@ -172,7 +172,7 @@ def _variant(zoo: Zoo, name: str) -> Sequence[str]:
 
 
 def _rule(name: str, versions: Sequence[str], facts: Document, symmetry: Symmetry | None) -> str:
-    """The gauge's rule, where this ckptzoo has the gauge in this version; of an aligned variant the reference."""
+    """Return the gauge's rule, where ckptzoo has this version of it; for an aligned variant the reference."""
     if name.startswith(layout.ALIGNED):
         how = "by activations " if facts.get("method") == "activations" else ""
         moved = "permuted and rescaled" if facts.get("fitted") else "permuted"
@@ -193,7 +193,7 @@ def _largest_difference(rows: pa.Table) -> str:
 
 
 def predictions(zoo: Zoo) -> str:
-    """The table of the stored outputs, a line for each set of inputs."""
+    """Return the table of the stored outputs, a line for each set of inputs."""
     lines: list[Sequence[str]] = []
     for name in zoo.predicted:
         tree = zoo.contents.derived(layout.predictions_name(name))
@@ -207,7 +207,7 @@ def predictions(zoo: Zoo) -> str:
 
 
 def draws(rows: pa.Table) -> str:
-    """The table of the draws from approximate posteriors, a line for each method; empty where there are none."""
+    """Return the table of the draws from approximate posteriors, a line for each method; empty where there are none."""
     methods = draws_by_method(rows)
     if not methods:
         return ""
@@ -224,7 +224,7 @@ def draws(rows: pa.Table) -> str:
 
 
 def tensors(arch: Architecture) -> str:
-    """Every tensor of a checkpoint; large architectures by block, with the tensors behind a fold."""
+    """Return every tensor of a checkpoint; large architectures by block, with the tensors behind a fold."""
     lines = [_tensor(item) for item in arch.tensors[:MAX_FOLDED]]
     has_notes = any(line[-1] for line in lines)
     header = ("tensor", "shape", "dtype", "note")
@@ -265,7 +265,7 @@ def _parameters(tensors: Sequence[Tensor]) -> int:
 
 
 def accuracy(zoo: Zoo) -> str:
-    """Spread and histogram of each member's last step; empty where nothing is known."""
+    """Draw spread and histogram of each member's last step; empty where nothing is known."""
     rows = zoo.last_steps().metadata
     quality = quality_of(rows)
     if quality is None:
@@ -306,16 +306,8 @@ def accuracy(zoo: Zoo) -> str:
 
 @dataclass(frozen=True)
 class Quality:
-    """Two columns for the same quality, one measured and one claimed, and how the page shows them.
-
-    Parameters
-    ----------
-    measured, claimed
-        names of the columns.
-    name
-        in words.
-    times, unit
-        values are shown multiplied by ``times``, with ``unit`` behind them.
+    """Two columns for the same quality, one measured and one claimed; the page shows values multiplied by ``times``,
+    with ``unit`` behind them.
     """
 
     measured: str
@@ -325,7 +317,7 @@ class Quality:
     unit: str = ""
 
     def value(self, number: float) -> str:
-        """One value as text."""
+        """Format one value."""
         return f"{self.times * number:.2f}{self.unit}" if self.unit else format_number(float(number))
 
 
@@ -333,11 +325,11 @@ QUALITIES = (
     Quality("test_accuracy", "claimed_test_accuracy", "test accuracy", 100, " %"),
     Quality("test_loss", "claimed_test_loss", "test loss"),
 )
-"""What the page shows a histogram of: the first that is known of any checkpoint."""
+"""Qualities with a histogram on the page, which shows the first that is known of any checkpoint."""
 
 
 def quality_of(rows: pa.Table) -> Quality | None:
-    """The first of ``QUALITIES`` that is known of any of these checkpoints."""
+    """Return the first of ``QUALITIES`` that is known of any of these checkpoints."""
     for quality in QUALITIES:
         if any(rows[name].null_count < len(rows) for name in (quality.measured, quality.claimed)):
             return quality
@@ -345,7 +337,7 @@ def quality_of(rows: pa.Table) -> Quality | None:
 
 
 def mean_of(zoo: Zoo) -> tuple[str, str] | None:
-    """Name and mean of what was measured at each member's last step, for the top of the page."""
+    """Return name and mean of what was measured at each member's last step, for the top of the page."""
     rows = zoo.last_steps().metadata
     quality = quality_of(rows)
     if quality is None:
@@ -356,7 +348,7 @@ def mean_of(zoo: Zoo) -> tuple[str, str] | None:
 
 
 def _figures(rows: pa.Table, name: str) -> NDArray[np.float64]:
-    """(N,) a column, NaN where nothing is known or the value is beyond ``MAX_FIGURE``."""
+    """Return a column (N,), NaN where nothing is known or the value is beyond ``MAX_FIGURE``."""
     values = rows[name].fill_null(float("nan")).to_numpy().astype(np.float64)
     return np.where(np.abs(values) <= MAX_FIGURE, values, np.nan)
 
@@ -372,16 +364,8 @@ def _spread(values: NDArray[np.float64], quality: Quality) -> str:
 
 @dataclass(frozen=True)
 class Scale:
-    """Equal bins whose edges are multiples of a round step, a number times 10 to a power.
-
-    Parameters
-    ----------
-    step, power
-        the width of a bin is ``step * 10**power``.
-    first
-        the first bin starts at ``first`` steps.
-    count
-        the number of bins.
+    """Equal bins whose edges are multiples of a round step: the width is ``step * 10**power``, and the first bin starts
+    at ``first`` steps.
     """
 
     step: int
@@ -390,17 +374,17 @@ class Scale:
     count: int
 
     def edge(self, number: int) -> float:
-        """The lower edge of a bin, correctly rounded."""
+        """Return the lower edge of a bin, correctly rounded."""
         return _scaled((self.first + number) * self.step, self.power)
 
     @property
     def digits(self) -> int:
-        """Decimals that show every edge in full."""
+        """The number of decimals that show every edge in full."""
         return max(0, -self.power)
 
     @classmethod
     def of(cls, values: ArrayLike) -> "Scale":
-        """Bins for values: the more values, the finer; a few outliers are not covered."""
+        """Choose bins for values: the more values, the finer; a few outliers are not covered."""
         ordered = np.sort(np.asarray(values, np.float64))
         # About 2.5 n^(1/3) bins; Rice's rule, 2 n^(1/3), has the same growth.
         bins = next((bins for bins in range(MIN_BINS, MAX_BINS) if bins**3 > 16 * len(ordered)), MAX_BINS)
@@ -408,7 +392,7 @@ class Scale:
 
     @classmethod
     def over(cls, low: float, high: float, bins: int) -> "Scale":
-        """The finest scale that covers a range with at most ``bins`` bins, two or more."""
+        """Return the finest scale that covers a range with at most ``bins`` bins, two or more."""
         # A range of one value gets a width that float64 can resolve there.
         span = max(high - low, 1e-9 * max(abs(low), abs(high)), 1e-12)
         power = math.floor(math.log10(span / bins)) - 1
@@ -426,22 +410,11 @@ class Scale:
 
 
 def histogram(values: ArrayLike, scale: Scale | None = None, *, unit: str = "") -> str:
-    """Lines of ``from - to  count  bar``, one for each bin.
+    """Draw lines of ``from - to  count  bar``, one for each bin of (N,) finite values, at least one.
 
-    Parameters
-    ----------
-    values
-        (N,) finite, at least one.
-    scale
-        the bins; by default those of these values.
-    unit
-        written behind the edges.
-
-    Notes
-    -----
-    Where a few values are far from the others, the bins are those of the middle 98 %; two lines more say how many are
-    beyond the bins. The text does not depend on the order of the values. ``tests/hub/card/test_histogram.py`` counts
-    again.
+    ``scale`` are by default the bins of these values; ``unit`` is written behind the edges. Where a few values are far
+    from the others, the bins are those of the middle 98 %; two lines more say how many are beyond the bins. The text
+    does not depend on the order of the values.
 
     Examples
     --------
@@ -473,7 +446,7 @@ def histogram(values: ArrayLike, scale: Scale | None = None, *, unit: str = "") 
 
 
 def _middle(ordered: NDArray[np.float64]) -> tuple[float, float]:
-    """The range that the bins cover: everything, or the middle 98 % where that is less than a quarter of everything."""
+    """Return the range of the bins: everything, or the middle 98 % where that is less than a quarter of it."""
     cut = len(ordered) // 100
     ends, middle = ordered[[0, -1]].tolist(), ordered[[cut, len(ordered) - 1 - cut]].tolist()
     has_outliers = 0 < 4 * (middle[1] - middle[0]) < ends[1] - ends[0]
@@ -481,23 +454,23 @@ def _middle(ordered: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def _bar(number: int, largest: int) -> str:
-    """A bar of eighths of a character; one eighth at least, unless the number is 0."""
+    """Return a bar of eighths of a character; one eighth at least, unless the number is 0."""
     eighths = max(number > 0, round(number * BAR_WIDTH * 8 / largest))
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
 def _scaled(number: int, power: int) -> float:
-    """``number * 10**power``, correctly rounded: one operation on two integers."""
+    """Return ``number * 10**power``, correctly rounded: one operation on two integers."""
     return float(number * 10**power) if power >= 0 else number / 10**-power
 
 
 def format_number(value: float) -> str:
-    """A float in four digits, an integer in full."""
+    """Return a float in four digits, an integer in full."""
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def format_range(low: float, high: float) -> str:
-    """A range, or the one value that it is.
+    """Return a range, or the one value that it is.
 
     >>> format_range(1, 2048), format_range(0.5, 0.5)
     ('1 to 2,048', '0.5')
@@ -506,7 +479,7 @@ def format_range(low: float, high: float) -> str:
 
 
 def counts(column: pa.ChunkedArray) -> dict[str, int]:
-    """How often each text is in a column, the most frequent first; nulls are left out."""
+    """Count each text in a column, the most frequent first; nulls are left out."""
     numbers = {str(item["values"].as_py()): item["counts"].as_py() for item in column.drop_null().value_counts()}
     return dict(sorted(numbers.items(), key=lambda item: (-item[1], item[0])))
 
@@ -518,17 +491,17 @@ def steps_are_epochs(rows: pa.Table) -> bool:
 
 
 def flags(table: pa.Table, column: str, *, missing: bool = False) -> NDArray[np.bool_]:
-    """(N,) a column of true and false."""
+    """Return a column (N,) of true and false."""
     return table[column].fill_null(missing).to_numpy().astype(np.bool_)
 
 
 def usable(table: pa.Table) -> NDArray[np.bool_]:
-    """(N,) the checkpoints that are finite and did not diverge, as far as is known."""
+    """Return (N,) which checkpoints are finite and did not diverge, as far as is known."""
     return ~flags(table, "diverged") & flags(table, "finite", missing=True)
 
 
 def mean_sd(values: NDArray[np.float64]) -> tuple[float, float]:
-    """Mean and standard deviation (divisor n - 1) from exact sums, so the order of the values does not matter."""
+    """Return mean and standard deviation (divisor n - 1) from exact sums, independent of the order of the values."""
     mean = math.fsum(values.tolist()) / len(values)
     squares = math.fsum((value - mean) ** 2 for value in values.tolist())
     return mean, math.sqrt(squares / max(1, len(values) - 1))

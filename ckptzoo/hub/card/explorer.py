@@ -7,7 +7,7 @@ from ckptzoo.schema.explorer import MAX_PAGE_BYTES, is_released
 
 
 def explorer_section(files: Files) -> str:
-    """A link to the explorer, in Markdown; empty where the zoo has none."""
+    """Return a link to the explorer, in Markdown; empty where the zoo has none."""
     if files.size(layout.EXPLORER) is None:
         return ""
     return (
@@ -18,13 +18,7 @@ def explorer_section(files: Files) -> str:
 
 
 def check_explorer(files: Files) -> tuple[str, ...]:
-    """The path of the explorer, where the zoo has one.
-
-    Raises
-    ------
-    SpecError
-        The file is too large to be published.
-    """
+    """Return the path of the explorer, where the zoo has one; raise ``SpecError`` where it is too large to publish."""
     size = files.size(layout.EXPLORER)
     if size is None:
         return ()
@@ -36,7 +30,7 @@ def check_explorer(files: Files) -> tuple[str, ...]:
 
 
 def read_explorer(files: Files) -> tuple[dict[str, bytes], list[Problem]]:
-    """The explorer that a zoo of others holds, by its path, and why it cannot be used.
+    """Return the explorer that a zoo of others holds, by its path, and why it cannot be used.
 
     A page is a program: it is taken only where nothing but a released bundle runs in it.
     """

@@ -53,7 +53,7 @@ def card_of(zoo: Zoo) -> Card:
 
 
 def card_in(files: Files) -> Card:
-    """As ``card_of``, from the files of a zoo that is not opened.
+    """Return the card as ``card_of`` does, from the files of a zoo that is not opened.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def write(folder: str | Path, card: Card | None = None, *, check: bool = False) 
 
 
 def _page_of_zoo(zoo: Zoo, card: Card | None) -> tuple[Card, str]:
-    """The card that is used, and README.md as it should be."""
+    """Return the card that is used, and README.md as it should be."""
     used = card_of(zoo) if card is None else card
     if used.name != zoo.name:
         step = "Name the zoo in the card, or take the card of this zoo."

@@ -8,22 +8,12 @@ MAX_SHOWN = 80
 
 
 def code(text: str, *, limit: int = MAX_SHOWN, escape: bool = True) -> str:
-    r"""Text as a code span.
+    r"""Write untrusted text as a code span of at most ``limit`` characters between the backticks; longer text ends in
+    dots.
 
-    Parameters
-    ----------
-    text
-        untrusted.
-    limit
-        characters between the backticks; what is longer ends in dots.
-    escape
-        write backticks, bars and whatever is not printable as escapes, such as ``\x60``, so that the span can be
-        anywhere, in a table too. Otherwise the text is shown letter by letter, whole and on one line, which is not for
-        tables.
-
-    Notes
-    -----
-    ``tests/hub/card/test_markdown.py`` renders arbitrary text.
+    With ``escape`` backticks, bars and whatever is not printable become escapes, such as ``\x60``, so that the span
+    can be anywhere, in a table too. Otherwise the text is shown letter by letter, whole and on one line, which is
+    not for tables.
 
     Examples
     --------
@@ -48,30 +38,30 @@ def _escaped(character: str) -> str:
 
 
 def _fence(text: str, shortest: int = 1) -> str:
-    """Backticks, one more than follow one another anywhere in a text."""
+    """Return one backtick more than follow one another anywhere in a text."""
     longest = max(map(len, re.findall(r"`+", text)), default=0)
     return "`" * max(shortest, longest + 1)
 
 
 def listed(texts: Sequence[str], *, limit: int) -> str:
-    """The first ``limit`` of several texts as code spans, and how many more there are."""
+    """Return the first ``limit`` of several texts as code spans, and how many more there are."""
     more = [f"{len(texts) - limit:,} more"] if len(texts) > limit else []
     return ", ".join([*map(code, texts[:limit]), *more])
 
 
 def fenced(text: str, language: str = "") -> str:
-    """A block of code; its fence is longer than any in the text."""
+    """Return a block of code; its fence is longer than any in the text."""
     fence = _fence(text, 3)
     return f"{fence}{language}\n{text}\n{fence}"
 
 
 def folded(title: str, text: str) -> str:
-    """Text that is hidden until its title is clicked."""
+    """Hide text until its title is clicked."""
     return f"<details>\n<summary>{title}</summary>\n\n{text}\n\n</details>"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[int] = ()) -> str:
-    """A table of cells that are Markdown already; ``right`` are the numbers of the columns that are aligned right."""
+    """Return a table of cells in Markdown; ``right`` are the numbers of the columns that are aligned right."""
     right = set(right)
     rule = ["---:" if column in right else "---" for column in range(len(header))]
     return "\n".join(f"| {' | '.join(row)} |" for row in (header, rule, *rows))

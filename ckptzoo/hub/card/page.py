@@ -96,7 +96,7 @@ def readme(zoo: Zoo, card: Card, folder: str = "") -> str:
 
 
 def _sections(zoo: Zoo, card: Card, rows: pa.Table) -> list[tuple[str, str]]:
-    """Title and text of each section; one without a text is left out."""
+    """Return title and text of each section, without those that have no text."""
     trained = "\n\n".join(filter(None, (markdown(card.training), training(rows))))
     return [
         ("Pictures", pictures_section(card)),
@@ -116,7 +116,7 @@ def _sections(zoo: Zoo, card: Card, rows: pa.Table) -> list[tuple[str, str]]:
 
 
 def _loading(zoo: Zoo, card: Card, folder: str) -> str:
-    """A program that reads weights, and one that reads the metadata."""
+    """Return a program that reads weights, and one that reads the metadata."""
     repository = card.repository or f"path/to/{folder_name(card.name)}"
     address = str(HubAddress(repository, folder=folder)) if folder else repository
     complete = [name for name in zoo.gauges if len(zoo.contents.derived(name).rows) >= len(zoo)]
@@ -152,24 +152,18 @@ def _loading(zoo: Zoo, card: Card, folder: str) -> str:
 
 
 def folder_name(name: str) -> str:
-    """The zoo's name as far as it can be in a path and in quotation marks."""
+    """Return the zoo's name as far as it can be in a path and in quotation marks."""
     letters = (letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in name)
     return "".join(letters)[:_MAX_FOLDER_NAME]
 
 
 def markdown(text: str) -> str:
-    """What a person wrote in Markdown, with plain line ends."""
+    """Return a person's Markdown with plain line ends."""
     return text.replace("\r\n", "\n").replace("\r", "\n").strip()
 
 
 def training(rows: pa.Table) -> str:
-    """A line for each recipe and data set, and the settings that all checkpoints of a recipe share; may be empty.
-
-    Parameters
-    ----------
-    rows
-        of the checkpoints.
-    """
+    """Return a line for each recipe and data set, and settings that all checkpoints of a recipe share, if any."""
     numbered = rows.select([*_RECIPE_COLUMNS]).append_column("row", pa.array(range(len(rows)), pa.int64()))
     keys = numbered.group_by([*_RECIPE_COLUMNS]).aggregate([("row", "list")]).to_pylist()
     recipes = [(key, rows.take(pa.array(sorted(key["row_list"])))) for key in keys]
@@ -192,7 +186,7 @@ def training(rows: pa.Table) -> str:
 
 
 def _recipe_table(lines: Sequence[Sequence[str]]) -> str:
-    """The table of recipes, without the columns in which no recipe has a value."""
+    """Return the table of recipes, without the columns in which no recipe has a value."""
     header = ("recipe", "data set", "checkpoints", "epochs", "steps", "precision", "device", "program")
     kept = [number for number in range(len(header)) if any(line[number] for line in lines)]
     right = [place for place, number in enumerate(kept) if number in (2, 3, 4)]
@@ -221,7 +215,7 @@ def _value_range(column: pa.ChunkedArray) -> str:
 
 
 def _settings(rows: pa.Table) -> tuple[list[str], list[str]]:
-    """The entries of ``extra`` that all of these rows share, and those that differ, in the order of their names."""
+    """Return entries of ``extra`` that all of these rows share, and those that differ, in the order of their names."""
     entries = [_entries(text) for text in rows["extra"].unique().to_pylist()]
     names = sorted({name for item in entries for name in item})
     # an epoch in the facts of a file is the column's
@@ -243,7 +237,7 @@ def _first(items: list[str]) -> list[str]:
 
 
 def _differing(values: Sequence[str | None]) -> str:
-    """Several values of an entry, each as JSON or None where a row lacks it; empty for one value, objects and lists."""
+    """List several values of an entry, as JSON or None where a row lacks it; none for one value, objects and lists."""
     found = [json.loads(value) for value in values if value is not None]
     if len(values) < 2 or any(isinstance(value, dict | list) for value in found):
         return ""
@@ -258,7 +252,7 @@ def _differing(values: Sequence[str | None]) -> str:
 
 
 def _entries(text: str | None) -> dict[str, str]:
-    """The settings in untrusted text, each as JSON, with the keys of nested objects; none where it is no object."""
+    """Return the settings in untrusted text, each as JSON, with the keys of nested objects; none for other texts."""
     entries = {name: entry for name, entry in (parse_extra(text) or {}).items() if name not in _NO_SETTINGS}
     for _ in range(_LEVELS):
         flat: dict[str, Any] = {}
@@ -271,7 +265,7 @@ def _entries(text: str | None) -> dict[str, str]:
 
 
 def licence(card: Card, rows: pa.Table) -> str:
-    """The zoo's licence, and those that contributed checkpoints have instead."""
+    """Return the zoo's licence, and those that contributed checkpoints have instead."""
     own = card.license.strip()
     text = f"{code(own)}." if own else "No licence is stated."
     others = {name: number for name, number in counts(rows["license"]).items() if name.lower() != own.lower()}
@@ -287,7 +281,7 @@ def licence(card: Card, rows: pa.Table) -> str:
 
 
 def contributors(card: Card, rows: pa.Table) -> str:
-    """Who made the zoo and who contributed checkpoints, with their licences and sources; may be empty."""
+    """Name those who made the zoo and who contributed checkpoints, with licences and sources; may be empty."""
     text = [f"Made by {', '.join(map(plain, card.authors))}."] if card.authors else []
     names, numbers = rows["contributor"].to_pylist(), counts(rows["contributor"])
     lines: list[tuple[str, ...]] = []
@@ -303,12 +297,12 @@ def contributors(card: Card, rows: pa.Table) -> str:
 
 
 def citation(card: Card) -> str:
-    """BibTeX, or nothing."""
+    """Return BibTeX, or nothing."""
     return fenced(card.citation.strip(), "bibtex") if card.citation.strip() else ""
 
 
 def columns(rows: pa.Table) -> str:
-    """A line for every column with a value in it: how many rows have one, which values, and what it means."""
+    """Return a line for every column with a value in it: how many rows have one, which values, and what it means."""
     meanings = {"step": "number of the epoch: steps are numbered by epoch"} if contents.steps_are_epochs(rows) else {}
     lines = [
         (
@@ -351,7 +345,7 @@ def _number_range(known: pa.ChunkedArray) -> str:
 
 
 def _ends(values: list[float]) -> str:
-    """The least and the largest value; those below a million are written in full where they are whole."""
+    """Return the least and the largest value; those below a million are written in full where they are whole."""
     ends = [int(end) if end == int(end) and abs(end) < _MAX_WHOLE else end for end in (min(values), max(values))]
     return format_range(*ends) if ends[0] != ends[1] else format_number(ends[0])
 

@@ -12,13 +12,13 @@ _PNG_START, _PNG_END = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"\0\0\0\0IEND\xaeB`\x8
 
 
 def pictures_section(card: Card) -> str:
-    """Every picture with its caption below it, in Markdown; empty where there is none."""
+    """Return every picture with its caption below it, in Markdown; empty where there is none."""
     captions = ((plain(picture.caption), picture.path) for picture in card.pictures)
     return "\n\n".join(f"![{caption}]({path})\n\n*{caption}*" for caption, path in captions)
 
 
 def read_pictures(files: Files, card: Card) -> tuple[dict[str, bytes], list[Problem]]:
-    """The pictures that a card names and a zoo holds, by their paths, and what is wrong with the others."""
+    """Return the pictures that a card names and a zoo holds, by their paths, and what is wrong with the others."""
     sizes = {picture.path: files.size(picture.path) for picture in card.pictures}
     fitting = [path for path, size in sizes.items() if size is not None and 0 < size <= MAX_PICTURE_BYTES]
     read = dict(zip(fitting, files.read_many(fitting, max_bytes=MAX_PICTURE_BYTES), strict=True))
@@ -34,12 +34,9 @@ def read_pictures(files: Files, card: Card) -> tuple[dict[str, bytes], list[Prob
 
 
 def check_pictures(files: Files, card: Card) -> dict[str, bytes]:
-    """The pictures that a card names, by their paths.
+    """Return the pictures that a card names, by their paths.
 
-    Raises
-    ------
-    SpecError
-        One is missing, too large, or no PNG; every such one is named.
+    Raises ``SpecError`` that names every one that is missing, too large, or no PNG.
     """
     pictures, problems = read_pictures(files, card)
     if problems:

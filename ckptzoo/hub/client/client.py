@@ -36,13 +36,7 @@ _WORKERS = 8
 
 
 class Connection:
-    """A hub and a token; ``api`` is the ``HfApi`` of the client library, which only this package uses.
-
-    Parameters
-    ----------
-    endpoint, token, retry_policy
-        as those of ``Client``.
-    """
+    """A hub and a token; ``api`` is the ``HfApi`` of the client library, which only this package uses."""
 
     def __init__(
         self, endpoint: str | None = None, token: str | None = None, *, retry_policy: HubRetryPolicy | None = None
@@ -60,15 +54,15 @@ class Connection:
         return f"{type(self).__name__}({self.endpoint!r})"
 
     def address(self, repo: str) -> str:
-        """The name of a repository in messages."""
+        """Return the name of a repository in messages."""
         return hub_address(HubAddress(repo), self.endpoint)
 
     def page(self, repo: str) -> str | None:
-        """The page of a repository; None for hubs other than huggingface.co, which may have none."""
+        """Return the page of a repository; None for hubs other than huggingface.co, which may have none."""
         return f"{self.endpoint}/datasets/{repo}" if self.public else None
 
     def whoami(self) -> Account:
-        """The user whom the token belongs to."""
+        """Return the user whom the token belongs to."""
         info = self.ask(self.api.whoami, self.endpoint, "token")
         role = info.get("auth", {}).get("accessToken", {}).get("role")
         return Account(info["name"], role, tuple(item["name"] for item in info.get("orgs", ())))
@@ -82,7 +76,7 @@ class Connection:
         *,
         needs: str = READ,
     ) -> T:
-        """The result of a call of the library, which is repeated as ``call_with_retry`` says."""
+        """Return the result of a call of the library, which is repeated as ``call_with_retry`` says."""
         return call_with_retry(
             call, location=location, what=what, retry_policy=self.retry_policy, done=done, needs=needs
         )
@@ -122,7 +116,7 @@ class PullRequests:
         before = {item.number for item in self.listed(repo)}
 
         def find_opened() -> PullRequest | None:
-            """The one that was opened although its answer was lost."""
+            """Return the one that was opened although its answer was lost."""
             mine = [item for item in self.listed(repo) if item.number not in before and item.title == title]
             me = self._hub.whoami().name if mine else ""
             return next((PullRequest(item.number, item.url) for item in mine if item.author == me), None)
@@ -149,7 +143,7 @@ class PullRequests:
             return opened
 
     def listed(self, repo: str, *, status: str = "open") -> list[Discussion]:
-        """Pull requests without their comments, the last first; ``status`` is open, closed or all."""
+        """Return pull requests without their comments, the last first; ``status`` is open, closed or all."""
 
         def call() -> list[Discussion]:
             options: Any = {"discussion_type": "pull_request", "discussion_status": status, "repo_type": DATASET}
@@ -159,7 +153,7 @@ class PullRequests:
         return self._hub.ask(call, self._hub.address(repo), "pull requests")
 
     def read(self, repo: str, number: int) -> Discussion:
-        """A discussion or a pull request with its comments."""
+        """Return a discussion or a pull request with its comments."""
 
         def call() -> Discussion:
             details = self._hub.api.get_discussion_details(repo, number, repo_type=DATASET)
@@ -176,18 +170,11 @@ class PullRequests:
         expected_head: str | None = None,
         expected_target: str | None = None,
     ) -> str | None:
-        """Merge a pull request; returns the commit where the hub says which.
+        """Merge a pull request; return the commit where the hub says which.
 
-        Parameters
-        ----------
-        expected_head, expected_target
-            the last commits of the pull request and of its target. ``ckptzoo serve`` refuses to merge others;
-            huggingface.co takes none.
-
-        Raises
-        ------
-        RaceError
-            One of them has moved on; nothing was merged.
+        ``expected_head`` and ``expected_target`` are the last commits of the pull request and of its target: ``ckptzoo
+        serve`` refuses to merge others, and ``RaceError`` says that one has moved on and nothing was merged;
+        huggingface.co takes none.
         """
 
         def call() -> Discussion:
@@ -279,7 +266,7 @@ class Client(Connection):
         return self.ask(call, self.address(repo), f"revision {revision}")
 
     def find(self, repo: str, revision: str = MAIN) -> Listing | None:
-        """As ``listing``; None where there is none."""
+        """Return the ``listing``; None where there is none."""
         with contextlib.suppress(NotThereError):
             return self.listing(repo, revision)
         return None
@@ -373,7 +360,7 @@ class Client(Connection):
         unanswered = False
 
         def note_unanswered() -> None:
-            """The attempt before may have been carried out; its commit is then not at ``parent`` any more."""
+            """Note that the previous attempt may have been carried out; its commit is then no longer at ``parent``."""
             nonlocal unanswered
             unanswered = True
 

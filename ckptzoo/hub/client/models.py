@@ -109,7 +109,7 @@ class RepoFound:
 
 
 def repo_file_of(sibling: Any) -> RepoFile:
-    """A file as the client library lists it."""
+    """Convert a file of the client library."""
     lfs = sibling.lfs
     if sibling.size is None:
         raise ValueError(f"{sibling.rfilename}: no size")
@@ -117,7 +117,7 @@ def repo_file_of(sibling: Any) -> RepoFile:
 
 
 def discussion_of(item: Any, *, pages: bool) -> Discussion:
-    """A discussion of the client library, with details or without; ``pages``: the hub has web pages."""
+    """Convert a discussion of the client library, with details or without; ``pages``: the hub has web pages."""
     comments = [event for event in getattr(item, "events", ()) if event.type == "comment"]
     conflicts = getattr(item, "conflicting_files", None) or ()
     return Discussion(
@@ -135,7 +135,7 @@ def discussion_of(item: Any, *, pages: bool) -> Discussion:
 
 
 def repo_found_of(item: Any) -> RepoFound:
-    """A repository as the client library lists it."""
+    """Convert a repository of the client library."""
     card = item.card_data.to_dict() if item.card_data is not None else {}
     counts = (item.downloads or 0, item.likes or 0)
     return RepoFound(item.id, item.sha, tuple(item.tags or ()), *counts, item.last_modified, bool(item.private), card)

@@ -8,10 +8,8 @@ from ckptzoo.errors import require
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """While this lasts, the client library draws no bars and logs no warnings about attempts that failed.
+    """Silence the client library's bars and warnings about failed attempts inside the context.
 
-    Notes
-    -----
     Both are settings of the whole process, so this is for programs such as the command line, and not for libraries.
     """
     utils = require("huggingface_hub.utils", "hub")

@@ -1,4 +1,4 @@
-"""How often a request to a hub is tried again (``HubRetryPolicy``), and which HubError each of its failures becomes.
+"""Retries of requests to a hub (``HubRetryPolicy``), and the HubError for each kind of failure.
 
 Everything that asks a hub through its client library does it by ``call_with_retry``.
 """
@@ -17,11 +17,11 @@ from ckptzoo.text import excerpt
 T = TypeVar("T")
 
 READ, PROPOSE, WRITE = "may read it", "may open pull requests there", "may write there"
-"""What a token is needed for."""
+"""Purposes for which a token is needed."""
 
 CONNECT_SECONDS = 30.0
 _OUTDATED = frozenset({409, 412})
-"""What hubs answer to a commit whose parent is not the head of the branch."""
+"""Texts of hubs' answers to a commit whose parent is not the head of the branch."""
 _AGAIN = "Try again later; nothing is sent twice."
 _LOGIN = "Log in with hf auth login, or set HF_TOKEN."
 
@@ -79,16 +79,8 @@ class RaceError(HubError):
 
 @dataclass(frozen=True)
 class Failure:
-    """What a failure means.
-
-    Parameters
-    ----------
-    error
-        to be raised where there is no other attempt.
-    is_transient
-        whether another attempt may succeed.
-    wait
-        seconds that the hub asked for.
+    """The meaning of a failure: the error to raise without another attempt, whether another may succeed, and the
+    seconds that the hub asked to wait.
     """
 
     error: HubError
@@ -105,26 +97,14 @@ def call_with_retry(
     done: Callable[[], T | None] = lambda: None,
     needs: str = READ,
 ) -> T:
-    """The result of a call of the client library, which is repeated after transient failures.
+    """Return the result of a call of the client library, which is repeated after transient failures.
 
-    Parameters
-    ----------
-    location, what
-        the repository and what was wanted of it, for messages.
-    done
-        called before another attempt; what it returns, if not None, is the result, because the failed attempt was
-        carried out although its answer was lost.
-    needs
-        what the token must allow, for the message of a refusal.
+    ``location`` and ``what`` are the repository and the purpose, for messages. ``done`` is called before another
+    attempt; its result, if not None, is returned, because the failed attempt was carried out although its answer was
+    lost. ``needs`` is what the token must allow, for the message of a refusal.
 
-    Raises
-    ------
-    HubError
-        The hub refuses, or the retry policy ends; the message has the last failure and what to do.
-
-    Notes
-    -----
-    Tested in ``tests/hub/client/test_client.py``.
+    Raises ``HubError`` where the hub refuses, or the retry policy ends; the message has the last failure and the next
+    step.
     """
     failures, server_waits = 0, 0.0
     while True:
@@ -145,7 +125,7 @@ def call_with_retry(
 
 
 def classify_error(error: Exception, *, location: str, what: str, needs: str = READ) -> Failure:
-    """What an exception of the client library means; one that is not about the hub is raised as it is."""
+    """Classify an exception of the client library; one that is not about the hub is raised as it is."""
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
     from huggingface_hub.utils import httpx
 
@@ -193,7 +173,7 @@ def _is_from_storage(response: Any, what: str) -> bool:
 
 
 def _classify_status(error: Any, location: str, what: str, needs: str) -> Failure:
-    """The meaning of a status; the library's own message is not repeated, because it contains the (signed) address."""
+    """Classify a status; the library's own message is not repeated, because it contains the (signed) address."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
     status = error.response.status_code
@@ -206,6 +186,7 @@ def _classify_status(error: Any, location: str, what: str, needs: str) -> Failur
     # also the answer to an upload whose bytes arrived damaged
     if status in EXPIRED_STATUSES and _is_from_storage(error.response, what):
         return Failure(failed("an address that has not expired", _AGAIN), is_transient=True)
+    # huggingface.co says so where a token is invalid
     if status == 401 and "credentials" in text:
         return Failure(failed("a token that the hub knows", _LOGIN))
     # huggingface.co answers 401 for repositories that do not exist too, which the library raises as this class
@@ -229,15 +210,13 @@ def _classify_status(error: Any, location: str, what: str, needs: str) -> Failur
 
 @contextlib.contextmanager
 def request_timeouts(retry_policy: HubRetryPolicy) -> Iterator[None]:
-    """While this lasts, requests of the client library that have no timeouts get those of a policy.
+    """Give requests of the client library without timeouts those of a policy, inside the context.
 
-    Notes
-    -----
     The library's session has no timeouts, is one for the whole process, and its methods take none. So a hook is put on
-    the session and taken off at the end: requests that other threads make meanwhile get the same timeouts, if they
-    have none of their own. A hub that asks for a longer wait than ``max_server_wait`` is refused here, because the
-    library would sleep for as long as the hub says. For hubs without Xet storage the library logs a warning for every
-    upload; it is filtered out.
+    the session and taken off at the end: concurrent requests of other threads get the same timeouts, if they have none
+    of their own. A hub that asks for a longer wait than ``max_server_wait`` is refused here, because the library would
+    sleep for as long as the hub says. For hubs without Xet storage the library logs a warning for every upload; it is
+    filtered out.
     """
     from huggingface_hub import get_session
 

@@ -35,6 +35,6 @@ def _sha256(content: bytes | LocalFile) -> str:
 
 
 def _git_id(content: bytes | LocalFile) -> str:
-    """The id that git gives a file of this content: the sha1 of a header and the bytes."""
+    """Return the id that git gives a file of this content: the sha1 of a header and the bytes."""
     data = content if isinstance(content, bytes) else content.path.read_bytes()
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()

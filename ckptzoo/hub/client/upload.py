@@ -34,7 +34,7 @@ class Outgoing(io.BufferedReader):
         self._on_read, self._furthest, self.counts = on_read, 0, False  # the library also reads it to hash it
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """The next bytes; those that are read again for another attempt are counted once."""
+        """Return the next bytes; those that are read again for another attempt are counted once."""
         data = super().read(size)
         new = max(0, self.tell() - self._furthest)
         if self.counts:
@@ -46,21 +46,9 @@ class Outgoing(io.BufferedReader):
 class Sending:
     """The files of one commit as operations of the client library, open while the context lasts.
 
-    Parameters
-    ----------
-    files
-        by their names in the repository, as bytes or as the file that holds them.
-    sha256
-        the digests that files must have, in hex.
-    progress
-        called as bytes are sent.
-    by_path
-        give the library paths in place of file objects, so that it may use Xet storage.
-
-    Raises
-    ------
-    IntegrityError
-        A file has another digest.
+    ``files`` are by their names in the repository, as bytes or as the file that holds them; ``sha256`` are digests that
+    files must have, in hex, else ``IntegrityError``; ``progress`` is called as bytes are sent; with ``by_path`` the
+    library gets paths in place of file objects, so that it may use Xet storage.
     """
 
     def __init__(
@@ -93,13 +81,13 @@ class Sending:
         self._open.close()
 
     def operations(self, delete: Iterable[str] = ()) -> list[Any]:
-        """What the library commits."""
+        """Return the operations that the library commits."""
         from huggingface_hub import CommitOperationDelete
 
         return [*self._additions, *(CommitOperationDelete(name, is_folder=False) for name in delete)]
 
     def groups(self) -> Iterator[list[Any]]:
-        """The files in the groups in which they are uploaded: all at once where every byte is counted.
+        """Yield the files in the groups in which they are uploaded: all at once where every byte is counted.
 
         Content that several files share is in the first group once, because the library would read one of the file
         objects in several threads; when the second group is sent, the hub has it.
@@ -114,7 +102,8 @@ class Sending:
                 yield additions[start : start + size]
 
     def interruptible(self, call: Callable[[], T]) -> T:
-        """The result of an upload in another thread; an interrupt in this one ends it at its next bytes or request.
+        """Return the result of an upload in another thread; an interrupt in this one ends it at its next bytes or
+        request.
 
         Files are rewound first: after a failure the library leaves them where it stopped reading.
         """
@@ -135,12 +124,12 @@ class Sending:
                 raise
 
     def sent(self, group: list[Any]) -> None:
-        """A group is on the hub."""
+        """Record that a group is on the hub."""
         if self._by_path:
             self._add_sent(sum(addition.upload_info.size for addition in group))
 
     def finished(self) -> int:
-        """Report full progress, because all files are on the hub; returns the bytes that were sent for it."""
+        """Report full progress, because all files are on the hub; return the bytes that were sent for it."""
         if self._progress is not None:
             self._progress(self._total, self._total)
         return self._sent

@@ -1,6 +1,6 @@
-"""What a merged contribution leaves to do: figures that its review measured, its variants and predictions, the page.
+"""Completes a merged contribution: figures that its review measured, its variants and predictions, the page.
 
-What the zoo has already is left as it is, so that the same may be done again.
+What the zoo has stays as it is, so that the same call can be repeated.
 """
 
 import math
@@ -43,38 +43,18 @@ def complete(
     own: Labelled | None = None,
     progress: StageProgress | None = None,
 ) -> tuple[str, ...]:
-    """Publish what follows from parts that were merged, with the zoo's page and snapshot.
+    """Publish what follows from merged parts, with the zoo's page and snapshot; return notes on what could not be done,
+    each with a next step.
 
-    Parameters
-    ----------
-    repo
-        the zoo, as it is after the merge.
-    number
-        of the pull request.
-    folder
-        a zoo of its documents and the merged parts alone; what follows from them is written into it.
-    measured
-        figures by id, for those rows that have no accuracy or state one that nobody measured in the zoo.
-    derives
-        whether the new checkpoints get every variant and every set of predictions that the zoo has.
-    network
-        as a torch module, for one that is not in ``ckptzoo.archs``.
-    data
-        folder of test sets.
-    own
-        inputs as the networks take them, for predictions on the same ones.
-    progress
-        called with the stage, how much of it is done, and how much there is.
+    ``repo`` is the zoo after the merge. ``folder`` is a zoo of its documents and the merged parts alone; derived
+    parts are written into it. ``measured`` has figures by id, for rows without an accuracy
+    or with one that is stated. With ``derives`` the new
+    checkpoints get every variant and every set of predictions that the zoo has. ``network`` is a torch module, for
+    one that is not in ``ckptzoo.archs``; ``data`` the folder of test sets; ``own`` are inputs as the networks take
+    them, for predictions on the same ones. ``progress`` is called with the stage, how much of it is done, and how
+    much there is.
 
-    Returns
-    -------
-    tuple[str, ...]
-        Notes on what could not be done, each with what to do.
-
-    Raises
-    ------
-    ZooError
-        Nothing could be published; the merge stands.
+    Raises ``ZooError`` where nothing could be published; the merge stands.
     """
     zoo = open_target(client, repo, client.listing(repo))
     known = set(zoo.metadata.filter(zoo.metadata["test_accuracy"].is_valid())["id"].to_pylist())
@@ -134,7 +114,7 @@ def _add_figures(folder: Path, measured: Mapping[str, Figures], by: str) -> None
 
 
 def _finite(figures: Figures) -> dict[str, float]:
-    """The figures that are numbers: those of networks whose outputs are not finite are none."""
+    """Select the figures that are numbers: networks whose outputs are not finite have none."""
     return {column: figures[column] for column in COLUMNS if math.isfinite(figures[column])}
 
 
@@ -186,7 +166,7 @@ def _predict(
 
 
 def _renumber(folder: Path, zoo: Zoo) -> None:
-    """Give the derived parts in a folder the numbers behind those of the zoo; digests do not cover numbers."""
+    """Number the derived parts in a folder after those of the zoo; digests do not cover numbers."""
     for path in _trees(folder):
         known = list(zoo.contents.derived_parts.get(path.name, ()))
         for part in sorted(path.iterdir()):

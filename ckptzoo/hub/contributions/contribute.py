@@ -45,23 +45,15 @@ from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
 
 SAME_OUTPUTS = 1e-4
-"""Below this two networks have the same outputs but for the order of sums, as a share of the largest output."""
+"""Two networks have the same outputs, except for the order of sums, below this share of the largest output."""
 
 
 @dataclass
 class BuiltPart:
-    """What went into a part.
+    """The result of building a part.
 
-    Parameters
-    ----------
-    part
-        its name; None where nothing fitted.
-    measured
-        figures by id.
-    notes
-        what was done to files, and to how many of them.
-    left_out
-        what files hold besides checkpoints, and how many of them.
+    ``part`` is None where nothing fitted; ``measured`` has figures by id; ``notes`` counts files by what was done to
+    them, ``left_out`` by what they hold besides checkpoints.
     """
 
     part: str | None = None
@@ -70,7 +62,7 @@ class BuiltPart:
     left_out: dict[str, int] = field(default_factory=dict)
 
     def summaries(self, counts: dict[str, int]) -> tuple[str, ...]:
-        """Remarks, each with the number of files that it is about."""
+        """Return remarks, each with the number of files that it is about."""
         return tuple(f"{text} ({count:,} of the files)" for text, count in counts.items())
 
 
@@ -144,7 +136,7 @@ def _checkpoint(batch: IngestedBatch, row_index: int) -> dict[str, NDArray[Any]]
 
 
 def _evaluation(row: Row, submission: Submission, target: TargetZoo | None) -> Evaluation | None:
-    """How a row is evaluated: as the contribution says, else the row, else the zoo's rows of the same recipe."""
+    """Return how a row is evaluated: as the contribution says, else the row, else the zoo's rows of the same recipe."""
     if submission.evaluation is not None:
         return submission.evaluation
     evaluation = evaluation_of(row["extra"], row.get("dataset"))
@@ -155,13 +147,14 @@ def _evaluation(row: Row, submission: Submission, target: TargetZoo | None) -> E
 
 @dataclass(frozen=True)
 class _Network:
-    """The network of the checkpoints and what they are measured on: options of ``contribute``."""
+    """The network of the checkpoints and the inputs that it is measured on: options of ``contribute``."""
 
     module: str | Factory | None
     data: str | Path | None
     own: Labelled | None
 
     def evaluators(self, arch: Architecture) -> EvaluatorPool:
+        """Return the evaluators of networks of this architecture."""
         return EvaluatorPool(arch, self.module, self.data, self.own)
 
 
@@ -272,9 +265,9 @@ def contribute(
 
 
 def _namespace(client: Client, submission: Submission, *, dry_run: bool) -> str:
-    """What ids and members begin with, before a slash: the account's name, which reviews ask for.
+    """Return the start of ids and members, before a slash: the account's name, which reviews ask for.
 
-    A dry run without a token has the name of the card instead.
+    A dry run without a token uses the name of the card instead.
     """
     try:
         return client.whoami().name.lower()
@@ -293,7 +286,7 @@ def _build_and_check(
     repo: str,
     progress: StageProgress | None,
 ) -> Contribution:
-    """Build the part and check it. The documents of an existing zoo are written first; those of a new one are there."""
+    """Build the part and check it; the documents of an existing zoo are written first, those of a new one exist."""
     if target is not None:
         write_documents(target, folder)
     arch = ckptzoo.append(folder).arch
@@ -325,7 +318,7 @@ def _build_and_check(
 
 
 def _joined(problems: Sequence[Problem]) -> list[Problem]:
-    """The problems, with one for all files that have the same."""
+    """Return the problems, with one for all files that have the same."""
     locations: dict[Problem, list[str]] = {}
     for problem in problems:
         locations.setdefault(replace(problem, location=""), []).append(problem.location)
@@ -336,7 +329,7 @@ def _joined(problems: Sequence[Problem]) -> list[Problem]:
 
 
 def misfit(ingestor: Ingestor, arch: Architecture, module: str | Factory | None) -> SpecError:
-    """What is wrong with files that do not fit; of the tables of names, that with which the outputs stay the same."""
+    """Describe what is wrong with files that do not fit, and the table of names that keeps the outputs, if any."""
     problems = _joined(ingestor.problems)
     if ingestor.misnamed is None:
         return SpecError(problems)
@@ -358,7 +351,7 @@ def misfit(ingestor: Ingestor, arch: Architecture, module: str | Factory | None)
 def _with_status(
     contribution: Contribution, client: Client, repo: str, target: TargetZoo, listing: Listing
 ) -> Contribution:
-    """With status ``merged`` or ``open`` where the same checkpoints are there, ``refused`` if a check failed."""
+    """Set status ``merged`` or ``open`` where the same checkpoints exist, ``refused`` if a check failed."""
     assert contribution.folder is not None
     units = set(ckptzoo.open(contribution.folder).metadata["unit"].to_pylist())
     if units <= target.units:
@@ -473,7 +466,7 @@ def _check_paths(files: Sequence[str | Path]) -> list[Path]:
 
 
 def _names_table(map: str | Path | Mapping[str, str] | None) -> Mapping[str, str]:
-    """Names from a mapping, or from a TOML file of ``"old" = "new"``, under ``[names]`` or not."""
+    """Return names from a mapping, or from a TOML file of ``"old" = "new"``, under ``[names]`` or not."""
     if map is None or isinstance(map, Mapping):
         return map or {}
     step = 'Write lines such as "old.weight" = "new.weight".'

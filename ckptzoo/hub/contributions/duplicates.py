@@ -17,27 +17,19 @@ from ckptzoo.symmetry.identity.index import Index
 from ckptzoo.text import counted
 
 _COUNTER = "num_batches_tracked"
-"""How the names of BatchNorm's counters end in torch; they do not enter the outputs in evaluation mode."""
+"""The end of the names of BatchNorm's counters in torch; they do not enter the outputs in evaluation mode."""
 _KIND = f"{CANONICAL}-{GAUGES[CANONICAL].version}:{PRECISION:g}:"
-"""How fingerprints of this version begin; others cannot be compared with them."""
+"""Start of the fingerprints of this version; others cannot be compared with them."""
 
 
 @dataclass(frozen=True)
 class Copies:
     """Duplicates that a search found.
 
-    Parameters
-    ----------
-    found
-        contributed checkpoint to what it is a copy of, in words.
-    left
-        the number of the zoo's checkpoints with which nothing was compared.
-    outdated
-        whether the zoo stores fingerprints of another version of the gauge, which cannot be compared.
-    resolved
-        whether every contributed checkpoint has a canonical form.
-    permuted
-        whether permuted and rescaled copies were looked for, or the same bits alone.
+    ``found`` maps a contributed checkpoint to a description of its original. ``left`` counts the zoo's checkpoints that
+    were not compared. ``outdated`` says that the zoo stores fingerprints of another version of the gauge; ``resolved``
+    that every contributed checkpoint has a canonical form; ``permuted`` that permuted and rescaled copies were
+    searched, and not the same bits alone.
     """
 
     found: Mapping[str, str]
@@ -47,7 +39,7 @@ class Copies:
     permuted: bool
 
     def check(self) -> Check:
-        """As one of the checks."""
+        """Return the result as one of the checks."""
         wrong = [f"{name} is {other}" for name, other in self.found.items()]
         what = "no copy, permuted and scaled ones included" if self.permuted else "no copy bit for bit"
         if not self.permuted:
@@ -80,17 +72,13 @@ class _Described:
 
 
 def copies(submitted: Zoo, target: TargetZoo | None) -> Copies:
-    """Contributed checkpoints that are copies of one another, or of those of a zoo.
+    """Find contributed checkpoints that are copies of one another, or of those of a zoo.
 
     Copies bit for bit are found by the sha256 of all tensors. Where the table of symmetries is known, sketches that
     depend on no order of channels say which may be one network, and the canonical weights of these decide, as in
-    ``ckptzoo.derive.dedupe``; counters of batches do not matter.
-
-    Notes
-    -----
-    Of the zoo the stored fingerprints are used, and the weights of the checkpoints that share one with a contributed
-    checkpoint are read; where it lacks some fingerprints, its weights are read if they are at most 256 MiB. Tested in
-    tests/hub/contributions/test_duplicates.py.
+    ``ckptzoo.derive.dedupe``; counters of batches do not matter. A zoo's stored fingerprints are used, and the weights
+    of the checkpoints that share one with a contributed checkpoint are read; where it lacks some fingerprints, its
+    weights are read if they are at most 256 MiB.
     """
     own = TargetZoo(submitted)
     table = own.symmetry if target is None else target.symmetry
@@ -130,7 +118,7 @@ def _of_zoo(target: TargetZoo, mine: list[_Described], index: Index | None) -> t
 
 
 def _describe(zoo: TargetZoo, names: Sequence[str], index: Index | None) -> list[_Described]:
-    """Digests, fingerprints and sketches; none of the latter where there is no table or no canonical form."""
+    """Return digests, fingerprints and sketches; none of the latter without a table or a canonical form."""
     found: list[_Described] = []
     for ids, weights in zoo.batches(list(names)):
         exact = digests(weights)
@@ -155,7 +143,7 @@ class _Permuted:
         self._neighbours = index.neighbours(np.array(sketches).reshape(-1, index.features))
 
     def first_before(self, place: int) -> _Described | None:
-        """The first before one in the list that is the same network, of the same zoo before others."""
+        """Return the first before one in the list that is the same network, of the same zoo before others."""
         checkpoint = self._known[place]
         if checkpoint.sketch is None:
             return None
@@ -176,18 +164,18 @@ class _Permuted:
         return None
 
     def _canonical(self, weights: Weights) -> Weights:
-        """Canonical weights without counters of batches, which do not make another network."""
+        """Return canonical weights without counters of batches, which do not make another network."""
         made = canonicalize(weights, self._index.symmetry, gauge=CANONICAL).weights
         return {name: array for name, array in made.items() if not name.endswith(_COUNTER)}
 
 
 def units(weights: Weights) -> list[str]:
-    """The units of K contributed checkpoints, by the digests of their weights: no other weights have the same."""
+    """Return the units of K contributed checkpoints: the digests of their weights, which no other weights have."""
     return [f"weights-{digest[:40]}" for digest in digests(weights)]
 
 
 def digests(weights: Weights) -> list[str]:
-    """The sha256 of each of K checkpoints' tensors in order, from stacked weights (K, *shape)."""
+    """Return the sha256 of each of K checkpoints' tensors in order, from stacked weights (K, *shape)."""
     K = len(next(iter(weights.values())))
     hashes = [hashlib.sha256() for _ in range(K)]
     for name, array in weights.items():

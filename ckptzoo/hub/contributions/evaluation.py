@@ -1,8 +1,8 @@
-"""How networks are evaluated, and their figures on a test set.
+"""The evaluation of networks, and their figures on a test set.
 
-``Evaluation`` names a test set and the scaling of its pixels; an ``Evaluator`` measures checkpoints of one architecture
-with it or with labelled inputs of one's own, one after another, with torch; an ``EvaluatorPool`` keeps those that a
-contribution needs.
+``Evaluation`` names a test set and the scaling of its pixels; an ``Evaluator`` measures checkpoints of one
+architecture with it or with labelled inputs of one's own, one after another, with torch; an ``EvaluatorPool``
+keeps those that a contribution needs.
 """
 
 import importlib.util
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 COLUMNS = ("test_loss", "test_accuracy", "test_nll", "test_brier", "test_ece")
-"""What is measured of a classifier."""
+"""Columns that are measured of a classifier."""
 _BATCH_BYTES = 8 * 2**20
-"""Inputs that go through a network at a time, in bytes."""
+"""Bytes of inputs that go through a network at a time."""
 _STEP = "Name a file of your own with --module FILE.py:NAME; NAME() makes the network."
 
 Factory = Callable[[], "nn.Module"]
@@ -47,13 +47,13 @@ Figures = dict[str, float]
 
 
 def evaluations(zoo: Zoo) -> list[Evaluation | None]:
-    """The evaluation of each checkpoint by its own row; None where it says nothing."""
+    """Return the evaluation of each checkpoint by its own row; None where it says nothing."""
     rows = zoo.metadata.select(["dataset", "extra"]).to_pylist()
     return [evaluation_of(parse_extra(row["extra"]) or {}, row["dataset"]) for row in rows]
 
 
 def evaluation_of_recipe(zoo: Zoo, recipe: str) -> Evaluation | None:
-    """The evaluation of a zoo's checkpoints of a recipe, if all rows that name one agree; else None."""
+    """Return the evaluation of a zoo's checkpoints of a recipe, if all rows that name one agree; else None."""
     rows = zoo.contents.raw.rows.select(["recipe", "dataset", "extra"]).to_pylist()
     stated = {(row["dataset"], row["extra"]) for row in rows if row["recipe"] == recipe}
     evaluations_found = {evaluation_of(parse_extra(extra) or {}, dataset) for dataset, extra in stated} - {None}
@@ -63,23 +63,10 @@ def evaluation_of_recipe(zoo: Zoo, recipe: str) -> Evaluation | None:
 class Evaluator:
     """Measures checkpoints of one architecture on one test set.
 
-    Parameters
-    ----------
-    arch
-        the tensors that a checkpoint has.
-    factory
-        makes the network, freshly initialised.
-    heldout
-        the test set: images, or inputs as the network takes them.
-    evaluation
-        how the pixels of images are scaled; None for inputs as the network takes them.
-
-    Raises
-    ------
-    SpecError
-        The network has other tensors than the architecture.
-    ZooError
-        It does not take the inputs, or its outputs are no scores of the labels.
+    ``factory`` makes the network, freshly initialised; ``heldout`` is the test set: images, or inputs as the network
+    takes them, for which ``evaluation`` (the scaling of pixels) is None. Raises ``SpecError`` where the network has
+    other tensors than the architecture, ``ZooError`` where it does not take the inputs, or its outputs are no scores of
+    the labels.
     """
 
     def __init__(
@@ -104,17 +91,10 @@ class Evaluator:
         self._batch_size = max(1, _BATCH_BYTES // (4 * int(np.prod(shape))))
 
     def columns(self, weights: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float64]]:
-        """Every measured column of K checkpoints, ``{column: (K,)}``.
+        """Return every measured column of K checkpoints, ``{column: (K,)}``, from stacked tensors (K, *shape).
 
-        Parameters
-        ----------
-        weights
-            stacked tensors (K, *shape) of the architecture's names; half precision is computed in float32.
-
-        Notes
-        -----
-        K times N forward passes, in evaluation mode and float32; memory of 8 MiB of inputs. Figures of checkpoints
-        whose outputs are not finite are not numbers.
+        There are K times N forward passes, in evaluation mode and float32 (half precision is converted), on 8 MiB of
+        inputs at a time. Figures of checkpoints whose outputs are not finite are NaN.
         """
         count = len(next(iter(weights.values())))
         columns: dict[str, list[float]] = {name: [] for name in COLUMNS}
@@ -136,7 +116,7 @@ class Evaluator:
         return {name: np.array(values) for name, values in columns.items()}
 
     def _log_probabilities(self, weights: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
-        """(N, C) for one checkpoint."""
+        """Return log probabilities (N, C) of one checkpoint."""
         torch = self._torch
         state: dict[str, Any] = {}
         for tensor in self._arch.tensors:
@@ -157,7 +137,7 @@ class Evaluator:
         return np.concatenate(outputs)
 
     def _network_inputs(self, examples: NDArray[Any]) -> NDArray[np.float32]:
-        """What the network sees of examples: raw pixels are scaled, and rounded once."""
+        """Return the network's inputs for examples: raw pixels are scaled, and rounded once."""
         if self._evaluation is None:
             return np.ascontiguousarray(examples, np.float32).reshape(-1, *self._shape)
         inputs = image_sets.network_inputs(examples, self._evaluation.mean, self._evaluation.std)
@@ -177,7 +157,7 @@ class Evaluator:
         return scores
 
     def _misfit(self, shape: tuple[int, ...], error: Exception) -> Problem:
-        """The sizes of the inputs and of the network, which does not take them, and what may be meant."""
+        """Describe the sizes of the inputs and of the network, which does not take them, and the likely intention."""
         first = next((tensor for tensor in self._arch.tensors if len(tensor.shape) > 1), self._arch.tensors[0])
         got = f"one whose first weights, {first.name}, are {first.shape}, and which fails: {excerpt(error, 160)}"
         declared, flat = self._arch.input_shape, math.prod(shape[1:])
@@ -208,18 +188,11 @@ class Evaluator:
 
 
 def network_factory(arch: Architecture, module: str | Factory | None) -> Factory | None:
-    """What makes the network: your own module, or that of ``ckptzoo.archs``; None where neither is known.
+    """Return a function that makes the network: the user's own module, or that of ``ckptzoo.archs``; None where neither
+    is known.
 
-    Parameters
-    ----------
-    module
-        ``FILE.py:NAME``, a file of your own and what in it makes the network when called without arguments; or that
-        function itself. The file is executed.
-
-    Raises
-    ------
-    ZooError
-        There is no such file or name, or the file fails.
+    ``module`` is ``FILE.py:NAME``, a file, which is executed, and what in it makes the network when called without
+    arguments; or that function itself. Raises ``ZooError`` where there is no such file or name, or the file fails.
     """
     if callable(module):
         return module
@@ -258,7 +231,7 @@ def may_take_images(arch: Architecture) -> bool:
 
 
 def own_network(arch: Architecture, module: str | Factory | None) -> "nn.Module | None":
-    """The network that the user names; None where none is named. See ``network_factory``."""
+    """Return the network that the user names, by ``network_factory``; None where none is named."""
     factory = None if module is None else network_factory(arch, module)
     return None if factory is None else factory()
 
@@ -266,23 +239,13 @@ def own_network(arch: Architecture, module: str | Factory | None) -> "nn.Module 
 def output_differences(
     arch: Architecture, module: str | Factory, state: State, proposals: Sequence[Mapping[str, str]]
 ) -> list[float] | None:
-    """How far the zoo's network, with the tensors of a file under other names, is from the file's own network.
+    """Compare the outputs of the zoo's network, given a file's tensors under other names, with those of the file's own
+    network.
 
-    Parameters
-    ----------
-    module
-        makes the file's own network, whose tensors have the file's names.
-    state
-        the tensors of the file.
-    proposals
-        tables of old names and new ones.
-
-    Returns
-    -------
-    list[float] | None
-        For each table the largest difference of outputs on 64 random inputs, as a share of the largest output; None
-        where the zoo's forward function or the shape of its inputs is not known, or the module has other tensors than
-        the file.
+    ``module`` makes the file's own network, whose tensors have the names in ``state``; ``proposals`` are tables of
+    old names and new ones. Each result is the largest difference of outputs on 64 random inputs, as a share of the
+    largest output. The result is None where the zoo's forward function or the shape of its inputs is not known, or
+    the module has other tensors than the file.
     """
     torch = require("torch", "torch")
     factory, zoo_factory = network_factory(arch, module), network_factory(arch, None)
@@ -312,7 +275,7 @@ def output_differences(
 
 
 def trace_symmetry(arch: Architecture, factory: Factory) -> tuple[Symmetry | None, str]:
-    """The table of symmetries of your own network, verified on its outputs; None where it cannot be traced, and why.
+    """Trace the symmetries of the user's network, verified on its outputs; None and why where it cannot be traced.
 
     Needs the shape of an input in the architecture, and a network that has the architecture's tensors.
     """
@@ -359,7 +322,7 @@ def _load_factory(text: str) -> Factory:
 
 
 def _called(location: str, what: str, expected: str, function: Callable[[], Any]) -> Any:
-    """The result of the user's own code, which may raise anything, and end the process."""
+    """Return the result of the user's own code, which may raise anything, and end the process."""
     try:
         return function()
     except ZooError:
@@ -373,20 +336,10 @@ def _called(location: str, what: str, expected: str, function: Callable[[], Any]
 class EvaluatorPool:
     """Measures checkpoints where their data set and their forward function are available.
 
-    Parameters
-    ----------
-    arch
-        of the checkpoints.
-    module
-        ``FILE.py:NAME`` of your own, or a factory; None for that of ``ckptzoo.archs``.
-    data
-        the folder of test sets; None for that of ``CKPTZOO_DATA``.
-    own
-        labelled inputs as the networks take them, on which all checkpoints are measured; None for test sets.
-    reasons
-        why checkpoints were not measured.
-    needs_inputs
-        whether checkpoints were not measured because no row says on which inputs.
+    ``module`` is the user's own ``FILE.py:NAME`` or a factory, None for that of ``ckptzoo.archs``; ``data`` is the
+    folder of test sets, None for that of ``CKPTZOO_DATA``; all checkpoints are measured on ``own``, labelled inputs as
+    the networks take them, if given. ``reasons`` says why checkpoints were not measured, ``needs_inputs`` whether it is
+    because no row says on which inputs.
     """
 
     arch: Architecture
@@ -399,7 +352,7 @@ class EvaluatorPool:
     needs_inputs: bool = False
 
     def measure(self, weights: Weights, evaluation: Evaluation | None) -> list[Figures | None]:
-        """Figures of K checkpoints; None where they cannot be measured, and ``reasons`` then says why."""
+        """Return figures of K checkpoints; None where they cannot be measured, and ``reasons`` then says why."""
         count = len(next(iter(weights.values())))
         evaluator = self._evaluator(evaluation)
         if evaluator is None:
@@ -454,12 +407,12 @@ class EvaluatorPool:
         return test_set
 
     def facts(self, evaluation: Evaluation | None) -> dict[str, Any]:
-        """What a row says of its evaluation under ``EVALUATION_KEY``; nothing where nothing is known."""
+        """Return a row's facts about its evaluation under ``EVALUATION_KEY``; empty where nothing is known."""
         stated = {} if evaluation is None else evaluation.to_json()
         return stated if self.own is None else {**stated, "inputs": self.own.set}
 
     def digest(self, evaluation: Evaluation | None) -> str | None:
-        """The digest of a test set that was used."""
+        """Return the digest of a test set that was used."""
         if self.own is not None:
             return digest_of_inputs(self.own.inputs)
         test_set = None if evaluation is None else self._test_sets.get(evaluation.dataset)
@@ -480,7 +433,7 @@ class EvaluatorPool:
 def measure_zoo(
     zoo: Zoo, evaluators: EvaluatorPool, evaluations: list[Evaluation | None], progress: Progress | None = None
 ) -> dict[str, Figures]:
-    """Figures by id of those checkpoints of a zoo that can be measured."""
+    """Return figures by id of those checkpoints of a zoo that can be measured."""
     figures_by_id: dict[str, Figures] = {}
     done = 0
     for ids, weights in batches(zoo):

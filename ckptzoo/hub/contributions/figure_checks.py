@@ -15,14 +15,14 @@ STATED_TOLERANCE = 1e-3
 """Largest difference between a measured figure that a row states and one measured here, as machines round; of a loss
 also as a share of it."""
 CLAIMED_TOLERANCE = 5e-3
-"""The same for what is claimed, as people round."""
+"""The same for claimed figures, as people round."""
 _NO_CROSS_ENTROPY = (
     "a file's test loss, which need not be the mean cross entropy in nats; claimed_test_loss in contribution.toml is"
 )
 
 
 def check_accuracy(zoo: Zoo, measured: Mapping[str, Figures], evaluators: EvaluatorPool) -> Check:
-    """Stated and claimed accuracies agree with those that were measured.
+    """Check that stated and claimed accuracies agree with the measured ones.
 
     A stated one (``test_accuracy``) may differ by 0.001, which is 10 of 10,000 images; a claimed one by 0.005. Figures
     that the file of a checkpoint held are claims.
@@ -52,10 +52,12 @@ def check_accuracy(zoo: Zoo, measured: Mapping[str, Figures], evaluators: Evalua
 
 
 def check_loss(zoo: Zoo, measured: Mapping[str, Figures]) -> Check | None:
-    """Stated and claimed losses agree with the mean cross entropy in nats that was measured; None where there are none.
+    """Check that stated and claimed losses agree with the measured mean cross entropy in nats; None where there are
+    none.
 
-    A stated one (``test_nll``) may differ by 0.001 and 0.1 % of it, a claimed one by 0.005 and 0.5 %. A test loss that
-    a file held may be of another kind, such as with smoothed labels: one that differs is named, and fails nothing.
+    A stated one (``test_nll``) may differ by 0.001 and 0.1 % of it, a claimed one by 0.005 and 0.5 %. A test loss
+    that a file held may be of another kind, such as with smoothed labels: one that differs is named, and fails
+    nothing.
     """
     wrong: list[str] = []
     unknown: list[str] = []
@@ -84,12 +86,8 @@ def check_loss(zoo: Zoo, measured: Mapping[str, Figures]) -> Check | None:
 
 
 def _differing(name: str, said: Mapping[str, float | None], measured: float, *, share: float) -> Iterable[str]:
-    """Figures that differ from what was measured by more than their tolerance.
-
-    Parameters
-    ----------
-    share
-        how much of the tolerance a measured value of 1 adds.
+    """Yield figures that differ from what was measured by more than their tolerance, which grows by ``share`` of
+    itself for each unit of the measured value.
     """
     for column, value in said.items():
         tolerance = CLAIMED_TOLERANCE if column.startswith("claimed_") else STATED_TOLERANCE

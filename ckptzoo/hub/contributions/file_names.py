@@ -23,15 +23,10 @@ _VALUES = {"string": str, "int64": int, "float64": float}
 
 @dataclass(frozen=True)
 class FilePattern:
-    """How files are named.
+    """The pattern of files' names.
 
     >>> FilePattern.parse("{member}-checkpoint-{epoch}.pt").columns("run7-checkpoint-30.pt")
     {'member': 'run7', 'epoch': 30.0}
-
-    Parameters
-    ----------
-    text
-        as it is given.
     """
 
     text: str
@@ -39,12 +34,9 @@ class FilePattern:
 
     @classmethod
     def parse(cls, text: str) -> "FilePattern":
-        """Read a pattern: names of columns in braces, and all else as it is; a doubled brace is a brace.
+        """Read a pattern: names of columns in braces, all else literal; a doubled brace is a brace.
 
-        Raises
-        ------
-        ValueError
-            It names no column, one twice, or something that is none.
+        Raises ``ValueError`` where it names no column, one twice, or something that is none.
         """
         pieces: list[str] = []
         named: list[str] = []
@@ -63,7 +55,7 @@ class FilePattern:
         return cls(text, re.compile("".join(pieces)))
 
     def columns(self, name: str) -> dict[str, Any] | None:
-        """The columns that a file's name holds; None where it does not have this form."""
+        """Return the columns that a file's name holds; None where it does not have this form."""
         found = self._expression.fullmatch(name)
         return None if found is None else {key: _VALUES[FIELDS[key]](text) for key, text in found.groupdict().items()}
 
@@ -87,12 +79,8 @@ def distinct_names(paths: Sequence[Path]) -> dict[Path, str]:
 
 
 def claimed_accuracy(row: Mapping[str, Any]) -> float | None:
-    """The test accuracy that a contributor claims of a row: in its column, or among what its file held.
-
-    Parameters
-    ----------
-    row
-        with ``claimed_test_accuracy`` and ``extra``.
+    """Return the test accuracy that a contributor claims of a row: in ``claimed_test_accuracy``, or among what its file
+    held (``extra``).
     """
     if (claimed := row["claimed_test_accuracy"]) is not None:
         return claimed
@@ -108,12 +96,8 @@ class ClaimedLoss(NamedTuple):
 
 
 def claimed_loss(row: Mapping[str, Any]) -> ClaimedLoss | None:
-    """The test loss that a contributor claims of a row, in its column or among what its file held; None without one.
-
-    Parameters
-    ----------
-    row
-        with ``claimed_test_loss`` and ``extra``.
+    """Return the test loss that a contributor claims of a row, in ``claimed_test_loss`` or among what its file held
+    (``extra``); None without one.
     """
     facts = (parse_extra(row["extra"]) or {}).get("facts")
     of_file = columns_of(facts).get("claimed_test_loss") if isinstance(facts, Mapping) else None

@@ -1,4 +1,4 @@
-"""``finish``: what a review does behind the merge, for a pull request that was merged on the hub's page."""
+"""``finish``: the steps of a review after the merge, for a pull request that was merged on the hub's page."""
 
 import tempfile
 from dataclasses import replace
@@ -32,10 +32,11 @@ def finish(
     retry_policy: HubRetryPolicy | None = None,
     progress: StageProgress | None = None,
 ) -> Review:
-    """Do what ``review(merge=True, derive=True)`` does behind the merge, for a pull request that was merged otherwise.
+    """Do what ``review(merge=True, derive=True)`` does after the merge, for a pull request that was merged
+    otherwise.
 
     Figures of rows that have none, every variant and every set of predictions that the zoo has, its page and its
-    snapshot are published in one commit; what is there already stays. The same call again changes nothing.
+    snapshot are published in one commit; what exists stays. The same call again changes nothing.
 
     Parameters
     ----------

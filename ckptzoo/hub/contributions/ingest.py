@@ -26,18 +26,9 @@ from ckptzoo.schema.metadata import MAX_ID, parse_extra
 class IngestedBatch:
     """Checkpoints of one source.
 
-    Parameters
-    ----------
-    sources
-        where each comes from, such as ``net.pt#ema``.
-    weights
-        stacked, as the zoo stores them.
-    rows
-        what their columns say, ids included.
-    notes
-        what was done to make them fit.
-    left_out
-        what their file holds besides checkpoints.
+    ``sources`` says where each comes from, such as ``net.pt#ema``; ``weights`` are stacked as the zoo stores them;
+    ``rows`` include ids; ``notes`` says how they were made to fit, ``left_out`` what their file holds besides
+    checkpoints.
     """
 
     sources: tuple[str, ...]
@@ -49,20 +40,11 @@ class IngestedBatch:
 
 @dataclass
 class Ingestor:
-    """Reads files one after another, so that memory holds one of them; problems with them are collected.
+    """Reads files one after another, so that memory holds one of them, and collects problems.
 
-    Parameters
-    ----------
-    submission
-        what the contributor says.
-    names
-        old to new names, for all files.
-    namespace
-        what ids and members begin with, before a slash; None where they stay as they are.
-    problems
-        what is wrong with files that do not fit.
-    misnamed
-        the first state dict whose names do not fit, and the tables that may be right; None where all fit.
+    ``names`` maps old to new names, for all files. ``namespace`` is the start of ids and members, before a slash; None
+    where they stay as they are. ``problems`` has the files that do not fit, ``misnamed`` the first state dict whose
+    names do not fit and the tables that may be right; None where all fit.
     """
 
     submission: Submission
@@ -74,7 +56,7 @@ class Ingestor:
     _digests: dict[Path, str] = field(default_factory=dict)
 
     def ingest(self, paths: Sequence[Path], arch: Architecture) -> Iterator[IngestedBatch]:
-        """The checkpoints of files and of zoos; files that do not fit are left out, and ``problems`` says why."""
+        """Yield the checkpoints of files and of zoos; files that do not fit are left out, and ``problems`` says why."""
         for path in paths:
             if (path / layout.ZOO).is_file():
                 yield from self._ingest_zoo(path, arch)
@@ -100,7 +82,7 @@ class Ingestor:
             self.misnamed = state, error.proposals
 
     def read_states(self, paths: Sequence[Path]) -> Iterator[tuple[Path, StateDict]]:
-        """The state dicts of files; files that cannot be read are problems."""
+        """Yield the state dicts of files; files that cannot be read are problems."""
         names = distinct_names(paths)
         for file in read_all(paths):
             if file.error is not None:
@@ -111,7 +93,7 @@ class Ingestor:
                 yield file.path, replace(state, source=f"{names[file.path]}{mark}{key}")
 
     def fit_state(self, path: Path, state: StateDict, arch: Architecture) -> IngestedBatch:
-        """One state dict of a file, or K of them stacked, under the names of an architecture."""
+        """Fit one state dict of a file, or K of them stacked, to the names of an architecture."""
         fitted = fit(state.tensors, arch, self.names, cast=self.submission.cast, location=state.source)
         count = len(next(iter(fitted.weights.values())))
         sources = tuple(f"{state.source}#{number}" for number in range(count)) if fitted.stacked else (state.source,)
@@ -129,7 +111,7 @@ class Ingestor:
         return self._digests[path]
 
     def _ingest_zoo(self, path: Path, arch: Architecture) -> Iterator[IngestedBatch]:
-        """Every checkpoint of a zoo; its rows are kept, and what they lack is added."""
+        """Yield every checkpoint of a zoo; its rows are kept, and what they lack is added."""
         zoo = ckptzoo.open(path)
         rows = {row["id"]: row for row in zoo.metadata.to_pylist()}
         for ids, weights in batches(zoo):
@@ -144,8 +126,8 @@ class Ingestor:
             yield IngestedBatch(sources, fitted.weights, filled, fitted.notes)
 
     def _row(self, source: str, zoo_row: Row, origin: Row, *, count: int = 1) -> Row:
-        """A row: what the contributor says of the checkpoint or of its file, else what the file's name says, else the
-        zoo's row, else the defaults, else the file's own entries.
+        """Make a row: what the contributor says of the checkpoint or of its file, else what the file's name says, else
+        the zoo's row, else the defaults, else the file's own entries.
         """
         submission, file = self.submission, source.partition("#")[0]
         described = _description_of(submission, source) or _description_of(submission, file)
@@ -177,7 +159,7 @@ class Ingestor:
 
     @staticmethod
     def _move_into_namespace(row: Row, namespace: str) -> Row:
-        """Give a row an id and a member that no builder of the zoo's owner allots; returns those that it had."""
+        """Give a row an id and a member that no builder of the zoo's owner allots; return those that it had."""
         before = {key: row[key] for key in ("id", "member") if row.get(key) is not None}
         for key, name in before.items():
             # those of a zoo whose checkpoints the same contributor brought to another zoo have theirs already
@@ -190,7 +172,7 @@ def _description_of(submission: Submission, source: str) -> CheckpointDescriptio
 
 
 def id_from_source(source: str) -> str:
-    """An id from the name of a source.
+    """Return an id from the name of a source.
 
     >>> id_from_source("run 1/net 3.pth.tar#ema")
     'run-1-net-3-ema'
@@ -200,6 +182,6 @@ def id_from_source(source: str) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """The sha256 of a file."""
+    """Return the sha256 of a file."""
     with path.open("rb") as file:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()

@@ -25,14 +25,9 @@ from ckptzoo.text import counted
 class ZooInputs:
     """The images of a set as the networks of a zoo take them.
 
-    Parameters
-    ----------
-    inputs
-        (N, *input_shape) float32, scaled as the first row of the zoo that says how.
-    targets
-        (N,) labels; None where the classes of the set are not those of the networks.
-    others
-        for each other scaling that rows name, their ids, and the same images scaled so.
+    ``inputs`` (N, *input_shape) float32 are scaled as in the first row of the zoo that says how; ``targets`` (N,) are
+    None where the classes of the set are not those of the networks; ``others`` has, for each other scaling that rows
+    name, their ids and the same images scaled so.
     """
 
     inputs: NDArray[np.float32]
@@ -41,21 +36,11 @@ class ZooInputs:
 
 
 def labelled_of(zoo: Zoo, name: str | None = None, *, data: str | Path | None = None, statistics: int = 0) -> Labelled:
-    """The labelled images of a set, scaled in the one way that all checkpoints of a zoo agree on.
+    """Return the labelled images of a set, scaled in the one way that all checkpoints of a zoo agree on.
 
-    Parameters
-    ----------
-    zoo, data
-        as for ``inputs_of``.
-    name
-        the set; by default the test set of the zoo's data set.
-    statistics
-        the number of training images for statistics, where the networks have any.
-
-    Raises
-    ------
-    ZooError
-        As ``inputs_of``; or the set has no labels, or checkpoints differ in how pixels are scaled.
+    ``name`` is by default the test set of the zoo's data set; ``statistics`` is the number of training images for
+    statistics, where the networks have any. Raises ``ZooError`` as ``inputs_of`` does, and where the set has no labels,
+    or checkpoints differ in how pixels are scaled.
     """
     dataset = _evaluations(zoo)[0].dataset
     name = name or f"{dataset}/test"
@@ -75,21 +60,10 @@ def labelled_of(zoo: Zoo, name: str | None = None, *, data: str | Path | None = 
 def stored_inputs(
     theirs: Zoo, name: str, zoo: Zoo, *, data: str | Path | None = None, own: Labelled | None = None
 ) -> ZooInputs:
-    """The inputs of a set on which a zoo stores outputs: your own where they are the same, else those of a data set.
+    """Return the inputs of a set on which a zoo (``theirs``) stores outputs: ``own`` (inputs as the networks take them,
+    and labels) where they are the same, else those of a data set.
 
-    Parameters
-    ----------
-    theirs
-        the zoo that stores the outputs.
-    name, zoo, data
-        as for ``inputs_of``.
-    own
-        inputs as the networks take them, and their labels.
-
-    Raises
-    ------
-    ZooError
-        As ``inputs_of``.
+    Raises ``ZooError`` as ``inputs_of`` does.
     """
     if own is not None:
         facts = theirs.contents.derived(predictions_name(name)).parts[0].facts
@@ -102,14 +76,13 @@ def stored_inputs(
 
 
 def inputs_of(zoo: Zoo, name: str, *, data: str | Path | None = None) -> ZooInputs:
-    """The images of a set, scaled for each checkpoint as those that it was trained on, and their labels.
+    """Return the images of a set, scaled for each checkpoint as those that it was trained on, and their labels.
 
-    Rows that do not say how pixels are scaled follow those of their recipe, or all others where these agree.
+    Rows that do not say how pixels are scaled follow those of their recipe, or all others where these agree; ``zoo``
+    may be a selection of checkpoints.
 
     Parameters
     ----------
-    zoo
-        its rows say how pixels are scaled; a selection of those that matter.
     name
         the set, ``<data set>/test``, such as ``mnist/test``, ``cifar100/test`` or ``digits/test``; ``svhn/test-10000``
         for its first 10,000 examples; ``cifar100-c/fog-3`` for images under a corruption, with its severity.
@@ -122,7 +95,7 @@ def inputs_of(zoo: Zoo, name: str, *, data: str | Path | None = None) -> ZooInpu
         There is no such set on this machine, no row says how pixels are scaled, rows differ in it and some do not say
         it, or rows were trained on different data sets.
     MissingExtraError
-        It is that of the digits, and scikit-learn, which has them, is not installed.
+        The set is digits, and scikit-learn, which has them, is not installed.
     """
     first, ids_of_others = _evaluations(zoo)
     if set_of(name) is None:
@@ -144,14 +117,8 @@ def inputs_of(zoo: Zoo, name: str, *, data: str | Path | None = None) -> ZooInpu
 
 
 def inputs_to_store(zoo: Zoo, name: str, *, data: str | Path | None = None, own: Labelled | None = None) -> ZooInputs:
-    """As ``inputs_of``, for outputs that are stored: without labels where those that are there have none.
-
-    Parameters
-    ----------
-    zoo, name, data
-        as for ``inputs_of``.
-    own
-        as for ``stored_inputs``.
+    """Return the inputs of ``inputs_of`` for outputs that are stored: without labels where the stored outputs have
+    none. ``own`` is as for ``stored_inputs``.
     """
     seen = inputs_of(zoo, name, data=data) if own is None else stored_inputs(zoo, name, zoo, data=data, own=own)
     # all parts of a set of predictions have the same labels
@@ -177,9 +144,9 @@ def _dataset(evaluation: Evaluation) -> str:
 
 
 def _evaluations(zoo: Zoo) -> tuple[Evaluation, Mapping[Evaluation, frozenset[str]]]:
-    """How the pixels of the first row that says it are scaled, and the ids of the rows with each other scaling.
+    """Return how the pixels of the first row that says it are scaled, and the ids of the rows with each other scaling.
 
-    Of all checkpoints of the zoo, so that the first is the same for every selection.
+    All checkpoints of the zoo are used, so that the first is the same for every selection.
     """
     columns = zoo.contents.raw.rows.select(["id", "dataset", "extra", "recipe"]).to_pylist()
     found = (evaluation_of(parse_extra(row["extra"]) or {}, row["dataset"]) for row in columns)

@@ -39,16 +39,11 @@ State = Mapping[str, NDArray[Any]]
 
 
 def proposed_names(given: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> list[dict[str, str]]:
-    """The tables of names that may be right, the likeliest first; none changes a name to itself.
+    """Return the tables of names that may be right, the likeliest first; none changes a name to itself.
 
     The first is by order, where both sides have the same shapes in order: what shifts the numbers in names, such as a
     layer of dropout, leaves the order, and may give a tensor's name to another of its shape. The second is by similar
-    names, where that is another one.
-
-    Parameters
-    ----------
-    given, wanted
-        names and shapes, in order, without counters of BatchNorm.
+    names, where that is another one. Names and shapes are in order, without counters of BatchNorm.
     """
     proposals: list[dict[str, str]] = []
     if list(given.values()) == list(wanted.values()):
@@ -61,24 +56,11 @@ def proposed_names(given: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> l
 
 
 def nearest_names(given: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> dict[str, str]:
-    """For each name of a file the most likely name of a zoo; each is used once, and shapes are equal.
+    """Return for each name of a file the most likely name of a zoo; each is used once, and shapes are equal.
 
-    Within each shape it is the assignment with the largest sum of similarities, less a tenth of the distance of their
-    places in the order.
-
-    Parameters
-    ----------
-    given, wanted
-        names and shapes, in order.
-
-    Returns
-    -------
-    dict[str, str]
-        Old name to new one, in the order of ``given``; names for which none is left are not in it.
-
-    Notes
-    -----
-    Cubic in the number of names of one shape. Tested in tests/hub/contributions/test_nearest_names.py.
+    Within each shape the assignment has the largest sum of similarities, less a tenth of the distance of their places
+    in the order; it takes cubic time in the number of names of one shape. The result maps old names to new ones in the
+    order of ``given``, without names for which none is left.
     """
     new_names: dict[str, str] = {}
     for shape in dict.fromkeys(given.values()):
@@ -94,7 +76,8 @@ def nearest_names(given: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> di
 
 
 def similarity(left: str, right: str) -> float:
-    """How similar two names are, 0 to 2: ``difflib``'s mean ratio over words and letters, and 1 for the same last word.
+    """Rate the similarity of two names, 0 to 2: ``difflib``'s mean ratio over words and letters, and 1 for the same
+    last word.
 
     >>> similarity("conv1.weight", "conv1.weight")
     2.0
@@ -109,17 +92,9 @@ def similarity(left: str, right: str) -> float:
 
 
 def assignment(scores: NDArray[np.float64]) -> list[tuple[int, int]]:
-    """Pairs of rows and columns, each in at most one, with the largest sum of scores.
+    """Assign rows to columns, each at most once, with the largest sum of ``scores`` (R, C); min(R, C) pairs.
 
-    Parameters
-    ----------
-    scores
-        (R, C); there are as many pairs as the smaller side is long.
-
-    Raises
-    ------
-    MissingExtraError
-        scipy is not installed.
+    Raises ``MissingExtraError`` where scipy is not installed.
     """
     optimize = require("scipy.optimize", "hub", package="scipy")
     rows, columns = optimize.linear_sum_assignment(scores, maximize=True)
@@ -127,7 +102,7 @@ def assignment(scores: NDArray[np.float64]) -> list[tuple[int, int]]:
 
 
 def names_table(names: Mapping[str, str]) -> str:
-    """A table ``[names]`` for contribution.toml.
+    """Return a table ``[names]`` for contribution.toml.
 
     >>> print(names_table({"head.bias": "fc.bias"}))
     [names]
@@ -137,7 +112,7 @@ def names_table(names: Mapping[str, str]) -> str:
 
 
 def toml_string(text: str) -> str:
-    """A basic string of TOML."""
+    """Write a text as a basic string of TOML."""
     # TOML 1.0: a quote and a backslash are escaped, and any character may be, by its code point in eight hex digits
     marks = {'"': '\\"', "\\": "\\\\"}
     return '"' + "".join(marks.get(mark, mark if mark.isprintable() else f"\\U{ord(mark):08x}") for mark in text) + '"'
@@ -165,7 +140,7 @@ class NamesError(SpecError):
 def fitting_names(
     shapes: Mapping[str, Shape], arch: Architecture, names: Mapping[str, str]
 ) -> tuple[str, dict[str, str]] | None:
-    """What ``match_names`` gives; None where names do not fit. Entries of the table may be about other files."""
+    """Call ``match_names``; None where names do not fit. Entries of the table may be about other files."""
     renamed_names, _ = rename(tuple(shapes), names)
     fixed = frozenset(_renamed_by_table(names, tuple(shapes)))
     note, by_new, repeated = _first_fitting_change(renamed_names, fixed, arch)
@@ -180,21 +155,11 @@ def match_names(
     location: str,
     table: str = CONTRIBUTION,
 ) -> tuple[str, dict[str, str]]:
-    """What was done to the names, and the zoo's name of each tensor to the file's.
+    """Match the names of a file's tensors with the zoo's; return what was done to the names, and the zoo's name of each
+    tensor to the file's.
 
-    Parameters
-    ----------
-    shapes
-        of the file's tensors, by name.
-    names
-        old to new, ``*`` for any text.
-    table
-        where people write a table of names, for messages.
-
-    Raises
-    ------
-    NamesError
-        Names do not fit.
+    ``names`` maps old to new, with ``*`` for any text; ``table`` says in messages where such a table is written.
+    Raises ``NamesError`` where names do not fit.
     """
     renamed_names, unmatched = rename(tuple(shapes), names)
     problems = [
@@ -253,7 +218,7 @@ def _names_error(
 def _proposal_step(
     proposals: Sequence[Mapping[str, str]], shapes: Mapping[str, Shape], table: str, *, in_order: bool
 ) -> str:
-    """What to add to the table of names, and where it may be wrong."""
+    """Return what to add to the table of names, and where it may be wrong."""
     first, *others = map(names_table, proposals)
     if others:
         commented = "\n".join(f"# {line}" for line in others[0].splitlines())
@@ -270,7 +235,7 @@ def _proposal_step(
 
 
 def _next_step(unknown: list[str], missing: list[str]) -> str:
-    """The next step where no proposal of names can be made."""
+    """Return the next step where no proposal of names can be made."""
     if unknown and missing and len(unknown) != len(missing):
         return "These are not the same tensors: bring it to a zoo of its own architecture."
     if unknown and missing:
@@ -288,7 +253,7 @@ def _first_names(names: Sequence[str]) -> str:
 
 
 def rename(old_names: Sequence[str], names: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Old name to new one by a table, and the entries of the table that match no name; exact names go first."""
+    """Map old names to new ones by a table; also return its entries that match no name. Exact names go first."""
     patterns = {old: _compile_pattern(old) for old in names if "*" in old}
     new_names: dict[str, str] = {}
     used: set[str] = set()
@@ -309,7 +274,7 @@ def rename(old_names: Sequence[str], names: Mapping[str, str]) -> tuple[dict[str
 
 
 def _renamed_by_table(names: Mapping[str, str], old_names: Sequence[str]) -> list[str]:
-    """The names that a table renames."""
+    """Return the names that a table renames."""
     patterns = [_compile_pattern(old) for old in names if "*" in old]
     return [name for name in old_names if name in names or any(pattern.fullmatch(name) for pattern in patterns)]
 
@@ -369,7 +334,7 @@ def _has_word(names: Sequence[str], word: str) -> bool:
 
 
 def without_wrappers(name: str) -> str:
-    """A name without the words of ``WRAPPERS``.
+    """Return a name without the words of ``WRAPPERS``.
 
     >>> without_wrappers("module.features._orig_mod.conv1.weight")
     'features.conv1.weight'
@@ -379,7 +344,7 @@ def without_wrappers(name: str) -> str:
 
 
 def _shared_prefixes(names: Sequence[str]) -> Iterator[str]:
-    """``a.``, ``a.b.``, ... for the first words that all names share."""
+    """Yield ``a.``, ``a.b.``, ... for the first words that all names share."""
     split_names = [name.split(".")[:-1] for name in names]
     prefix = ""
     for words in zip(*split_names, strict=False):
@@ -401,16 +366,8 @@ def _fits(by_new: Mapping[str, str], arch: Architecture) -> bool:
 class Fitted:
     """A state dict, or K of them stacked, as the zoo stores it.
 
-    Parameters
-    ----------
-    weights
-        tensor name to (K, *shape) of the zoo's dtypes.
-    stacked
-        whether the file held K checkpoints stacked; else K is 1.
-    notes
-        what was done to make it fit.
-    rounded
-        tensors whose values were rounded, to the dtype they had.
+    ``weights`` are (K, *shape) of the zoo's dtypes, with K = 1 unless the file held K checkpoints ``stacked``.
+    ``notes`` says how it was made to fit; ``rounded`` maps tensors whose values were rounded to the dtype they had.
     """
 
     weights: dict[str, NDArray[Any]]
@@ -425,14 +382,8 @@ def fit(state: State, arch: Architecture, names: Mapping[str, str], *, cast: boo
     The names that a table gives come first. From the others ``module.`` and ``_orig_mod.`` are left out, and a first
     word that all of them share (``model.``, ``net.``) is left out or put in front, if they fit then. BatchNorm's
     counters may be missing, and are then 0, or be too many. Values of other dtypes are taken where none changes, and
-    rounded if ``cast`` is true.
-
-    Parameters
-    ----------
-    state
-        names to arrays, tied ones under each of their names; or to (K, *shape), K checkpoints stacked.
-    names
-        old to new, ``*`` for any text.
+    rounded if ``cast`` is true. ``state`` has tied tensors under each of their names; (K, *shape) where K checkpoints
+    are stacked. ``names`` maps old to new, ``*`` for any text.
 
     Raises
     ------
@@ -523,7 +474,7 @@ class _Converter:
 
 
 def _leading_shape(by_new: Mapping[str, str], state: State, arch: Architecture) -> tuple[tuple[int, ...], bool]:
-    """``(K,)`` where every tensor has one more axis in front, of one length; else ``()``."""
+    """Return ``(K,)`` where every tensor has one more axis in front, of one length; else ``()``."""
     leading: set[tuple[int, ...]] = set()
     for tensor in arch.tensors:
         for name in (tensor.name, *tensor.aliases):

@@ -37,33 +37,16 @@ def check_near_copies(
     accepted: bool = False,
     progress: Progress | None = None,
 ) -> Check:
-    """Contributed checkpoints do not compute nearly the same as others, of the contribution or of the zoo.
+    """Check that contributed checkpoints do not compute nearly the same as others, of the contribution or of the zoo.
 
-    How near is said by the distances between independent members of the zoo (``ckptzoo.derive.near_copies``). A small
-    zoo is evaluated from its weights; of a large one the outputs that it stores say which checkpoints may be near, and
-    their weights decide, on the same inputs.
+    The threshold follows from the distances between independent members of the zoo (``ckptzoo.derive.near_copies``). A
+    small zoo is evaluated from its weights; the stored outputs of a large one say which checkpoints may be near, and
+    their weights decide, on the same inputs. The check names the pairs; it is not done where nothing can be compared.
 
-    Parameters
-    ----------
-    zoo
-        what is contributed.
-    target
-        the zoo that it is contributed to.
-    without
-        contributed checkpoints that are known to be copies.
-    network
-        as a torch module; by default that of ``ckptzoo.archs``.
-    data
-        folder of test sets.
-    own
-        inputs as the networks take them, for a zoo that does not say the shape of one, or stores outputs on them.
-    accepted
-        whether somebody has looked at the pairs and takes them for different networks.
-
-    Returns
-    -------
-    Check
-        A check that names the pairs; not done where nothing can be compared.
+    ``without`` are contributed checkpoints that are known to be copies; ``network`` is a torch module, by default that
+    of ``ckptzoo.archs``; ``data`` the folder of test sets; ``own`` are inputs as the networks take them, for a zoo that
+    does not say the shape of one, or stores outputs on them; ``accepted`` says that a person has compared the pairs and
+    accepts them as different networks.
     """
     kept = zoo.take(np.array([row for row, name in enumerate(zoo.ids) if name not in without], np.int64))
     try:
@@ -100,12 +83,9 @@ def check_near_copies(
 def _by_stored_outputs(
     mine: Zoo, theirs: Zoo, network: Any, data: str | Path | None, own_inputs: Labelled | None
 ) -> tuple[float | None, list[NearPair]]:
-    """The threshold and the pairs below it, where a zoo is too large to be evaluated.
+    """Return the threshold and the pairs below it, where a zoo is too large to be evaluated.
 
-    Raises
-    ------
-    ZooError
-        It stores no outputs on inputs that are on this machine.
+    Raises ``ZooError`` where it stores no outputs on inputs that are on this machine.
     """
     name, seen = _stored_set(mine, theirs, data, own_inputs)
     kept = theirs.having(name)
@@ -139,7 +119,7 @@ def _by_stored_outputs(
 
 
 def _stored_set(mine: Zoo, theirs: Zoo, data: str | Path | None, own: Labelled | None) -> tuple[str, ZooInputs]:
-    """A set of which the zoo stores few bytes of outputs, and its inputs as the contributed checkpoints take them."""
+    """Return a set with few bytes of stored outputs, and its inputs as the contributed checkpoints take them."""
     reasons: list[str] = []
     for name in theirs.predicted:
         facts = theirs.contents.derived(predictions_name(name)).parts[0].facts

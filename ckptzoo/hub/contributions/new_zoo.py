@@ -19,21 +19,11 @@ from ckptzoo.schema.symmetry import Symmetry
 def create_zoo(
     folder: Path, submission: Submission, ingestor: Ingestor, paths: list[Path], module: str | Factory | None
 ) -> tuple[str, ...]:
-    """Make a zoo without checkpoints for the architecture of the first file; returns notes for its owner.
+    """Make a zoo without checkpoints for the architecture of the first file; return notes for its owner.
 
-    Parameters
-    ----------
-    folder
-        of the new zoo.
-    submission
-        names the zoo, and its forward function where ``ckptzoo.archs`` has it.
-    module
-        a network of your own, whose symmetries are traced where no others are known.
-
-    Raises
-    ------
-    SpecError
-        The forward function is not one of ``ckptzoo.archs``, or the file's tensors make no architecture.
+    ``submission`` names the zoo, and its forward function where ``ckptzoo.archs`` has it; ``module`` is the user's own
+    network, whose symmetries are traced where no others are known. Raises ``SpecError`` where the forward function is
+    unknown, or the file's tensors make no architecture.
     """
     assert submission.zoo is not None
     arch, symmetry = _architecture(submission.zoo, ingestor, paths)
@@ -104,10 +94,7 @@ def check_folder(folder: Path, repository: str) -> None:
 def install_zoo(new_folder: Path, folder: Path, repository: str) -> None:
     """Put a new zoo in its place; the same zoo from an earlier attempt stays as it is, cards and variants included.
 
-    Raises
-    ------
-    SpecError
-        There is another zoo, or this one with other checkpoints.
+    Raises ``SpecError`` where there is another zoo, or this one with other checkpoints.
     """
     if not folder.exists() or not any(folder.iterdir()):
         # rename(2) replaces an empty folder
@@ -136,7 +123,7 @@ def _occupied_error(folder: Path, repository: str, got: str) -> SpecError:
 
 
 def missing_zoo_error(repository: str) -> ZooError:
-    """The error where there is no such zoo, and the contribution names no new one."""
+    """Return the error where there is no such zoo, and the contribution names no new one."""
     step = (
         "Check the name; to begin a new zoo with these checkpoints, add a table [zoo] with a name to contribution.toml."
     )

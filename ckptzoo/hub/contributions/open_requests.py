@@ -15,16 +15,10 @@ MAX_REQUESTS = 20
 
 
 def check_open_requests(client: Client, repo: str, zoo: Zoo, target: TargetZoo, *, number: int | None = None) -> Check:
-    """No other open pull request brings one of these checkpoints bit for bit, by their units.
+    """Check that no other open pull request brings one of these checkpoints bit for bit, by their units.
 
-    Parameters
-    ----------
-    zoo
-        what is contributed.
-    target
-        the zoo as it is.
-    number
-        of the pull request that brings it; only those that were opened before count. None for a new one.
+    ``zoo`` is contributed to ``target``; only pull requests before ``number`` count, all where it is None for a new
+    one.
     """
     units = dict(zip(zoo.metadata["unit"].to_pylist(), zoo.ids, strict=True))
     wrong: list[str] = []

@@ -22,7 +22,7 @@ MAX_ROWS = 50
 """Checkpoints that a table lists."""
 _HEADER = ("checkpoint", "claimed", "stated", "measured", "finite", "copy of")
 _LOSSES = ("claimed loss", "measured loss")
-"""Columns behind ``measured`` where a loss is claimed."""
+"""Columns after ``measured`` where a loss is claimed."""
 _TEXTS = ("checkpoint", "finite", "copy of")
 _CHECK_HEADER = ("check", "outcome", "detail")
 
@@ -55,18 +55,18 @@ class Check:
 
 
 def check_result(name: str, wrong: Sequence[str], right: str) -> Check:
-    """A check that failed, with the first four things that are wrong, or passed, with what is right."""
+    """Return a check that failed, with the first four things that are wrong, or passed, with what is right."""
     more = f"; and {len(wrong) - 4:,} more" if len(wrong) > 4 else ""
     return Check(name, "failed", "; ".join(wrong[:4]) + more) if wrong else Check(name, "passed", right)
 
 
 def failures(checks: Sequence[Check]) -> tuple[Check, ...]:
-    """Those that failed."""
+    """Return the checks that failed."""
     return tuple(check for check in checks if check.outcome == "failed")
 
 
 def checks_table(checks: Sequence[Check]) -> Table:
-    """The checks as a table for a terminal, with details folded to its width."""
+    """Return the checks as a table for a terminal, with details folded to its width."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for name in _CHECK_HEADER:
         table.add_column(name, no_wrap=name != "detail", overflow="fold")
@@ -76,14 +76,14 @@ def checks_table(checks: Sequence[Check]) -> Table:
 
 
 def check_lines(checks: Sequence[Check]) -> list[str]:
-    """The checks in columns, one line each, whose details have at most ``MAX_DETAIL`` characters."""
+    """Return the checks in columns, one line each, whose details have at most ``MAX_DETAIL`` characters."""
     rows = [_CHECK_HEADER, *((check.name, check.outcome, shortened(check.detail, MAX_DETAIL)) for check in checks)]
     names, outcomes = (max(len(row[column]) for row in rows) for column in (0, 1))
     return [f"{name:<{names}}  {outcome:<{outcomes}}  {detail}" for name, outcome, detail in rows]
 
 
 def checks_markdown(checks: Sequence[Check]) -> str:
-    """The checks as a table in Markdown; untrusted text is in code spans."""
+    """Return the checks as a table in Markdown; untrusted text is in code spans."""
     outcomes = {"passed": "passed", "failed": "**failed**", "not done": "*not done*"}
     rows = [(check.name, outcomes[check.outcome], markdown.code(check.detail, limit=MAX_DETAIL)) for check in checks]
     return markdown.table(_CHECK_HEADER, rows)
@@ -93,20 +93,9 @@ def checks_markdown(checks: Sequence[Check]) -> str:
 class CheckpointSummary:
     """One contributed checkpoint.
 
-    Parameters
-    ----------
-    id
-        its id.
-    claimed, stated
-        test accuracies that its row gives, as claimed and as measured by whoever wrote the row.
-    measured
-        the one that was measured here; None where it was not.
-    finite
-        whether its row says that every element is.
-    copy
-        what it is a copy of, in words.
-    claimed_loss, measured_loss
-        the test loss that is claimed, and the mean cross entropy in nats that was measured here.
+    Test accuracies are ``claimed`` and ``stated`` (as measured by whoever wrote the row) in its row, and ``measured``
+    here, None where it was not. ``finite`` is what its row says of its elements; ``copy`` describes the checkpoint that
+    it copies. ``measured_loss`` is the mean cross entropy in nats.
     """
 
     id: str
@@ -119,7 +108,7 @@ class CheckpointSummary:
     measured_loss: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as JSON-ready values."""
+        """Return all values, ready for JSON."""
         return {
             "id": self.id,
             "claimed_test_accuracy": _finite_or_none(self.claimed),
@@ -132,7 +121,7 @@ class CheckpointSummary:
         }
 
     def cells(self, *, losses: bool) -> tuple[str, ...]:
-        """Its figures for a table, after the id; with losses where any is claimed."""
+        """Return its figures for a table, after the id; with losses where any is claimed."""
         finite = {True: "yes", False: "no", None: "-"}[self.finite]
         accuracies = _percent(self.claimed), _percent(self.stated), _percent(self.measured)
         return (*accuracies, *(map(_loss, (self.claimed_loss, self.measured_loss)) if losses else ()), finite)
@@ -141,7 +130,7 @@ class CheckpointSummary:
 def summarize(
     zoo: Zoo, measured: Mapping[str, Mapping[str, float]], copies: Mapping[str, str]
 ) -> tuple[CheckpointSummary, ...]:
-    """A summary of each checkpoint of a zoo, with its measured accuracy and what it is a copy of."""
+    """Return a summary of each checkpoint of a zoo, with its measured accuracy and what it is a copy of."""
     columns = ["id", "claimed_test_accuracy", "claimed_test_loss", "test_accuracy", "finite", "extra"]
     return tuple(
         CheckpointSummary(
@@ -159,7 +148,7 @@ def summarize(
 
 
 def summaries_table(summaries: Sequence[CheckpointSummary]) -> Table:
-    """The first of them as a table for a terminal."""
+    """Return the first summaries as a table for a terminal."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     header, losses = _header(summaries)
     for name in header:
@@ -172,7 +161,7 @@ def summaries_table(summaries: Sequence[CheckpointSummary]) -> Table:
 
 
 def summaries_markdown(summaries: Sequence[CheckpointSummary]) -> str:
-    """The first of them as a table in Markdown."""
+    """Return the first summaries as a table in Markdown."""
     header, losses = _header(summaries)
     rows = [
         (markdown.code(entry.id), *entry.cells(losses=losses), markdown.code(entry.copy) if entry.copy else "-")
@@ -183,13 +172,13 @@ def summaries_markdown(summaries: Sequence[CheckpointSummary]) -> str:
 
 
 def _header(summaries: Sequence[CheckpointSummary]) -> tuple[tuple[str, ...], bool]:
-    """The columns of a table, and whether those of losses are among them."""
+    """Return the columns of a table, and whether those of losses are among them."""
     losses = any(entry.claimed_loss is not None for entry in summaries)
     return (*_HEADER[:4], *(_LOSSES if losses else ()), *_HEADER[4:]), losses
 
 
 def unmeasured(checks: Sequence[Check], summaries: Sequence[CheckpointSummary]) -> str:
-    """A sentence where figures are claimed or stated and none was measured; else empty."""
+    """Return a sentence where figures are claimed or stated and none was measured; else empty."""
     undone = any(check.name == ACCURACY and check.outcome == "not done" for check in checks)
     claimed = any(value is not None for entry in summaries for value in (entry.claimed, entry.claimed_loss))
     said = said_as(claimed=claimed, stated=any(entry.stated is not None for entry in summaries))
@@ -202,7 +191,7 @@ def said_as(*, claimed: bool, stated: bool) -> str:
 
 
 def undone_checks(checks: Sequence[Check]) -> str:
-    """``; 2 checks not done: accuracy, near copies``; empty where all were done."""
+    """Return ``; 2 checks not done: accuracy, near copies``; empty where all were done."""
     names = [check.name for check in checks if check.outcome == "not done"]
     return f"; {counted(len(names), 'check')} not done: {', '.join(names)}" if names else ""
 
@@ -221,7 +210,7 @@ def _finite_or_none(value: float | None) -> float | None:
 
 
 def print_report(out: Console, summaries: Sequence[CheckpointSummary], checks: Sequence[Check]) -> None:
-    """Print both, with an empty line below each; no table of no checkpoints."""
+    """Print checks and summaries, with an empty line below each; no table without checkpoints."""
     # rich would read [text] in untrusted words as a style
     if summaries:
         out.print(summaries_table(summaries), markup=False, highlight=False)

@@ -24,7 +24,7 @@ from ckptzoo.text import counted, excerpt, shortened, size
 
 @dataclass(frozen=True)
 class Contribution(PrintedResult):
-    """What ``contribute`` made of files, and where it went.
+    """The result of ``contribute``: the part, and where it went.
 
     Parameters
     ----------
@@ -144,13 +144,13 @@ _AFTERWARDS = (
 
 
 def title(contribution: Contribution, submission: Submission) -> str:
-    """``Add 3 checkpoints (J. Doe)``."""
+    """Return ``Add 3 checkpoints (J. Doe)``."""
     who = excerpt(submission.defaults["contributor"], 60)
     return shortened(f"Add {counted(len(contribution.entries), 'checkpoint')} ({who})", MAX_TITLE)
 
 
 def description(contribution: Contribution, submission: Submission) -> str:
-    """Markdown: what is added, by whom and under which licence, every checkpoint, and every check with its outcome.
+    """Describe in Markdown what is added, by whom and under which licence, every checkpoint, and every check.
 
     Untrusted text is put into code spans, where it cannot be a link, a mention or HTML.
     """

@@ -54,7 +54,7 @@ from ckptzoo.schema.review_mark import ReviewMark
 from ckptzoo.text import counted, excerpt, shortened, size
 
 MAX_BYTES = 64 * 2**30
-"""Of new parts that are fetched."""
+"""Bytes of new parts that are fetched."""
 MAX_TABLE = 64 * 2**20
 """Bytes of a part's rows, and of its index."""
 MAX_PARTS = 100
@@ -63,14 +63,14 @@ _PART_FILE = re.compile(
     rf"{layout.PARTS}/({layout.PART_NAME.pattern})/"
     rf"({re.escape(layout.METADATA)}|{re.escape(layout.INDEX)}|{layout.RAW}-\d{{2,6}}\.safetensors)"
 )
-"""What a contribution may add. Nothing else is ever written to this machine."""
+"""The files that a contribution may add; nothing else is ever written to this machine."""
 _PIECE_BYTES = 16 * 2**20
 """Bytes of a file that are fetched at a time."""
 
 
 @dataclass(frozen=True)
 class Review(PrintedResult):
-    """What was found in a pull request.
+    """The result of a review of a pull request.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ class Review(PrintedResult):
 
     @property
     def verdict(self) -> str:
-        """How many checks failed and which were not done, in a sentence; another where claims were not measured."""
+        """A sentence on how many checks failed and which were not done; another where claims were not measured."""
         failed = failures(self.checks)
         outcome = f"{counted(len(failed), 'check')} of {len(self.checks)} failed" if failed else "nothing failed"
         return f"{outcome}{undone_checks(self.checks)}. {unmeasured(self.checks, self.entries)}".rstrip()
@@ -177,12 +177,8 @@ class Review(PrintedResult):
 class Changes:
     """A pull request's files against those of the commit that it starts from.
 
-    Parameters
-    ----------
-    base, head, main
-        that commit, the pull request's last one, and the zoo's as it is now.
-    added, changed, deleted
-        files by name.
+    ``base`` is that commit, ``head`` the pull request's last one, ``main`` the zoo's current one; ``added``,
+    ``changed`` and ``deleted`` are files by name.
     """
 
     base: Listing
@@ -259,7 +255,7 @@ class Changes:
 
 
 def _parts_of(listing: Listing) -> list[str]:
-    """Names of the raw parts in a listing."""
+    """Return names of the raw parts in a listing."""
     folders = (name.split("/")[1] for name in listing.files if name.startswith("parts/") and "/" in name[6:])
     return sorted({part for part in folders if layout.PART_NAME.fullmatch(part)})
 
@@ -267,15 +263,8 @@ def _parts_of(listing: Listing) -> list[str]:
 def compare(client: Client, repo: str, number: int, *, own: Set[str] = frozenset()) -> Changes:
     """Compare a pull request with the commit that it starts from.
 
-    Parameters
-    ----------
-    own
-        its commits where it is merged, because they are commits of the zoo then.
-
-    Raises
-    ------
-    HubError
-        There is no such pull request, or it does not start from a commit of the zoo.
+    ``own`` are its commits where it is merged, because they are commits of the zoo then. Raises ``HubError`` where
+    there is no such pull request, or it does not start from a commit of the zoo.
     """
     # the ref under which a hub keeps the commits of a pull request
     revision = f"refs/pr/{number}"

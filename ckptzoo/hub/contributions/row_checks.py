@@ -25,7 +25,7 @@ SPDX = re.compile(r"\(*[A-Za-z0-9][A-Za-z0-9.+-]*\)*(?: (?:AND|OR|WITH) \(*[A-Za
 _NO_LICENCE = ("none", "noassertion", "unknown", "unlicensed", "proprietary")
 _SEPARATORS = re.compile(r"[()\s]+")
 _VERSION_SUFFIX = re.compile(r"(-only|-or-later|\+)$")
-"""What may follow the name of a licence that has several versions."""
+"""The versions that may follow the name of a licence."""
 
 NAMESPACED = re.compile(r"[a-z0-9._-]+/\S+")
 """An id or a member of a contributed checkpoint: the contributor's account in small letters, and a name."""
@@ -132,7 +132,7 @@ def is_licence(text: object) -> bool:
 
 
 def unknown_licences(text: str) -> tuple[str, ...]:
-    """The names in an SPDX expression that hubs do not know; ``LicenseRef-...`` is for licences of your own.
+    """Return the names in an SPDX expression that hubs do not know; ``LicenseRef-...`` is for licences of your own.
 
     Hubs know fewer licences than SPDX does, so a name among these may be right.
     """

@@ -28,18 +28,10 @@ from ckptzoo.text import Progress, StageProgress, excerpt
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What was found in the parts of a contribution.
+    """The result of checking the parts of a contribution.
 
-    Parameters
-    ----------
-    checks
-        in order; where the bytes are damaged, that check alone.
-    entries
-        the checkpoints.
-    zoo
-        they alone, opened; None where the bytes are damaged.
-    measured
-        figures by id.
+    ``checks`` are in order; where the bytes are damaged, that check alone, and ``zoo`` is None; else ``zoo`` holds the
+    contributed checkpoints. ``measured`` has figures by id.
     """
 
     checks: tuple[Check, ...]
@@ -72,16 +64,9 @@ def run_checks(
 ) -> CheckReport:
     """Check the parts of a contribution.
 
-    Parameters
-    ----------
-    folder
-        a zoo's documents and the contributed parts alone.
-    target
-        the zoo as it is; None for a new one.
-    evaluators
-        measure accuracies where they can.
-    measured
-        figures by id that were measured already; None measures them.
+    ``folder`` has a zoo's documents and the contributed parts alone; ``target`` is the zoo's present state, None for a
+    new one; ``evaluators`` measure accuracies where they can; ``measured`` has figures by id that were measured before,
+    None measures them.
     """
     byte_check = check_bytes(folder)
     if byte_check.outcome == "failed":
@@ -109,7 +94,7 @@ def run_checks(
 def measured_figures(
     zoo: Zoo, target: TargetZoo | None, evaluators: EvaluatorPool, progress: Progress | None = None
 ) -> dict[str, Figures]:
-    """Figures by id of the checkpoints that can be measured, scaled as their rows or the zoo's recipes say."""
+    """Return figures by id of the checkpoints that can be measured, scaled as their rows or the zoo's recipes say."""
     evaluations_by_row = evaluations(zoo)
     if target is not None:
         recipes = zoo.metadata["recipe"].to_pylist()

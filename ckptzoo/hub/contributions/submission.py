@@ -17,7 +17,7 @@ from ckptzoo.image_sets.evaluation import Evaluation, finite_numbers
 from ckptzoo.schema.metadata import COLUMNS
 
 MEASURED = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "test_nll", "test_brier", "test_ece")
-"""Columns that nobody may claim: the program that writes the zoo measures them."""
+"""Columns that no contributor may claim: the program that writes the zoo measures them."""
 _FOLLOWING = ("id", "unit", "finite", "recipe_digest", "dataset_digest")
 """Columns that are not given as defaults of all checkpoints, or that follow from others."""
 _OF_ONE = ("member", "draw")
@@ -29,7 +29,7 @@ OF_CHECKPOINT = ("file", "id", *_OF_ONE, *DEFAULTS)
 _MAX_NAMESPACE = 40
 """Characters of a contributor's name that ids begin with."""
 _MAX_SCALING = 10
-"""Of the mean and std of pixels from 0 to 1; what is larger is of pixels from 0 to 255."""
+"""Largest mean and std of pixels from 0 to 1; larger values are of pixels from 0 to 255."""
 _TABLES = ("names", "evaluation", "zoo", "checkpoint")
 TOP = (*DEFAULTS, "training", "cast", "pattern", *_TABLES)
 """Keys of the file."""
@@ -49,20 +49,10 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class NewZoo:
-    """What a new zoo is called, where the contribution is the first of its architecture.
+    """The description of a new zoo, where the contribution is the first of its architecture.
 
-    Parameters
-    ----------
-    name
-        of the zoo.
-    architecture
-        its name; by default that of the forward function, or of the zoo.
-    forward
-        a name in ``ckptzoo.archs``, where it has the forward function.
-    input_shape
-        of one input without its batch axis.
-    summary, authors, citation, tags
-        for the card.
+    ``architecture`` is by default the name of the forward function, or of the zoo; ``forward`` is a name in
+    ``ckptzoo.archs``; ``input_shape`` is that of one input without its batch axis; the rest is for the card.
     """
 
     name: str
@@ -77,15 +67,7 @@ class NewZoo:
 
 @dataclass(frozen=True)
 class CheckpointDescription:
-    """A ``[[checkpoint]]``: columns of one state dict of a file.
-
-    Parameters
-    ----------
-    file
-        the file's name, followed by ``#key`` where it holds several.
-    values
-        columns of its row.
-    """
+    """A ``[[checkpoint]]``: columns of one state dict of a file, named ``file#key`` where it holds several."""
 
     file: str
     values: Row = field(default_factory=dict)
@@ -95,24 +77,11 @@ class CheckpointDescription:
 class Submission:
     """The content of contribution.toml.
 
-    Parameters
-    ----------
-    defaults
-        columns of every row: ``contributor``, ``license``, ``source``, ``dataset``, ``recipe`` and others.
-    training
-        how they were trained, in free text.
-    cast
-        whether values may be rounded to the zoo's precision.
-    pattern
-        how the files are named; None where their names say nothing.
-    names
-        old name to new one; each ``*`` is the same text in both.
-    evaluation
-        the test set and the scaling of its pixels.
-    zoo
-        of a new zoo.
-    checkpoints
-        columns of single ones.
+    ``defaults`` are columns of every row: ``contributor``, ``license``, ``source``, ``dataset``, ``recipe`` and others;
+    ``checkpoints`` have those of single ones. ``training`` is free text. With ``cast`` values may be rounded to the
+    zoo's precision. ``pattern`` is how the files are named; None where their names say nothing. ``names`` maps old to
+    new; each ``*`` is the same text in both. ``evaluation`` is the test set and the scaling of its pixels; ``zoo``
+    describes a new zoo.
     """
 
     defaults: Row
@@ -131,19 +100,13 @@ class Submission:
 
     @property
     def namespace(self) -> str:
-        """What ids of the contributor's checkpoints begin with, before a slash: the name in small letters."""
+        """The start of ids of the contributor's checkpoints, before a slash: the name in small letters."""
         letters = re.sub(r"[^a-z0-9]+", "-", self.defaults["contributor"].lower()).strip("-")
         return letters[:_MAX_NAMESPACE].rstrip("-") or "contributor"
 
     @classmethod
     def from_toml(cls, path: str | Path) -> "Submission":
-        """Read a file.
-
-        Raises
-        ------
-        SpecError
-            With every problem found: unknown keys with the nearest known one, wrong types, values out of range.
-        """
+        """Read a file; raise ``SpecError`` with every problem: unknown keys (and the nearest), types, ranges."""
         try:
             content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
@@ -152,7 +115,7 @@ class Submission:
 
     @classmethod
     def from_mapping(cls, content: Mapping[str, Any], *, location: str = "contribution") -> "Submission":
-        """Read parsed TOML; see ``from_toml``."""
+        """Read parsed TOML, as ``from_toml``."""
         if problems := list(_problems(content, location)):
             raise SpecError(problems)
         evaluation, zoo = content.get("evaluation"), content.get("zoo")
@@ -223,7 +186,7 @@ def _unknown_keys(content: Mapping[str, Any], known: tuple[str, ...], location: 
 
 
 def _column_problems(location: str, key: str, value: Any) -> Iterator[Problem]:
-    """What is wrong with a column's value: its type or its range."""
+    """Yield what is wrong with a column's value: its type or its range."""
     if key == "extra":
         if not isinstance(value, dict) or any(item is not None for item in _not_json(value)):
             yield Problem(location, key, "a table of texts, numbers and lists", repr(value)[:80], _STEP)
@@ -250,7 +213,7 @@ def _column_problems(location: str, key: str, value: Any) -> Iterator[Problem]:
 
 
 def _not_json(value: Any) -> Iterator[Any]:
-    """The values in a table that cannot be written as JSON."""
+    """Yield the values in a table that cannot be written as JSON."""
     if isinstance(value, dict):
         for item in value.values():
             yield from _not_json(item)

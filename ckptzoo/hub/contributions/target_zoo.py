@@ -28,12 +28,9 @@ Weights = dict[str, NDArray[Any]]
 
 
 class TargetZoo:
-    """What a zoo holds, each fact read when it is first asked for; the weights only where they are small.
+    """The content of a zoo, each fact read when it is first asked for; the weights only where they are small.
 
-    Parameters
-    ----------
-    zoo
-        as it is now; retracted checkpoints count, because their ids are taken.
+    Retracted checkpoints count, because their ids are taken.
     """
 
     def __init__(self, zoo: Zoo) -> None:
@@ -85,7 +82,7 @@ class TargetZoo:
         return {name: digest for name, digest in both if digest is not None}
 
     def batches(self, ids: list[str] | None = None) -> Iterator[tuple[list[str], Weights]]:
-        """Ids and stacked weights, of all checkpoints or of these, in the order that is asked for."""
+        """Yield ids and stacked weights, of all checkpoints or of these, in the order that is asked for."""
         places = {name: row for row, name in enumerate(self.zoo.ids)}
         wanted = list(places) if ids is None else [name for name in ids if name in places]
         rows = np.array([places[name] for name in wanted], np.int64)
@@ -93,13 +90,13 @@ class TargetZoo:
 
 
 def batches(zoo: Zoo) -> Iterator[tuple[list[str], Weights]]:
-    """Ids and stacked weights of a zoo's checkpoints, in its order, at most 64 MiB or one at a time."""
+    """Yield ids and stacked weights of a zoo's checkpoints, in its order, at most 64 MiB or one at a time."""
     for batch in zoo.batches(max_bytes=_BATCH_BYTES):
         yield list(batch.ids), {name: np.asarray(batch[name]) for name in zoo.arch.names}
 
 
 def symmetry_of(contents: Contents) -> Symmetry | None:
-    """The table of a zoo, or that of its forward function where it fits."""
+    """Return the table of a zoo, or that of its forward function where it fits."""
     if contents.symmetry is not None or not archs.known(contents.architecture.forward):
         return contents.symmetry
     symmetry = archs.symmetry(contents.architecture.forward)
@@ -108,7 +105,7 @@ def symmetry_of(contents: Contents) -> Symmetry | None:
 
 
 def open_target(client: Client, repo: str, listing: Listing) -> Zoo:
-    """A zoo on a hub as it was at a commit."""
+    """Return a zoo on a hub as it was at a commit."""
     return ckptzoo.open(f"hf://datasets/{repo}@{listing.commit}", endpoint=client.endpoint, token=client.token)
 
 

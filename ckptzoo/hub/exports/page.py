@@ -1,4 +1,4 @@
-"""What is said of an exported checkpoint: the metadata of a file, ``config.json`` and ``README.md`` of a folder."""
+"""The documents of an exported checkpoint: the metadata of a file, ``config.json`` and ``README.md`` of a folder."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ _SHORT = ("ids", "left_out", "trials")
 
 
 def metadata(checkpoint: Checkpoint, zoo: str, facts: Document) -> dict[str, str]:
-    """What ``__metadata__`` of a safetensors file holds: the row and further facts as strings."""
+    """Return ``__metadata__`` of a safetensors file: the row and further facts as strings."""
     row = {name: _text(value) for name, value in checkpoint.row.items() if value is not None}
     # who tried what in which order is in config.json: readers of safetensors bound their headers
     short = {key: _without(value, "trials") for key, value in facts.items()}
@@ -40,14 +40,10 @@ def metadata(checkpoint: Checkpoint, zoo: str, facts: Document) -> dict[str, str
 
 
 def config(checkpoint: Checkpoint, arch: Architecture, zoo: Zoo, facts: Document) -> bytes:
-    """``config.json``: the architecture, where the checkpoint is from, and its row.
+    """Return ``config.json``: the architecture, where the checkpoint is from, and its row.
 
-    Parameters
-    ----------
-    arch
-        the tensors in the dtypes in which they are written.
-    facts
-        documents by name that are recorded beside those of the row.
+    ``arch`` has the dtypes in which tensors are written; ``facts`` are documents by name that are recorded beside those
+    of the row.
     """
     row: dict[str, Any] = {name: value for name, value in checkpoint.row.items() if value is not None}
     if "extra" in row:
@@ -66,7 +62,7 @@ def config(checkpoint: Checkpoint, arch: Architecture, zoo: Zoo, facts: Document
 
 
 def readme(checkpoint: Checkpoint, arch: Architecture, zoo: Zoo, facts: Document) -> bytes:
-    """``README.md``: where the checkpoint comes from, under which licence, and how it is loaded."""
+    """Return ``README.md``: where the checkpoint comes from, under which licence, and how it is loaded."""
     card = _card(zoo)
     average = facts.get("average", {})
     licenses = _licenses(checkpoint, zoo, average)
@@ -94,13 +90,13 @@ def _card(zoo: Zoo) -> Card:
 
 
 def _origin(zoo: Zoo, card: Card) -> Document:
-    """Where a zoo is, for readers on other machines: no path of this one."""
+    """Return a zoo's address for readers on other machines: no path of this one."""
     address = card.repository if zoo.contents.files.here is not None else zoo.address
     return {"name": zoo.name, "address": address, "revision": zoo.revision}
 
 
 def _licenses(checkpoint: Checkpoint, zoo: Zoo, average: Document) -> list[str]:
-    """The licences that the rows state, each once."""
+    """Return the licences that the rows state, each once."""
     if not average:
         found = [checkpoint.row.get("license")]
     else:
@@ -168,12 +164,12 @@ def _without(value: Any, name: str) -> Any:
 
 
 def _text(value: Any) -> str:
-    """A value as text: ISO 8601 times, true and false, floats that read back exactly."""
+    """Return a value as text: ISO 8601 times, true and false, floats that read back exactly."""
     if isinstance(value, datetime):
         return value.isoformat()
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def _json(value: Any) -> str:
-    """A value that JSON lacks, as text: times alone are such."""
+    """Return a value that JSON lacks, as text: times alone are such."""
     return value.isoformat()

@@ -23,9 +23,9 @@ from ckptzoo.text import Progress, counted, counter
 MAX_SHARD_SIZE = 5 * 10**9
 """Bytes of a file in a folder, as in huggingface_hub."""
 FILES = (".safetensors", ".pt")
-"""How the names of files end that are written; other names are folders."""
+"""Suffixes of the files that are written; other names are folders."""
 _OTHER_FILES = (*FILES, ".pth", ".th", ".bin", ".ckpt", ".npz")
-"""How names of checkpoint files end, which are no folders."""
+"""Suffixes of checkpoint files, which are no folders."""
 
 
 @checked
@@ -157,7 +157,7 @@ class _Job:
         self._facts, self._advance = facts, advance
 
     def write_file(self, path: Path, suffix: str) -> None:
-        """A file alone."""
+        """Write a single file."""
         if suffix == ".pt":
             torch = import_torch().torch
             # into an open file: to a path, torch would write the file's name into the file
@@ -167,7 +167,7 @@ class _Job:
         self._write(path, list(names_of(self._arch)), metadata(self._checkpoint, self._zoo.name, self._facts))
 
     def write_folder(self, folder: Path, max_shard_size: int) -> list[str]:
-        """All files of a folder; returns their names."""
+        """Write all files of a folder; return their names."""
         shards = shards_of(self._arch, max_shard_size)
         described = metadata(self._checkpoint, self._zoo.name, self._facts) if len(shards) == 1 else {"format": "pt"}
         for file, names in shards.items():
@@ -187,13 +187,7 @@ class _Job:
 
 
 def _check_folder(target: Path, real: Path, zoo: Zoo, *, force: bool) -> None:
-    """Refuse folders that are not empty, and those that nobody means to lose.
-
-    Raises
-    ------
-    ZooError
-        It is one of these, or a file.
-    """
+    """Refuse files, folders that are not empty, and folders whose loss nobody intends, by ``ZooError``."""
     if not real.exists():
         return
     if not real.is_dir():

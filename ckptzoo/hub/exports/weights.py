@@ -16,7 +16,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def names_of(arch: Architecture) -> dict[str, Tensor]:
-    """Every name of a state dict to the tensor that it has; tied tensors have several, one behind the other."""
+    """Map every name of a state dict to the tensor that it has; tied tensors have several, one after the other."""
     return {name: tensor for tensor in arch.tensors for name in (tensor.name, *tensor.aliases)}
 
 
@@ -48,7 +48,7 @@ def shards_of(arch: Architecture, max_shard_size: int) -> dict[str, list[str]]:
 
 
 def index_of(arch: Architecture, shards: Mapping[str, Sequence[str]]) -> bytes:
-    """The content of ``model.safetensors.index.json``."""
+    """Return the content of ``model.safetensors.index.json``."""
     named = names_of(arch)
     total = sum(tensor.nbytes for tensor in named.values())
     weight_map = {name: file for file, names in shards.items() for name in names}
@@ -66,20 +66,9 @@ def write_safetensors(
 ) -> None:
     """Write some tensors of a checkpoint to a new file: the same bytes for the same checkpoint.
 
-    Larger elements come first, so that nothing is misaligned.
-
-    Parameters
-    ----------
-    arch
-        the tensors, in the dtypes in which ``read`` gives them.
-    read
-        gives the array of a tensor; one is in memory at a time.
-    metadata
-        of the file.
-    names
-        of the state dict, which tied tensors have several of.
-    advance
-        called with the bytes of every tensor.
+    Larger elements come first, so that nothing is misaligned. ``arch`` has the dtypes in which ``read`` gives
+    each tensor; one is in memory at a time. ``metadata`` is that of the file; ``names`` are those of the state
+    dict, several for tied tensors. ``advance`` is called with the bytes of every tensor.
     """
     named = names_of(arch)
     order = sorted(names, key=lambda name: -ITEMSIZE[named[name].dtype])

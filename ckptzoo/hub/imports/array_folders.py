@@ -36,10 +36,8 @@ class ArrayFolders:
     def add(self, file: OpenedFile) -> None:
         """Add the array of a file.
 
-        Raises
-        ------
-        IntegrityError
-            The network of its folder was put together before, or all arrays that are kept are too large.
+        Raises ``IntegrityError`` where the network of its folder was put together before, or the kept arrays are too
+        large.
         """
         limit = Limits().file_bytes
         if file.folder in self._done:
@@ -53,11 +51,11 @@ class ArrayFolders:
 
     @property
     def has_any(self) -> bool:
-        """Whether arrays are kept."""
+        """Whether the source has such a folder."""
         return bool(self._held)
 
     def left(self, folder: str | None) -> Iterator[Whole]:
-        """The networks whose folders were left, when a file of another folder comes, or none."""
+        """Yield the networks whose folders were left, when a file of another folder comes, or none."""
         for name in [name for name in self._held if name != folder]:
             arrays = self._held.pop(name)
             self._done.add(name)
@@ -71,7 +69,7 @@ class ArrayFolders:
 
 
 def _npz(arrays: dict[str, bytes]) -> bytes:
-    """An archive as numpy.savez writes it."""
+    """Return an archive as numpy.savez writes it."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for name in sorted(arrays):

@@ -10,12 +10,9 @@ AUTO = "auto"
 
 
 def chosen_adapter(source: OpenedSource, name: str) -> Adapter:
-    """The adapter of a name; ``auto`` is that of which all checkpoint files of the source are, else ``files``.
+    """Return the adapter of a name; ``auto`` is the one that all checkpoint files of the source fit, else ``files``.
 
-    Raises
-    ------
-    ZooError
-        There is none of this name, the source is a zoo, or several adapters fit it.
+    Raises ``ZooError`` where the name is unknown, the source is a zoo, or several adapters fit it.
     """
     if name != AUTO:
         if name not in ADAPTERS:

@@ -24,27 +24,16 @@ _WRAPPER_FACTS = {"n_averaged", "initted", "decay", "num_updates", "step"}
 _AVERAGES = {"module", "ema_model", "ema", "shadow", "averaged_model", "avg_model"}
 """Words that such keepers put before the names of the network's tensors."""
 _CLEAR = 0.5
-"""Of two ways to unfold a square kernel, one is taken where its residual is so many times that of the other."""
+"""A square kernel is unfolded in the one of two ways whose residual is smaller by this factor."""
 
 
 @dataclass(frozen=True)
 class Effective:
-    """A network's tensors without the habits of saving.
+    """A network's tensors without the changes that saving made.
 
-    Parameters
-    ----------
-    tensors
-        by name; those that were computed stand first in their module.
-    names
-        those in the state dict to those here, where they are others.
-    computed
-        the names of tensors that were computed of others.
-    masks
-        of pruned tensors, by the names of these.
-    facts
-        what was found beside the tensors or done to them, for ``extra``.
-    notes
-        the same in words.
+    ``tensors`` has computed ones first in their module. ``names`` maps names in the state dict to those in ``tensors``
+    where they differ; ``computed`` names the tensors that were computed from others; ``masks`` is by pruned tensor.
+    ``facts`` is for ``extra``, ``notes`` says the same in words.
     """
 
     tensors: Mapping[str, NDArray[Any]]
@@ -117,7 +106,7 @@ _Compute = Callable[..., NDArray[Any] | None]
 
 @dataclass(frozen=True)
 class _Rule:
-    """One tensor that is computed: which rule makes it of which others."""
+    """A tensor that is computed, and the tensors ``parts`` that it is computed from."""
 
     name: str
     parts: tuple[str, ...]
@@ -127,7 +116,7 @@ class _Rule:
 
 @dataclass
 class _Plan:
-    """What is done to all state dicts of the same names and shapes."""
+    """The changes of all state dicts with the same names and shapes."""
 
     names: dict[str, str]
     facts: list[str]
@@ -138,7 +127,7 @@ class _Plan:
 
 @lru_cache(maxsize=1024)
 def _plan(described: tuple[tuple[str, tuple[int, ...]], ...]) -> _Plan | None:
-    """The plan for names and shapes; None where there is nothing to do, as for most."""
+    """Return the plan for names and shapes; None where nothing changes, as for most state dicts."""
     shapes = dict(described)
     facts = [name for name, shape in described if name in _WRAPPER_FACTS and shape in ((), (1,))]
     first = {name.partition(".")[0] for name in shapes if name not in facts}
@@ -173,7 +162,7 @@ def _plan(described: tuple[tuple[str, tuple[int, ...]], ...]) -> _Plan | None:
 
 
 def _weights_first(names: Sequence[str], computed: set[str]) -> list[str]:
-    """Names in order, computed ones before what is beside them: torch puts the parts of a weight behind its bias."""
+    """Order names so that computed ones come first: torch puts the parts of a weight after its bias."""
     by_module: dict[str, list[str]] = {}
     for name in names:
         by_module.setdefault(name.rpartition(".")[0], []).append(name)
@@ -190,7 +179,7 @@ def _weights_first(names: Sequence[str], computed: set[str]) -> list[str]:
 
 
 def _final(name: str, rules: Sequence[_Rule]) -> str:
-    """What became of a tensor that further rules took."""
+    """Follow a tensor through the rules that take it, to the name of the last one computed."""
     for rule in rules:
         if name in rule.parts:
             name = rule.name
@@ -206,7 +195,7 @@ def _pruned(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[_Rule]:
 
 
 def _normalised(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[_Rule]:
-    """The names that the hooks of ``torch.nn.utils.weight_norm`` and ``spectral_norm`` gave."""
+    """Yield the names that the hooks of ``torch.nn.utils.weight_norm`` and ``spectral_norm`` gave."""
     for name, shape in shapes.items():
         stem = name[:-2]
         if name.endswith("_g") and f"{stem}_v" in shapes and _is_magnitude(shape, shapes[f"{stem}_v"]):
@@ -218,7 +207,7 @@ def _normalised(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[_Rule]:
 
 
 def _parametrised(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[_Rule]:
-    """The names that ``torch.nn.utils.parametrize`` gives."""
+    """Yield the names that ``torch.nn.utils.parametrize`` gives."""
     groups: dict[tuple[str, str], set[str]] = {}
     for name in shapes:
         before, found, inside = f".{name}".rpartition(_PARAMETRIZATIONS)
@@ -255,7 +244,7 @@ def _is_magnitude(magnitude: tuple[int, ...], direction: tuple[int, ...]) -> boo
 
 
 def _unfoldings(kernel: tuple[int, ...], left: tuple[int, ...], right: tuple[int, ...]) -> list[int]:
-    """The axes of a kernel that may be the rows of the matrix whose singular vectors are given."""
+    """Return the axes of a kernel that may be the rows of the matrix whose singular vectors are given."""
     size = int(np.prod(kernel, dtype=np.int64))
     axes = (0,) if len(kernel) == 2 and kernel[0] == kernel[1] else range(min(2, len(kernel)))
     return [axis for axis in axes if left == (kernel[axis],) and right == (size // max(1, kernel[axis]),)]
@@ -277,7 +266,7 @@ def _rescaled(magnitude: NDArray[Any], direction: NDArray[Any]) -> NDArray[Any]:
 
 
 def _divided(original: NDArray[Any], left: NDArray[Any], right: NDArray[Any]) -> NDArray[Any] | None:
-    """The kernel over its largest singular value; None where two axes may be the rows of its matrix."""
+    """Divide the kernel by its largest singular value; None where two axes may be the rows of its matrix."""
     kernel, left, right = (part.astype(np.float64) for part in (original, left, right))
     found: list[tuple[float, float]] = []
     for axis in _unfoldings(kernel.shape, left.shape, right.shape):

@@ -1,4 +1,4 @@
-"""What ``ckptzoo export`` says of a checkpoint, in its ``config.json`` or in the header of its file, as a row again."""
+"""Restores the row of a checkpoint that ``ckptzoo export`` wrote, from ``config.json`` or the header of its file."""
 
 import json
 import math
@@ -31,12 +31,9 @@ def is_exported(facts: Mapping[str, Any]) -> bool:
 
 
 def exported_row(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of an exported checkpoint; values that none can have are left out.
+    """Return the columns of an exported checkpoint; values that none can have are left out.
 
-    Parameters
-    ----------
-    facts
-        for which ``is_exported`` is true: objects of JSON, or the texts of a header.
+    ``facts``, for which ``is_exported`` is true, are objects of JSON, or the texts of a header.
 
     Examples
     --------
@@ -73,7 +70,7 @@ def exported_row(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _architecture(facts: Mapping[str, Any]) -> Architecture | None:
-    """The architecture that was written beside a checkpoint, or one of ``ckptzoo.archs`` that its name is of."""
+    """Return the architecture that was written beside a checkpoint, or one of ``ckptzoo.archs`` that its name is of."""
     with suppress(ZooError):
         found = facts["architecture"]
         if isinstance(found, Mapping):
@@ -84,12 +81,12 @@ def _architecture(facts: Mapping[str, Any]) -> Architecture | None:
 
 
 def _object(value: Any) -> dict[str, Any]:
-    """An object that a row's ``extra`` may have, also from the text that a header has of it; else an empty one."""
+    """Return an object for a row's ``extra``, also from the text that a header has of it; else an empty one."""
     return parse_extra(value if isinstance(value, str) else json.dumps(value)) or {}
 
 
 def _origin(zoo: Any) -> Any:
-    """The zoo that a checkpoint was exported from: its name, or its address and revision too."""
+    """Return the zoo that a checkpoint was exported from: its name, or its address and revision too."""
     if not isinstance(zoo, Mapping):
         return zoo
     return {name: text for name, text in cast(Mapping[str, Any], zoo).items() if isinstance(text, str)}
@@ -100,7 +97,7 @@ def _name(text: str) -> str:
 
 
 def _value(kind: str, value: Any) -> Any:
-    """A value of a column's type, also from the text that a header has of it; None where it is none."""
+    """Return a value of a column's type, also from the text that a header has of it; None where it is none."""
     with suppress(ValueError):
         if kind == "timestamp":
             found = datetime.fromisoformat(value) if isinstance(value, str) else None
@@ -115,6 +112,6 @@ def _value(kind: str, value: Any) -> Any:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             return None
         if kind == "int64":
-            return value if isinstance(value, int) and abs(value) < 2**63 else None
+            return value if isinstance(value, int) and abs(value) < 2**63 else None  # columns are int64
         return float(value)
     return None

@@ -1,4 +1,4 @@
-"""What other programs note about their checkpoints, as columns of a zoo's rows."""
+"""Converts the notes of other programs about their checkpoints into columns of a zoo's rows."""
 
 import math
 import re
@@ -24,22 +24,11 @@ _MAX_TEXT = 10_000
 
 
 def row_of(facts: Mapping[str, Any], *, location: str, percent: bool = False) -> Row:
-    """Columns for the facts that have one, and ``extra`` with all others, nested by the dots in their names.
+    """Return columns for the facts that have one, and ``extra`` with all others, nested by the dots in their names.
 
-    Names are split at ``::`` and dots. Host names, addresses, process numbers and absolute paths are left out, and so
-    are values that JSON has none of. What ``export`` wrote becomes the row that it was (``exported``).
-
-    Parameters
-    ----------
-    facts
-        by name; mappings may be nested.
-    percent
-        whether accuracies go up to 100.
-
-    Raises
-    ------
-    ZooError
-        An accuracy is no fraction from 0 to 1.
+    Names are split at ``::`` and dots; mappings may be nested. Host names, addresses, process numbers, absolute paths
+    and values that JSON lacks are left out. A row that ``export`` wrote is restored (``exported``). With ``percent``
+    accuracies go up to 100. Raises ``ZooError`` where an accuracy is no fraction from 0 to 1.
 
     Examples
     --------
@@ -87,7 +76,7 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merged(*extras: Mapping[str, Any]) -> dict[str, Any]:
-    """Objects within objects put together; what comes later wins."""
+    """Merge objects within objects; later values win."""
     made: dict[str, Any] = {}
     for extra in extras:
         for name, value in extra.items():
@@ -97,7 +86,7 @@ def merged(*extras: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def together(row: Row, other: Row) -> Row:
-    """Two rows of one checkpoint; columns of the second win."""
+    """Merge two rows of one checkpoint; columns of the second win."""
     return {**row, **other, "extra": merged(row.get("extra", {}), other.get("extra", {}))}
 
 

@@ -23,7 +23,7 @@ _NAME = re.compile(
     rf"(?P<packed>{'|'.join(map(re.escape, SUFFIXES))})?",
     re.IGNORECASE,
 )
-"""A file's name: transformers writes the number of a shard before the precision, diffusers behind it."""
+"""A file's name: transformers writes the number of a shard before the precision, diffusers after it."""
 _PUBLISHED = {
     "model": ("model", (".safetensors",)), "pytorch_model": ("model", (".bin",)), "tf_model": ("model", (".h5",)),
     "flax_model": ("model", (".msgpack",)), "rust_model": ("model", (".ot",)),
@@ -33,11 +33,11 @@ _PUBLISHED = {
     "open_clip_model": ("open_clip", (".safetensors",)),
     "open_clip_pytorch_model": ("open_clip", (".safetensors", ".bin")),
 }  # fmt: skip
-"""What transformers, PEFT, diffusers and open_clip call the network of a folder in each of their formats."""
+"""Names of the network of a folder in each format of transformers, PEFT, diffusers and open_clip."""
 _ORIGINAL = re.compile(r"(?:original/)?consolidated(?:\.\d+)?\.(?:pth|pt|safetensors)")
 """Weights as the authors' own program keeps them, beside those of transformers, or in a folder there."""
 _CHOICES = re.compile(rf"(?:^|/)(?:{'|'.join(_PUBLISHED)}|consolidated)[.-]|rank_|model_part-|-rank-")
-"""In every path that is published in several formats, or is a part of a network."""
+"""A part of every path that is published in several formats, or that is a part of a network."""
 _PARTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (form, re.compile(pattern))
     for form, pattern in (
@@ -87,16 +87,9 @@ class _Named(NamedTuple):
 class Related:
     """Files that hold one network with others.
 
-    Parameters
-    ----------
-    kept
-        paths that are passed over, to the path of the file that is read in their place.
-    reasons
-        why each of them is passed over.
-    compared
-        paths that are read to the paths of small files that are passed over for them, and may hold the same numbers.
-    parts
-        paths of parts of networks, to the names of their forms.
+    ``kept`` maps paths that are passed over to the file that is read in their place, and ``reasons`` to why.
+    ``compared`` maps paths that are read to small files that are passed over for them and may hold the same numbers.
+    ``parts`` maps paths of parts of networks to the names of their forms.
     """
 
     kept: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -111,15 +104,10 @@ def may_be_related(path: str) -> bool:
 
 
 def related(sizes: Mapping[str, int], *, can_compare: bool) -> Related:
-    """Which files are passed over for others of the same network, and which are parts.
+    """Find the files that are passed over for others of the same network, and those that are parts.
 
-    Parameters
-    ----------
-    sizes
-        bytes of every file by its path, in order.
-    can_compare
-        whether files may be read once more. Files whose names alone say that they hold one network, such as
-        ``net.pt`` and ``net.safetensors``, are related only where they can be compared.
+    ``sizes`` are in bytes by path, in order. Without ``can_compare`` (files cannot be read a second time), files whose
+    names alone say that they hold one network, such as ``net.pt`` and ``net.safetensors``, are not related.
 
     Examples
     --------
@@ -154,7 +142,7 @@ def related(sizes: Mapping[str, int], *, can_compare: bool) -> Related:
 
 
 def _groups(paths: Iterable[str]) -> dict[_Group, dict[str, _Named]]:
-    """The files whose names say that they may hold one network."""
+    """Return the files whose names say that they may hold one network."""
     groups: dict[_Group, dict[str, _Named]] = {}
     heads = {path: path[: path.find(".", path.rfind("/") + 1)] for path in paths}
     counts = Counter(heads.values())
@@ -188,7 +176,7 @@ def _named(matched: re.Match[str]) -> _Named:
 
 
 def _parts(paths: Iterable[str]) -> dict[str, str]:
-    """The parts of networks by their paths, where there are at least two of one."""
+    """Return the parts of networks by their paths, where there are at least two of one."""
     found: dict[tuple[str, str], list[str]] = {}
     for path in paths:
         if "rank" not in path and "consolidated" not in path and "_part-" not in path:
@@ -202,7 +190,7 @@ def _parts(paths: Iterable[str]) -> dict[str, str]:
 
 
 def _published_form(path: str, groups: Container[_Group]) -> _Group | None:
-    """The files of transformers that hold what an authors' file does; None where there are none."""
+    """Return the files of transformers that hold what an authors' file does; None where there are none."""
     if "consolidated" not in path:
         return None
     folder = path.rpartition("/")[0]

@@ -20,19 +20,21 @@ from ckptzoo.hub.untrusted.forms import FORMS, form_of
 from ckptzoo.text import excerpt
 
 MAX_DEPTH = 2
-"""Archives within one another, the source's own archive aside."""
+"""Depth of archives within one another, without the source's own archive."""
 _MAX_ZIP = 2**30
 """Bytes of a zip archive that is in another archive: its directory is at its end, so that it is read whole."""
 _EXPANSION, _ALWAYS_ALLOWED, _MAX_FILES = 1000, 2**30, 2**20
-"""What all archives of a source may unpack to, in times the source's size and in any case; files in all of them."""
+"""Bounds of all archives of a source: unpacked size as a multiple of the source's size, the bytes that are allowed in
+any case, and the number of files.
+"""
 _PIECE = 2**20
 _FIRST_FILES, _FIRST_BYTES = 1000, 256 * 2**20
-"""Files of an archive that is read in order by whose names it is told what is in it, and their bytes."""
+"""First files, and their bytes, of an archive that is read in order: their names say what the archive holds."""
 _JUNK = re.compile(
     r"(^|/)(__MACOSX|\.ipynb_checkpoints|\.git|\.svn|\.hg|__pycache__|@eaDir|\.Trash[^/]*|\.cache/huggingface)/"
     r"|(^|/)(\._|\.#|\.nfs|\.~lock|#[^/]*#$)|(^|/)(\.DS_Store|Thumbs\.db|desktop\.ini)$|~$|(^|/)\.[^/]*\.sw[a-p]$"
 )
-"""What systems, notebooks, editors and version control leave beside files."""
+"""Files that systems, notebooks, editors and version control leave beside others."""
 _MARKS = re.compile(r"__|/\.|[~#@]|humbs|desktop")
 """One of these is in every such path that does not begin with a dot."""
 JUNK = "left by a system, a notebook or an editor"
@@ -52,16 +54,8 @@ _TEXTS = (
 class OpenedFile(SourceFile):
     """One file of a source, or of an archive in it.
 
-    Parameters
-    ----------
-    form
-        what it is.
-    packed_by
-        the form by which it is packed; empty where it is as it was saved.
-    reopen
-        opens it once more at any time of the pass; None where its bytes come once.
-    others
-        files that are passed over for it, and may hold the same network in another format.
+    ``packed_by`` is the form of its packing, empty for none. ``reopen`` opens it again during the pass; None where its
+    bytes come once. ``others`` are passed over for it, and may hold the same network in another format.
     """
 
     form: Form = FORMS["unknown"]
@@ -70,7 +64,7 @@ class OpenedFile(SourceFile):
     others: tuple["OpenedFile", ...] = ()
 
     def read(self, limit: int) -> bytes:
-        """All bytes, unpacked; raises ``ZooError`` where there are more than ``limit``, or others than were packed."""
+        """Return all bytes, unpacked; raise ``ZooError`` for more than ``limit``, or others than were packed."""
         if not self.packed_by:
             return super().read(limit)
         bounds = Limits()
@@ -96,20 +90,15 @@ class OpenedFile(SourceFile):
 class OpenedSource(Source):
     """The files of a source, and those in its archives under the archive's path without its suffix.
 
-    Parameters
-    ----------
-    source
-        a folder, an archive, a repository or a file.
-    include, exclude
-        patterns of the shell (``*.pt``, ``seed0``, ``runs/*/best.pt``) that a path, its last part or one of its folders
-        fits; nothing is left out where ``include`` is empty.
+    ``include`` and ``exclude`` are patterns of the shell (``*.pt``, ``seed0``, ``runs/*/best.pt``) that a path, its
+    last part or one of its folders fits; an empty ``include`` takes every file.
 
     Attributes
     ----------
     forms
-        of the files that were met, by their paths, in order.
+        by path, of the files that were met, in order.
     opened
-        paths of those that were read.
+        paths of the files that were read.
     passed_over
         paths of files that no adapter sees, and why.
     broken
@@ -138,7 +127,7 @@ class OpenedSource(Source):
         self.facts = dict[str, str]()
 
     def files(self) -> Iterator[OpenedFile]:
-        """A pass over all files that are not passed over."""
+        """Iterate over all files that are not passed over."""
         self._nested_bytes = self._nested_files = 0
         self.broken.clear()
         self.passed_over.update(dict.fromkeys(self._source.dangling, "a link that leads to no file"))
@@ -152,14 +141,14 @@ class OpenedSource(Source):
         self.position = self._source.position
 
     def _relate(self) -> Related:
-        """Which of the files hold one network; those in archives among them are told when these are opened."""
+        """Find which files hold one network; files in archives are reported when these are opened."""
         if self._related is None:
             sizes = {path: size for path, size in self._sizes().items() if self._is_wanted(path)}
             self._related = self._note_related(sizes, can_compare=isinstance(self._source, FolderSource))
         return self._related
 
     def _sizes(self) -> Mapping[str, int]:
-        """The files by name; of an archive that is read in order only where its first names say that it matters."""
+        """Return the files by name; for an archive read in order only where its first names say that it matters."""
         if isinstance(self._source, FolderSource):
             return self._source.sizes
         if not self._source.in_order:
@@ -169,7 +158,7 @@ class OpenedSource(Source):
         return {file.path: file.size for file in self._beginning(None, None)}
 
     def _beginning(self, count: int | None, nbytes: int | None) -> Iterator[SourceFile]:
-        """The first files of the source, as far as it can be read: the pass that reads them meets errors again."""
+        """Yield the first files of the source, as far as it can be read; the pass that reads them reports errors."""
         size = 0
         with suppress(ZooError):
             for at, file in enumerate(self._source.files(), start=1):
@@ -185,7 +174,7 @@ class OpenedSource(Source):
         return found
 
     def _with_others(self, file: SourceFile, paths: Sequence[str]) -> Iterator[OpenedFile]:
-        """A file with those that are passed over for it, opened too."""
+        """Yield a file with those that are passed over for it, opened too."""
         for item in self._files(file, file.path, 0):
             assert isinstance(self._source, FolderSource)  # others are not compared
             opened = map(self._source.file, paths)
@@ -198,9 +187,9 @@ class OpenedSource(Source):
         return is_chosen and not _is_junk(path) and not _fits(path, self._exclude)
 
     def may_hold(self, suffix: str) -> bool:
-        """Tells by names alone whether there are files with a suffix; what archives among them hold is not known.
+        """Tell by names alone whether there are files with a suffix; the content of archives among them is not known.
 
-        Of an archive that is read in order these are the names of its first files.
+        Only the names of the first files are used where an archive is read in order.
         """
         if self._source.in_order:
             return any(file.path.lower().endswith(suffix) for file in self._first())
@@ -215,7 +204,7 @@ class OpenedSource(Source):
         return self._first_files
 
     def first_paths(self) -> list[str]:
-        """The first paths, those of files in archives included that are called archives, without a look into others."""
+        """Return the first paths, with those of files in archives that have the name of one; others are not opened."""
         paths, size = list[str](), 0
         files: list[SourceFile] = []
         for file in self._source.files():
@@ -233,7 +222,7 @@ class OpenedSource(Source):
     def _files(
         self, file: SourceFile, path: str, depth: int, *, is_chosen: bool = False, is_compared: bool = False
     ) -> Iterator[OpenedFile]:
-        """A file, or those in it where it is an archive; all of them where ``--include`` chooses the archive."""
+        """Yield a file, or those in it where it is an archive; all of them where ``--include`` chooses the archive."""
         lower = path.lower()
         is_chosen = is_chosen or not self._include or _fits(path, self._include)
         if _is_junk(path):
@@ -295,7 +284,7 @@ class OpenedSource(Source):
         depth: int,
         is_chosen: bool,
     ) -> Iterator[OpenedFile]:
-        """The files of an archive, or the one that is packed."""
+        """Yield the files of an archive, or the one that is packed."""
         counted, is_packed = _Counted(stream), form.name in PACKED
         inner = io.BufferedReader(counted)
         try:
@@ -334,7 +323,7 @@ class OpenedSource(Source):
             self.broken.append((path, error))
 
     def _zip(self, file: SourceFile, path: str, stream: io.BufferedReader) -> ZipSource:
-        """A zip archive, whose directory is at its end: in memory where the archive is in another."""
+        """Return a zip archive, whose directory is at its end: in memory where the archive is in another."""
         location = f"{self.address}: {path}"
         if stream.seekable():
             blob = Blob(location, path, file.size, lambda: stream)
@@ -369,11 +358,10 @@ class _Counted(io.RawIOBase):
         self._stream, self.count = stream, 0
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer; returns how much of it."""
+        """Fill a buffer; return the number of bytes."""
         data = self._stream.read(len(buffer))
         buffer[: len(data)] = data
         self.count += len(data)
@@ -390,7 +378,7 @@ def _buffered(stream: IO[bytes]) -> io.BufferedReader:
 
 
 def _peeked(stream: IO[bytes]) -> bytes:
-    """The first bytes of what is packed; none where they cannot be unpacked, which reading tells."""
+    """Return the first bytes of a packed stream; none where they cannot be unpacked, which reading it reports."""
     try:
         return stream.peek(HEAD_BYTES)[:HEAD_BYTES]  # pyright: ignore[reportAttributeAccessIssue]
     except ERRORS:

@@ -8,18 +8,18 @@ import zlib
 from typing import IO, Any
 
 _XZ_MEMORY = 80 * 2**20
-"""What unpacking may take: ``xz -9`` needs 65 MiB, a hostile stream asks for up to 4 GiB."""
+"""Bytes of memory for unpacking: ``xz -9`` needs 65 MiB, a hostile stream asks for up to 4 GiB."""
 _READ_BYTES = 2**16
 PACKED = ("gzip", "bzip2", "xz", "lzma", "zlib")
 """Names of the forms."""
 SUFFIXES = (".gz", ".bz2", ".xz", ".lzma", ".z")
-"""What their tools add to a file's name."""
+"""Suffixes that their tools add to a file's name."""
 ERRORS = (EOFError, OSError, lzma.LZMAError, zlib.error)
-"""What reading a damaged one raises."""
+"""Errors that reading a damaged one raises."""
 
 
 def unpacked(packed: IO[bytes], form: str) -> IO[bytes]:
-    """The stream of what is packed in another; reading it raises one of ``ERRORS`` where that is damaged."""
+    """Return the stream of what is packed in another; reading it raises one of ``ERRORS`` where that is damaged."""
     if form == "gzip":
         return gzip.GzipFile(fileobj=packed)  # pyright: ignore[reportReturnType]
     if form == "bzip2":
@@ -28,7 +28,7 @@ def unpacked(packed: IO[bytes], form: str) -> IO[bytes]:
 
 
 def first_bytes(packed: IO[bytes], form: str, count: int) -> bytes:
-    """The first bytes of what is packed; fewer where it is damaged, which reading it tells."""
+    """Return the first bytes of what is packed; fewer where it is damaged, which reading it tells."""
     try:
         return unpacked(packed, form).read(count)
     except ERRORS:
@@ -36,17 +36,16 @@ def first_bytes(packed: IO[bytes], form: str, count: int) -> bytes:
 
 
 class _ZlibFile(io.RawIOBase):
-    """What is packed in a stream of zlib, as joblib writes it."""
+    """The content of a stream of zlib, as joblib writes it."""
 
     def __init__(self, packed: IO[bytes]) -> None:
         self._packed, self._unpacker = packed, zlib.decompressobj()
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer with the next bytes; returns how many, 0 at the end."""
+        """Fill a buffer with the next bytes; return their number, 0 at the end."""
         unpacked = b""
         while not unpacked and not self._unpacker.eof:
             data = self._unpacker.unconsumed_tail or self._packed.read(_READ_BYTES)
@@ -60,31 +59,19 @@ class _ZlibFile(io.RawIOBase):
 
 
 class XzFile(io.RawIOBase):
-    """What is packed in a file of xz or lzma streams, one behind another; unlike ``lzma.open``, in bounded memory.
-
-    Parameters
-    ----------
-    packed
-        the file.
-    """
+    """The content of a file of xz or lzma streams in sequence; unlike ``lzma.open``, in bounded memory."""
 
     def __init__(self, packed: IO[bytes]) -> None:
         self._packed, self._data = packed, b""
         self._unpacker = lzma.LZMADecompressor(memlimit=_XZ_MEMORY)
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer with the next bytes; returns how many, 0 at the end.
+        """Fill a buffer with the next bytes; return their number, 0 at the end.
 
-        Raises
-        ------
-        lzma.LZMAError
-            It is damaged, or needs more memory.
-        EOFError
-            It is cut off.
+        Raises ``lzma.LZMAError`` where it is damaged or needs more memory, ``EOFError`` where it is cut off.
         """
         unpacked = b""
         while not unpacked and self._begin_stream():
@@ -97,7 +84,7 @@ class XzFile(io.RawIOBase):
         return len(unpacked)
 
     def _begin_stream(self) -> bool:
-        """Begin with the next stream where one has ended; False behind the last. Zeros may be between them."""
+        """Begin the next stream where one has ended; False after the last. Zeros may be between them."""
         if not self._unpacker.eof:
             return True
         self._data = self._unpacker.unused_data.lstrip(b"\0")

@@ -52,7 +52,7 @@ class PlannedFile:
 
 @dataclass(frozen=True)
 class ImportPlan(PrintedResult):
-    """What an import would read and pass over.
+    """The files that an import would read and pass over.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def plan_import(
     token: str | None = None,
     progress: Progress | None = None,
 ) -> ImportPlan:
-    """What ``import_zoo`` would take each file of a source for; networks are not read, and nothing is written.
+    """Tell how ``import_zoo`` would read each file of a source; networks are not read, and nothing is written.
 
     Parameters
     ----------
@@ -197,7 +197,7 @@ def plan_import(
 
 
 def _repeated(files: Sequence[PlannedFile], address: str) -> list[dict[str, str]]:
-    """Files whose ids came before."""
+    """Return the files whose ids came before."""
     seen, made = set[str](), list[dict[str, str]]()
     for item in files:
         if item.id in seen:

@@ -20,24 +20,18 @@ Contents = tuple[Found, Sequence[bytes]]
 _CUT = (
     "mp_world_size", "args.model_parallel_size", "args.tensor_model_parallel_size", "args.pipeline_model_parallel_size",
 )  # fmt: skip
-"""How DeepSpeed and Megatron say in every part for how many devices a network was cut."""
+"""Keys by which DeepSpeed and Megatron say in every part for how many devices a network was cut."""
 
 
 class Reader:
-    """Reads files of one source.
-
-    Attributes
-    ----------
-    forms
-        what files were taken for, and how many of each.
-    """
+    """Reads files of one source; ``forms`` counts what files were taken for."""
 
     def __init__(self, process: ReadingProcess, address: str) -> None:
         self._process, self._address = process, address
         self.forms: dict[str, int] = {}
 
     def read(self, files: Sequence[Contents]) -> list[States | ZooError]:
-        """The state dicts of every file, or its error; those of shards put together."""
+        """Return the state dicts of every file, or its error; those of shards put together."""
         made: list[list[States | ZooError]] = [[] for _ in files]
         jobs: list[tuple[list[States | ZooError], str, Job, bytes]] = []
         for (found, contents), parts in zip(files, made, strict=True):
@@ -62,7 +56,7 @@ class Reader:
 
 
 def _whole(parts: Sequence[States | ZooError], path: str) -> States | ZooError:
-    """The state dicts of a file, or the one that shards hold together."""
+    """Return the state dicts of a file, or the one that shards hold together."""
     if len(parts) == 1:
         (answer,) = parts
         cut = None if isinstance(answer, ZooError) else next(filter(None, map(_devices, answer)), None)
@@ -87,7 +81,7 @@ def _whole(parts: Sequence[States | ZooError], path: str) -> States | ZooError:
 
 
 def _devices(state: StateDict) -> int | None:
-    """For how many devices a network was cut of which this is a part, as it says; None where it is whole."""
+    """Return for how many devices the network of this part was cut, as the part says; None where it is whole."""
     if not state.facts:
         return None
     counts = [state.facts.get(name) for name in _CUT]
@@ -95,9 +89,10 @@ def _devices(state: StateDict) -> int | None:
 
 
 def differences(kept: States, other: States) -> tuple[int, int]:
-    """How many tensors of a file differ from those of another one of its network, and how many can be compared.
+    """Count the tensors of a file that differ from those of another one of its network, and those that can be
+    compared.
 
-    Those can that have the same name and shape; numbers are compared in the precision of the other file.
+    Tensors of the same name and shape can be; numbers are compared in the precision of the other file.
     """
     pairs = [
         (one.tensors[name], array)

@@ -1,6 +1,6 @@
-"""Sources on other machines: files behind a web server with ranges, and repositories of a hub.
+"""Sources on other machines: files on a web server with ranges, and repositories of a hub.
 
-Nothing is stored here: archives are read as they arrive, and a transfer that breaks off goes on at its next byte.
+Nothing is stored here: archives are read as they arrive, and an interrupted transfer continues at its next byte.
 """
 
 import io
@@ -21,22 +21,14 @@ from ckptzoo.remote.stores import CancelToken, FileEntry, Store
 from ckptzoo.remote.web_store import StaticStore
 
 _SEEK_BYTES = 2**18
-"""What is read and dropped rather than asked for again by a new request."""
+"""Gaps up to this many bytes are read and dropped instead of sending a new request."""
 
 
 def open_source(address: str | os.PathLike[str], *, endpoint: str | None = None, token: str | None = None) -> Source:
-    """The source at an address: a folder, an archive or a file, here, ``https://...``, ``hf://datasets/org/name``,
-    or ``hf://org/name`` for a model.
+    """Open the source at an address: a local folder, archive or file, ``https://...``, ``hf://datasets/org/name``, or
+    ``hf://org/name`` for a model.
 
-    Parameters
-    ----------
-    endpoint, token
-        of the hub, if they are not those that huggingface_hub uses.
-
-    Raises
-    ------
-    ZooError
-        Nothing is there, or the server does not serve ranges.
+    Raises ``ZooError`` where nothing is there, or the server does not serve ranges.
     """
     text = os.fspath(address)
     if "://" not in text:
@@ -62,6 +54,7 @@ def _of_web(url: str) -> Blob:
             total = answer.headers.get("content-range", "").rpartition("/")[2]
             if answer.status not in (200, 206):
                 raise http.refusal(answer, url)
+            # 206: the server serves the range; 200: it ignores the header Range, and sends the whole file
             if answer.status != 206 or not total.isdecimal():
                 step = "Download it, and import the file."
                 raise RemoteError(Problem(url, "answer", "a range of the file, and its size", "the whole file", step))
@@ -107,7 +100,7 @@ class RepositorySource(Source):
         self._store, self._inside, self._names = store, inside, sorted(names, key=natural)
 
     def files(self) -> Iterator[SourceFile]:
-        """A pass over all files; what is not read is not fetched."""
+        """Iterate over all files; unread ones are not fetched."""
         self.position = 0
         for name in self._names:
             entry = self._store.entries[name]
@@ -123,7 +116,7 @@ def _buffered(store: Store, name: str) -> IO[bytes]:
 
 
 class _RemoteFile(io.RawIOBase):
-    """A file of a store, read from where it is asked for to its end by one request, until another place is wanted."""
+    """A file of a store, read by one request from an offset to its end, until another offset is asked for."""
 
     def __init__(self, store: Store, name: str) -> None:
         self._store, self._name, self._size = store, name, store.entries[name].size
@@ -132,19 +125,17 @@ class _RemoteFile(io.RawIOBase):
         self._left = memoryview(b"")
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
         return True
 
     def tell(self) -> int:
-        """The place of the next byte."""
+        """Return the offset of the next byte."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a place; the next read begins a request there, unless it is near."""
+        """Go to an offset; the next read sends a request from there, unless it is near."""
         start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
         target = max(0, start + offset)
         ahead = target - self._position

@@ -18,7 +18,7 @@ LEFT_OUT = "left out: "
 
 @dataclass(frozen=True)
 class ImportResult(PrintedResult):
-    """What an import did.
+    """The result of an import.
 
     Parameters
     ----------
@@ -113,16 +113,10 @@ class ImportResult(PrintedResult):
 def passed_over_files(
     source: OpenedSource, adapter: str, found: Collection[str], reasons: Mapping[str, str]
 ) -> tuple[dict[str, str], ...]:
-    """Files that hold no network, those that were not opened, and those that no adapter sees, each with the reason.
+    """Return files that hold no network, those that were not opened, and those that no adapter sees, each with the
+    reason.
 
-    Parameters
-    ----------
-    adapter
-        the format's name.
-    found
-        paths of the files that were taken for checkpoints.
-    reasons
-        those of files that were passed over for a reason of their own.
+    ``found`` are paths of files that were taken for checkpoints; ``reasons`` are those of single files.
     """
     by_name = f"no checkpoint of the format `{adapter}`, by its name"
     by_form = {
@@ -136,7 +130,7 @@ def passed_over_files(
 
 
 def passed_over_lines(files: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    """A line for each reason for which files were passed over."""
+    """Yield a line for each reason for which files were passed over."""
     by_reason: dict[str, list[str]] = {}
     for item in files:
         by_reason.setdefault(item["reason"], []).append(item["file"])

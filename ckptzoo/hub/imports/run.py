@@ -203,14 +203,14 @@ def _check_scaling(scaling: tuple[Sequence[float], Sequence[float]]) -> None:
 
 
 def report_path(folder: Path) -> Path:
-    """Where the report of an import is written, beside the zoo."""
+    """Return the path of an import's report, beside the zoo."""
     return folder.with_name(f"{folder.name}-import-report.json")
 
 
 def _tracer(
     module: str | Factory | Sequence[str | Factory] | None,
 ) -> Callable[[Architecture], Symmetry | None] | None:
-    """What makes the symmetry table of an architecture: that which all modules share."""
+    """Return a function that makes the symmetry table that all modules share; None without a module."""
     modules = [] if module is None else [module] if isinstance(module, str) or callable(module) else list(module)
 
     def symmetry_of(arch: Architecture) -> Symmetry | None:
@@ -229,7 +229,7 @@ def _tracer(
 
 
 def _with_tensors_of(arch: Architecture, factory: Factory) -> "nn.Module":
-    """A network whose weights are no longer normalised by hooks or parametrizations, where the zoo's are not either."""
+    """Make a network, without hooks and parametrizations that normalise weights where the zoo has no such tensors."""
     module = factory()
     if not any(name not in arch for name in module.state_dict()):
         return module
@@ -249,7 +249,7 @@ def _with_tensors_of(arch: Architecture, factory: Factory) -> "nn.Module":
 @dataclass
 class _Batch:
     found: list[list[Contents]] = field(default_factory=list)
-    """Files, each with those behind it that may hold its network in other formats."""
+    """Files, each followed by those that may hold its network in other formats."""
     nbytes: int = 0
     ends_member: bool = False
 
@@ -428,12 +428,9 @@ class _Importer:
     def _one_of(
         self, files: Sequence[tuple[Found, States | ZooError]]
     ) -> tuple[Found, States | ZooError, list[tuple[str, str]]]:
-        """The first of several files of one network that holds it; what is known about the others is noted.
+        """Return the first of several files of one network that holds it; what is known about the others is noted.
 
-        Returns
-        -------
-        tuple
-            The file, what it holds, and the paths and ids of others that hold other networks.
+        The result is the file, what it holds, and the paths and ids of others that hold other networks.
         """
         (found, states), others = files[0], list[tuple[str, str]]()
         for item, answer in files[1:]:
@@ -496,12 +493,8 @@ class _Importer:
         return tuple(item for item in files if item["file"] not in self._taken) if self._taken else files
 
     def _check_found(self) -> None:
-        """Refuse a source in which no file held a network.
-
-        Raises
-        ------
-        ZooError
-            So it is; the first files are named, and why they are none, and what to do with those of another program.
+        """Raise ``ZooError`` where no file held a network: it names the first files, why they hold none, and the next
+        step for those of another program.
         """
         if self.added or self.present or self.skipped:
             return
@@ -544,7 +537,7 @@ class _Importer:
         return True
 
     def _label(self, row: Row, location: str) -> str:
-        """The zoo's name where ``split_by`` gives one to each value."""
+        """Return the zoo's name where ``split_by`` gives one to each value."""
         if self.split_by is None:
             return ""
         *parents, last = self.split_by.split(".")
@@ -618,12 +611,12 @@ class _Importer:
 
 
 def _order(form: Form | None) -> int:
-    """Where a file stands among those of which none is read: networks of other programs, others, texts."""
+    """Return a file's rank among those of which none is read: networks of other programs, others, texts."""
     return 1 if form is None or form.is_read else 2 if form.is_text else 0 if form.next_step else 1
 
 
 def _digest(arrays: Iterable[NDArray[Any]]) -> bytes:
-    """Of a checkpoint's numbers, whatever their names."""
+    """Digest a checkpoint's numbers, whatever their names."""
     digest = sha256()
     for array in arrays:
         if array.flags.c_contiguous and array.dtype.kind in "fiu":

@@ -34,16 +34,9 @@ _MAX_PAIRS = 10_000
 
 @dataclass(frozen=True)
 class Saved:
-    """A network as it was saved.
+    """A network as it was saved, under names that a zoo may have, without words of wrappers.
 
-    Parameters
-    ----------
-    tensors
-        by names that a zoo may have, without words of wrappers.
-    ties
-        names to earlier names whose numbers they share.
-    buffers
-        names of tensors that are known to be no parameters.
+    ``ties`` maps names to earlier names whose numbers they share; ``buffers`` are known to be no parameters.
     """
 
     tensors: Tensors
@@ -51,7 +44,7 @@ class Saved:
     buffers: frozenset[str] = frozenset()
 
     def renamed(self, names: Mapping[str, str]) -> "Saved":
-        """The same under other names."""
+        """Return the same tensors under other names."""
         return Saved(
             {names[name]: array for name, array in self.tensors.items()},
             {names[name]: names[first] for name, first in self.ties.items()},
@@ -61,18 +54,11 @@ class Saved:
 
 @dataclass(frozen=True)
 class Fit:
-    """What the tensors of an architecture are in a state dict.
+    """The tensors of an architecture in a state dict.
 
-    Parameters
-    ----------
-    own_names
-        the architecture's tensors by their names in the state dict; None for a counter that it lacks.
-    equal
-        pairs of names in the state dict that must hold the same numbers.
-    counters
-        counters in the state dict that the architecture lacks.
-    note
-        what was done to the names.
+    ``own_names`` maps the architecture's tensors to names in the state dict, None for a counter that it lacks;
+    ``equal`` has pairs of names there that must hold the same numbers; ``counters`` are those that the architecture
+    lacks.
     """
 
     own_names: Mapping[str, str | None]
@@ -81,29 +67,23 @@ class Fit:
     note: str = ""
 
     def holds(self, tensors: Tensors) -> bool:
-        """Whether tied tensors are equal in a state dict."""
+        """Tell whether tied tensors are equal in a state dict."""
         return all(are_equal(tensors[one], tensors[other]) for one, other in self.equal)
 
 
 def signature_of(tensors: Tensors) -> Signature:
-    """Name, shape and dtype of each tensor, in order."""
+    """Return name, shape and dtype of each tensor, in order."""
     return tuple((name, array.shape, _dtype_name(array.dtype)) for name, array in tensors.items())
 
 
 @lru_cache(maxsize=64)
 def _dtype_name(dtype: np.dtype[Any]) -> str:
-    """numpy puts a dtype's name together whenever it is asked for."""
+    """Return a dtype's name from a cache: numpy builds it at every call."""
     return dtype.name
 
 
 def fit(saved: Saved, arch: Architecture, table: Mapping[str, str]) -> Fit | None:
-    """How a state dict fits an architecture; None where it does not.
-
-    Parameters
-    ----------
-    table
-        old to new names.
-    """
+    """Fit a state dict to an architecture; None where it does not fit. ``table`` maps old to new names."""
     for left_out in _second_names(saved):
         shapes = {name: array.shape for name, array in saved.tensors.items() if name not in left_out}
         found = fitting_names(shapes, arch, table)
@@ -113,7 +93,7 @@ def fit(saved: Saved, arch: Architecture, table: Mapping[str, str]) -> Fit | Non
 
 
 def _second_names(saved: Saved) -> list[Mapping[str, str]]:
-    """What may be left out of a state dict: nothing, or the second names of tied tensors."""
+    """Return what may be left out of a state dict: nothing, or the second names of tied tensors."""
     ties = ties_of([saved])
     return [{}, ties] if ties else [{}]
 
@@ -144,12 +124,12 @@ def is_like(array: NDArray[Any], tensor: Tensor) -> bool:
 
 
 def kinds_of(items: Sequence[tuple[str, Shape, str]]) -> list[tuple[Shape, str]]:
-    """Shape and family of dtypes of each tensor besides counters, in order."""
+    """Return shape and family of dtypes of each tensor besides counters, in order."""
     return [(_loose(shape), _family(dtype)) for name, shape, dtype in items if not name.endswith(COUNTER)]
 
 
 def in_architecture(tensors: Tensors, made: Fit, arch: Architecture) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """The tensors of a zoo that a state dict has, and what was changed, for ``extra``."""
+    """Return the tensors of a zoo that a state dict has, and what was changed, for ``extra``."""
     arrays: dict[str, NDArray[Any]] = {}
     stored: dict[str, str] = {}
     missing: list[str] = []
@@ -177,7 +157,7 @@ def in_architecture(tensors: Tensors, made: Fit, arch: Architecture) -> tuple[di
 
 
 def architecture_of(several: Sequence[Saved], name: str, input_shape: Shape | None) -> Architecture:
-    """The architecture of state dicts that ``are_one`` says are of one: every tensor that one of them has.
+    """Return the architecture of state dicts that ``are_one`` says are of one: every tensor that one of them has.
 
     Each has the widest dtype of all; names are tied that are in every state dict that has both.
     """
@@ -230,7 +210,7 @@ def is_causal(array: NDArray[Any]) -> bool:
 
 
 def _every_tensor(several: Sequence[Saved]) -> dict[str, NDArray[Any]]:
-    """An example of each tensor, in the order of the largest state dict; others stand where they do in theirs."""
+    """Return an example of each tensor, in the order of the largest state dict; others keep their place in theirs."""
     ordered = sorted(several, key=lambda saved: -len(saved.tensors))
     found = dict(ordered[0].tensors)
     for saved in ordered[1:]:
@@ -247,7 +227,7 @@ def _every_tensor(several: Sequence[Saved]) -> dict[str, NDArray[Any]]:
 
 
 def of_one(first: Saved, others: Sequence[Saved]) -> list[Saved]:
-    """The first state dict and those that are of its architecture; names are those of the zoo."""
+    """Return the first state dict and those that are of its architecture; names are those of the zoo."""
     whole, core = _core(first, {}), _core(first, ties_of([first]))
     return [first, *(item for item in others if _core(item, {}) == whole or _core(item, ties_of([item])) == core)]
 
@@ -261,7 +241,7 @@ def _core(saved: Saved, left_out: Mapping[str, str]) -> dict[str, tuple[Shape, s
 
 
 def ties_of(several: Sequence[Saved]) -> dict[str, str]:
-    """Names to earlier names whose numbers they share in every state dict that has both.
+    """Return names to earlier names whose numbers they share in every state dict that has both.
 
     Storage that is shared says so. Where it cannot be seen, as in safetensors, it is matrices of equal numbers in two
     modules that share no others: networks that are copies of one another, such as an average and what it averages
@@ -305,7 +285,7 @@ def _equal_matrices(tensors: Tensors) -> dict[str, str]:
 
 
 def _where(first: str, other: str) -> tuple[str, str]:
-    """Two names without the last words that they share."""
+    """Return two names without the last words that they share."""
     one, two = first.split("."), other.split(".")
     while one and two and one[-1] == two[-1]:
         one.pop()
@@ -321,7 +301,7 @@ def are_equal(one: NDArray[Any], other: NDArray[Any]) -> bool:
 
 
 def widest(dtypes: Sequence[str]) -> str | None:
-    """The dtype that holds the numbers of all; None where that is none of zoos, or they are of several families.
+    """Return the dtype that holds the numbers of all; None where that is none of zoos, or they are of several families.
 
     >>> widest(["float16", "float32"]), widest(["float16", "bfloat16"]), widest(["int64", "float32"])
     ('float32', 'float32', None)
@@ -343,10 +323,10 @@ def _family(dtype: str) -> str:
 
 
 def _loose(shape: Shape) -> Shape:
-    """A shape, where one number may have an axis."""
+    """Return a shape, where one number may have an axis."""
     return () if shape == (1,) else tuple(shape)
 
 
 def table_without_wrappers(table: Mapping[str, str]) -> dict[str, str]:
-    """A table of names whose old names are as state dicts have them here."""
+    """Return a table of names whose old names are as state dicts have them here."""
     return {without_wrappers(old): new for old, new in table.items()}

@@ -18,14 +18,15 @@ from ckptzoo.hub.imports.target import Target, unit_of
 from ckptzoo.hub.untrusted.runs import identifier
 
 _COMPARED, _COMPARED_AFAR, _IN_ORDER = 32, 4, 64
-"""Files that are compared one after another before only the 64th, 128th, ... are; those that are fetched; those that
-are looked at in an archive that is read in order."""
+"""Files that are compared one after another before only the 64th, 128th, ... are; files that are fetched; files that
+are read in an archive that is read in order.
+"""
 _COMPARED_BYTES = 64 * 2**20
 """Bytes of a file that is compared where others were."""
 
 
 def label_of(source: OpenedSource, adapter: Adapter, options: Options, target: Target, reader: Reader) -> str:
-    """The name that a source has in a zoo, or one that no other source has there.
+    """Return the name that a source has in a zoo, or one that no other source has there.
 
     It is the last part of the source's address; with the one before it where another source has that; then with a
     number. Sources are one where most of their files that the zoo has hold the numbers that it has of them.
@@ -82,7 +83,7 @@ def _is_same(
 
 
 def _items(found: Found | FoundArrays, label: str, target: Target) -> Iterator[int]:
-    """The places of the checkpoints in a file, or of those in arrays, that a zoo has under a label."""
+    """Yield the places of the checkpoints in a file, or of those in arrays, that a zoo has under a label."""
     if isinstance(found, Found):
         if file_unit(found, label) in target.units:
             yield 0
@@ -108,10 +109,10 @@ def _holds(found: Found | FoundArrays, at: int, label: str, target: Target, read
 
 
 def file_unit(found: Found, label: str) -> str:
-    """The unit of a file: that of the same file in another archive of the same name is the same."""
+    """Return the unit of a file: that of the same file in another archive of the same name is the same."""
     return unit_of(label, found.id or found.member, None if found.id else found.step)
 
 
 def unit_with(unit: str, picked: Picked) -> str:
-    """The unit of one checkpoint of a file."""
+    """Return the unit of one checkpoint of a file."""
     return f"{unit}/{identifier(picked.suffix)}" if picked.suffix else unit

@@ -19,18 +19,10 @@ _SHARD = re.compile(
 
 @dataclass(frozen=True)
 class Whole:
-    """A network whose shards are all there.
+    """A network whose shards are complete.
 
-    Parameters
-    ----------
-    path
-        of the network: that of its shards without their numbers.
-    size
-        bytes of all shards.
-    read
-        the bytes of each, in order.
-    parts
-        their paths.
+    ``path`` is that of its shards without their numbers; ``size`` the bytes of all; ``read`` gives the bytes of
+    each, in order; ``parts`` are their paths.
     """
 
     path: str
@@ -55,7 +47,7 @@ def is_shard(path: str) -> bool:
 class Shards:
     """The shards of networks that are not whole yet.
 
-    Of a source that can be read once alone, such as a tar archive, their bytes are kept; those of all together are
+    Their bytes are kept for a source that can be read only once, such as a tar archive; those of all together are
     bounded as those of one file are.
     """
 
@@ -65,12 +57,10 @@ class Shards:
     )
 
     def add(self, file: OpenedFile) -> Whole | None:
-        """The network, once this shard makes it whole.
+        """Return the network, once this shard makes it whole.
 
-        Raises
-        ------
-        IntegrityError
-            Its number is not one of its network's, or all shards that are kept are too large.
+        Raises ``IntegrityError`` where its number is not one of its network's, or all shards that are kept are
+        too large.
         """
         matched = _SHARD.fullmatch(file.path)
         assert matched is not None
@@ -101,7 +91,7 @@ class Shards:
         return Whole(f"{key[0]}{key[1]}", size, read, [shard.path for shard in whole])
 
     def missing(self) -> Iterator[tuple[IntegrityError, list[str]]]:
-        """For each network of which shards are missing which is the first of them, and the paths of those there are."""
+        """Yield for each network with missing shards the first of these, and the paths of its other shards."""
         for (stem, suffix, count), shards in self._held.items():
             missing = next(number for number in range(1, count + 1) if number not in shards)
             step = "Fetch the missing ones, or leave this network out."

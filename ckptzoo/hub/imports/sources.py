@@ -1,4 +1,4 @@
-"""Where checkpoints are imported from: folders, files, tar and zip archives, read member by member, never unpacked."""
+"""Sources of an import: folders, files, tar and zip archives, read member by member, never unpacked."""
 
 import errno
 import io
@@ -23,30 +23,28 @@ from ckptzoo.text import excerpt
 _TAR_SUFFIXES = (".tar", ".tgz", ".tar.gz", ".txz", ".tar.xz", ".tbz2", ".tar.bz2")
 _ARCHIVE_SUFFIXES = (*_TAR_SUFFIXES, ".zip", ".keras")
 _EXPANSION, _ALWAYS_ALLOWED = 1000, 2**30
-"""An archive may unpack to so many times its size, and to so much in any case: deflate reaches 1,032."""
+"""Bounds of an archive: unpacked size as a multiple of its size (deflate reaches 1,032), and the bytes that are allowed
+in any case.
+"""
 _ENCRYPTED = 0x1
 """Bit of a zip member's flags."""
 _READ_BYTES = 2**16
-"""What is asked of the unpacker at a time."""
+"""Bytes that are asked from the unpacker at a time."""
 _MAX_PATH = 4096
 """Characters of a member's path: PATH_MAX of Linux."""
 _DIRECTORY_BYTES, _DIRECTORY_MEMBERS, _ENTRY = 2**24, 2**16, b"PK\x01\x02"
-"""A zip archive's directory, which zipfile reads whole, and how each entry begins; one takes up to a kilobyte in it."""
+"""Bounds of a zip archive's directory, which zipfile reads whole and where an entry takes up to a kilobyte, and the
+start of each entry.
+"""
 _FETCH_AGAIN = "Fetch the archive again."
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of a source.
+    """One file of a source: its path inside it, with slashes, never absolute and never with ``..``, and its size in
+    bytes.
 
-    Parameters
-    ----------
-    path
-        inside the source, with slashes; never absolute, never with ``..``.
-    size
-        bytes.
-    open
-        its bytes as a stream; for archives that are read in order only until the next file is asked for.
+    In archives that are read in order ``open`` works only until the next file is asked for.
     """
 
     path: str
@@ -64,13 +62,7 @@ class SourceFile:
         return self.path.rpartition("/")[0]
 
     def read(self, limit: int) -> bytes:
-        """All bytes.
-
-        Raises
-        ------
-        ZooError
-            There are more than ``limit``, or fewer than ``size``.
-        """
+        """Return all bytes; raise ``ZooError`` where there are more than ``limit``, or fewer than ``size``."""
         if self.size > limit:
             step = "Leave it out, or raise the limit."
             raise ZooError(Problem(self.path, "size", f"at most {limit} bytes", f"{self.size} bytes", step))
@@ -85,18 +77,8 @@ class SourceFile:
 class Blob:
     """The bytes of a source that is one file, here or on another machine.
 
-    Parameters
-    ----------
-    address
-        as messages have it.
-    name
-        the file's name.
-    size
-        bytes.
-    open
-        a stream of them from the start, which can seek.
-    is_local
-        whether several threads may read it at once.
+    ``open`` gives a stream from the start, which can seek; ``address`` is for messages; with ``is_local`` several
+    threads may read at once.
     """
 
     address: str
@@ -107,17 +89,15 @@ class Blob:
 
     @classmethod
     def of(cls, path: Path) -> "Blob":
-        """A file of this machine."""
+        """Return the bytes of a local file."""
         return cls(str(path), path.resolve().name, path.stat().st_size, _opener(path))
 
 
 class Source(ABC):
-    """Something with files in it that can be read from the first to the last, as often as one likes.
+    """A source whose files can be read from first to last any number of times.
 
     Attributes
     ----------
-    address
-        as it was given.
     name
         the folder's or the archive's name without suffixes: the same for a folder and an archive of it.
     nbytes
@@ -127,7 +107,7 @@ class Source(ABC):
     is_local
         whether looking into a file costs no request.
     is_reopened
-        whether a file may be opened again while the pass goes on.
+        whether a file may be opened again during a pass.
     in_order
         whether all of it has to be read to know its files.
     dangling
@@ -147,17 +127,11 @@ class Source(ABC):
 
     @abstractmethod
     def files(self) -> Iterator[SourceFile]:
-        """A pass over all files: folders and zip archives in order of their paths, tar archives in their own."""
+        """Iterate over all files: folders and zip archives in order of their paths, tar archives in their own."""
 
 
 def open_path(path: Path) -> Source:
-    """A folder, an archive or a file of this machine.
-
-    Raises
-    ------
-    ZooError
-        Nothing is there.
-    """
+    """Open a local folder, archive or file; raise ``ZooError`` where nothing is there."""
     if path.is_dir():
         return FolderSource(path)
     if not path.is_file():
@@ -167,7 +141,7 @@ def open_path(path: Path) -> Source:
 
 
 def open_blob(blob: Blob) -> Source:
-    """An archive, by its content, or a single file."""
+    """Return an archive, by its content, or a single file."""
 
     def inner_head(form: str) -> bytes:
         with blob.open() as stream:
@@ -180,16 +154,10 @@ def open_blob(blob: Blob) -> Source:
 
 
 def archive_kind(head: bytes, name: str, inner_head: Callable[[str], bytes]) -> str:
-    """What holds the files of an archive, ``tar`` or ``zip``; empty for any other file.
+    """Return what holds the files of an archive, ``tar`` or ``zip``; empty for any other file.
 
-    What is called an archive and is nothing that is read is taken for one, so that it is refused as one.
-
-    Parameters
-    ----------
-    head, name
-        its first bytes and its name.
-    inner_head
-        the first bytes of what is packed in it by a form.
+    A file that has the name of an archive and no known format counts as an archive, so that it is refused as one.
+    ``inner_head`` returns the first bytes of what is packed in it by a form.
     """
     form, lower = form_of(head, name), name.lower()
     is_called_tar = lower.endswith(_TAR_SUFFIXES)
@@ -205,7 +173,7 @@ def archive_kind(head: bytes, name: str, inner_head: Callable[[str], bytes]) -> 
 
 
 def stem(name: str) -> str:
-    """A name without the suffix of an archive.
+    """Return a name without the suffix of an archive.
 
     >>> stem("zoo.tar.xz"), stem("zoo.v2")
     ('zoo', 'zoo.v2')
@@ -215,7 +183,7 @@ def stem(name: str) -> str:
 
 
 def natural(path: str) -> tuple[list[Any], str]:
-    """A key that sorts numbers in paths by their size.
+    """Return a key that sorts numbers in paths by their size.
 
     >>> sorted(["fold_10/a", "fold_2/a", "fold_2"], key=natural)
     ['fold_2', 'fold_2/a', 'fold_10/a']
@@ -225,12 +193,8 @@ def natural(path: str) -> tuple[list[Any], str]:
 
 
 class FolderSource(Source):
-    """A folder and those inside it; links to files are followed, links to folders are not.
-
-    Attributes
-    ----------
-    sizes
-        bytes of its files by their paths.
+    """A folder and those inside it, ``sizes`` in bytes by path; links to files are followed, those to folders are
+    not.
     """
 
     is_reopened = True
@@ -243,7 +207,7 @@ class FolderSource(Source):
         self._path, self.sizes = path, {name: found[name] for name in sorted(found, key=natural)}
 
     def _walk(self, folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
-        """The files below a folder, with their sizes."""
+        """Yield the files below a folder, with their sizes."""
         with os.scandir(folder) as entries:
             for entry in entries:
                 path = f"{prefix}{entry.name}"
@@ -262,7 +226,6 @@ class FolderSource(Source):
                     self._dangling.append(path)
 
     def files(self) -> Iterator[SourceFile]:
-        """A pass over all files."""
         self.position = 0
         for path, size in self.sizes.items():
             yield self.file(path)
@@ -287,20 +250,13 @@ class FileSource(Source):
         self._blob = blob
 
     def files(self) -> Iterator[SourceFile]:
-        """A pass over all files."""
         self.position = 0
         yield SourceFile(self._blob.name, self.nbytes, self._blob.open)
         self.position = self.nbytes
 
 
 class ZipSource(Source):
-    """A zip archive.
-
-    Attributes
-    ----------
-    sizes
-        bytes of its files by their paths, once a pass has begun.
-    """
+    """A zip archive; ``sizes`` are in bytes by path, once a pass has begun."""
 
     is_reopened = True
 
@@ -310,7 +266,6 @@ class ZipSource(Source):
         self.sizes = dict[str, int]()
 
     def files(self) -> Iterator[SourceFile]:
-        """A pass over all files."""
         self.position = 0
         with self._blob.open() as packed:
             limited = _ZipBytes(packed, self.address)
@@ -334,7 +289,7 @@ class ZipSource(Source):
         self.position = self.nbytes
 
     def _checked(self, info: zipfile.ZipInfo, paths: Paths) -> str:
-        """A member's path, after what its entry in the directory says was checked."""
+        """Return a member's path, once its entry in the directory is checked."""
         path = _checked_path(info.filename, self.address)
         paths.add(path, self.nbytes)
         if info.flag_bits & _ENCRYPTED:
@@ -364,7 +319,6 @@ class TarSource(Source):
         self._blob = blob
 
     def files(self) -> Iterator[SourceFile]:
-        """A pass over all files."""
         self.position = 0
         with self._blob.open() as packed:
             form = form_of(packed.read(HEAD_BYTES), "")
@@ -377,16 +331,9 @@ class TarSource(Source):
 
 
 def tar_files(stream: IO[bytes], consumed: Callable[[], int], location: str) -> Iterator[SourceFile]:
-    """The files of a tar archive.
+    """Yield the files of a tar archive.
 
-    Parameters
-    ----------
-    stream
-        its own bytes.
-    consumed
-        how many bytes of the packed archive were used for those that were read.
-    location
-        as messages have it.
+    ``consumed`` returns how many bytes of the packed archive were used; ``location`` is for messages.
     """
     paths = Paths(location)
     for member in TarReader(stream, location):
@@ -404,20 +351,14 @@ def tar_files(stream: IO[bytes], consumed: Callable[[], int], location: str) -> 
 
 
 class _ZipBytes:
-    """The bytes of a zip archive, for zipfile.
-
-    Attributes
-    ----------
-    opened
-        whether the directory was read, which zipfile reads at once.
-    """
+    """The bytes of a zip archive, for zipfile; ``opened`` is set once zipfile has read the directory, at once."""
 
     def __init__(self, packed: IO[bytes], location: str) -> None:
         self._packed, self._location, self.opened = packed, location, False
         self.seek, self.tell, self.seekable, self.close = packed.seek, packed.tell, packed.seekable, packed.close
 
     def read(self, size: int = -1) -> bytes:
-        """At most ``size`` bytes."""
+        """Return at most ``size`` bytes."""
         if self.opened:
             return self._packed.read(size)
         data = self._packed.read(_DIRECTORY_BYTES + 1 if size < 0 else min(size, _DIRECTORY_BYTES + 1))
@@ -428,36 +369,34 @@ class _ZipBytes:
 
 
 class _Checked(io.RawIOBase, IO[bytes]):
-    """A zip member's bytes; what zipfile raises on damaged ones names the member."""
+    """A zip member's bytes; errors of zipfile on damaged ones name the member."""
 
     def __init__(self, stream: IO[bytes], location: str) -> None:
         self._stream, self._location = stream, location
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer; returns how much of it."""
+        """Fill a buffer; return the number of bytes."""
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
     def read(self, size: int = -1) -> bytes:
-        """At most ``size`` bytes."""
+        """Return at most ``size`` bytes."""
         try:
             return self._stream.read(size)
         except (zipfile.BadZipFile, EOFError, zlib.error) as error:
             _refuse(self._location, "member", "bytes as they were packed", str(error), _FETCH_AGAIN)
 
     def close(self) -> None:
-        """Close the member."""
         self._stream.close()
         super().close()
 
 
 def _checked_path(name: str, location: str) -> str:
-    """A member's path, which must stay inside the archive."""
+    """Check that a member's path stays inside the archive."""
     if len(name) > _MAX_PATH:
         got = f"{len(name)} characters, {excerpt(name, 40)!r}"
         _refuse(location, "member", f"a path of at most {_MAX_PATH}", got, "Do not use this archive.")

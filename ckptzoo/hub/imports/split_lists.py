@@ -20,7 +20,7 @@ from ckptzoo.loader.zoo import open as open_zoo
 from ckptzoo.schema.split import ID, MEMBER, ListSplit
 
 _PATH = "path"
-"""A checkpoint's file in the source that it was imported from, which ``extra.file`` keeps."""
+"""The checkpoint's file in the source that it was imported from, which ``extra.file`` keeps."""
 _COLUMNS = {"id": ID, "member": MEMBER, "path": _PATH, "file": _PATH}
 _STEP = "Correct the list."
 
@@ -43,7 +43,7 @@ def import_split(
     *,
     allow_shared_members: bool = False,
 ) -> ListSplit:
-    """Write a split of a zoo from lists that somebody published.
+    """Write a split of a zoo from published lists.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ def import_order(
 
 
 def _numbers(file: Path, count: int, *, header: bool) -> list[int]:
-    """The numbers of an order of ``count`` checkpoints."""
+    """Return the numbers of an order of ``count`` checkpoints."""
     lines = [(line, text) for line, text in enumerate(map(str.strip, _text(file)), start=1) if text]
     first = {}
     numbers: list[int] = []
@@ -199,7 +199,7 @@ def _entries(file: Path, what: str, value: Any) -> list[_Entry]:
 
 
 def _part_file(file: Path) -> list[_Entry]:
-    """The names in the file of one part."""
+    """Return the names in the file of one part."""
     if _is_json(bytes_of(file)):
         return _entries(file, "the list", _json(file))
     lines = enumerate(map(str.strip, _text(file)), start=1)
@@ -207,7 +207,7 @@ def _part_file(file: Path) -> list[_Entry]:
 
 
 def _json_parts(file: Path) -> tuple[str | None, _Lists]:
-    """What the names are, where the file says it, and the names of every part."""
+    """Return the kind of the names, where the file says it, and the names of every part."""
     content = _json(file)
     if not isinstance(content, dict):
         step = "Give the file of each part: train=FILE."
@@ -228,7 +228,7 @@ def _json_parts(file: Path) -> tuple[str | None, _Lists]:
 
 
 def _table(file: Path) -> tuple[str, _Lists]:
-    """What the names are, and the names of every part."""
+    """Return the kind of the names, and the names of every part."""
     rows = csv.reader(_text(file), strict=True)
     try:
         head = [text.strip().lower() for text in next(rows, [])]
@@ -262,7 +262,7 @@ def _refuse_repeated(parts: _Lists) -> None:
 
 
 def _resolved(path: Path, column: str | None, parts: _Lists) -> tuple[str, dict[str, list[str]]]:
-    """Whether the lists have ids or members, and these; paths become the ids of their checkpoints."""
+    """Return whether the lists have ids or members, and these; paths become the ids of their checkpoints."""
     contents = open_zoo(path).contents
     rows = Selection(contents, {}, np.arange(len(contents.raw.rows), dtype=np.int64))
     entries = list(itertools.chain.from_iterable(parts.values()))
@@ -286,7 +286,7 @@ def _resolved(path: Path, column: str | None, parts: _Lists) -> tuple[str, dict[
 
 
 def _by_path(rows: Selection) -> dict[str, list[str]]:
-    """The ids of the checkpoints of every file that was imported."""
+    """Return the ids of the checkpoints of every file that was imported."""
     try:
         columns = rows.columns(["id", "extra.file"])
     except UnknownNameError:  # none was imported
@@ -299,12 +299,12 @@ def _by_path(rows: Selection) -> dict[str, list[str]]:
 
 
 def _ids_at(path: str, known: Mapping[str, Sequence[str]]) -> list[str]:
-    """The ids of a file's checkpoints, by its path with folders of another machine before it."""
+    """Return the ids of a file's checkpoints, by its path with folders of another machine before it."""
     return next((list(known[tail]) for tail in _tails(path) if tail in known), [])
 
 
 def _tails(path: str) -> Iterator[str]:
-    """The path, and what is left of it without its first folders."""
+    """Yield the path, and the rest of it without its first folders."""
     path = path.removeprefix("./")
     yield path
     while "/" in path:

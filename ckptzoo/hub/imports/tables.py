@@ -19,13 +19,7 @@ _STEP = "Correct the table: columns varname, start_idx, end_idx, shape."
 
 
 def bytes_of(path: Path) -> bytes:
-    """The bytes of a file that a person names.
-
-    Raises
-    ------
-    ZooError
-        It cannot be read.
-    """
+    """Return the bytes of a file that a person names; raise ``ZooError`` where it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -34,12 +28,9 @@ def bytes_of(path: Path) -> bytes:
 
 
 def read_table(data: bytes, location: str) -> list[dict[str, Any]]:
-    """The rows of a CSV file, also packed by gzip; numbers as such, without empty values.
+    """Return the rows of a CSV file, also packed by gzip; numbers as such, without empty values.
 
-    Raises
-    ------
-    ZooError
-        It is none, or unpacks to more than 1 GiB.
+    Raises ``ZooError`` where it is none, or unpacks to more than 1 GiB.
     """
     lines = text_of(data, location)
     try:
@@ -53,13 +44,7 @@ def read_table(data: bytes, location: str) -> list[dict[str, Any]]:
 
 
 def text_of(data: bytes, location: str) -> io.StringIO:
-    """A text, also packed by gzip.
-
-    Raises
-    ------
-    ZooError
-        It is not UTF-8, or unpacks to more than 1 GiB.
-    """
+    """Decode a text, also packed by gzip; raise ``ZooError`` where it is not UTF-8, or unpacks to more than 1 GiB."""
     if data.startswith(b"\x1f\x8b"):
         data = _unpacked(data, location)
     try:
@@ -80,12 +65,9 @@ def _unpacked(data: bytes, location: str) -> bytes:
 
 
 def read_by_path(data: bytes, location: str) -> dict[str, dict[str, Any]]:
-    """The rows of a table by their column ``path`` (or ``file``), without it.
+    """Return the rows of a table by their column ``path`` (or ``file``), without it.
 
-    Raises
-    ------
-    ZooError
-        There is no such column, or two rows are about one path.
+    Raises ``ZooError`` where there is no such column, or two rows are about one path.
     """
     found: dict[str, dict[str, Any]] = {}
     for line, row in enumerate(read_table(data, location), start=2):
@@ -101,7 +83,7 @@ def read_by_path(data: bytes, location: str) -> dict[str, dict[str, Any]]:
 
 
 def number(text: str) -> Any:
-    """A number of a table as such, truth values too; another text as it is.
+    """Return a number of a table as such, truth values too; another text as it is.
 
     >>> number("3"), number("0.5"), number("relu"), number("True")
     (3, 0.5, 'relu', True)
@@ -119,7 +101,7 @@ def number(text: str) -> Any:
 
 @dataclass(frozen=True)
 class Slice:
-    """Where in a vector a tensor is: ``start`` to ``stop``, with this shape."""
+    """The range of a tensor in a vector, ``start`` to ``stop``, with this shape."""
 
     name: str
     start: int
@@ -128,18 +110,15 @@ class Slice:
 
 
 def read_layout(data: bytes, location: str) -> tuple[Slice, ...]:
-    """Where each tensor is, from a table with the columns ``varname, start_idx, end_idx, shape``, in order.
+    """Return the range and shape of each tensor, from a table with columns ``varname, start_idx, end_idx, shape``,
+    in order.
 
-    ``end_idx`` may be that of the last number or the one behind it.
-
-    Raises
-    ------
-    ZooError
-        Columns are missing, tensors overlap or leave gaps, or a shape is not as large as its place.
+    ``end_idx`` may be that of the last number or the one behind it. Raises ``ZooError`` where columns are
+    missing, tensors overlap or leave gaps, or a shape is not as large as its range.
 
     Examples
     --------
-    >>> text = b"varname,start_idx,end_idx,shape\\nb:0,0,2,(2,)\\nw:0,2,6,\\"(2, 2)\\""
+    >>> text = b"varname,start_idx,end_idx,shape\nb:0,0,2,(2,)\nw:0,2,6,\"(2, 2)\""
     >>> [(item.name, item.start, item.stop, item.shape) for item in read_layout(text, "layout.csv")]
     [('b:0', 0, 2, (2,)), ('w:0', 2, 6, (2, 2))]
     """
@@ -170,7 +149,7 @@ def read_layout(data: bytes, location: str) -> tuple[Slice, ...]:
 
 
 def shape_of(text: Any) -> tuple[int, ...] | None:
-    """A shape as it is printed, ``(3, 3, 1, 16)``; nothing of it is evaluated."""
+    """Return a shape as it is printed, ``(3, 3, 1, 16)``; nothing of it is evaluated."""
     if type(text) is int:
         return (text,) if text >= 0 else None
     matched = _SHAPE.fullmatch(text.strip()) if isinstance(text, str) else None

@@ -1,6 +1,6 @@
-"""Tar archives that nobody vouches for, read in order from a stream, with a bound on everything that a header declares.
+"""Untrusted tar archives, read in order from a stream, with a bound on everything that a header declares.
 
-``tarfile`` reads long names, pax headers and sparse maps whole, of whatever size, calls itself for the header behind
+``tarfile`` reads long names, pax headers and sparse maps whole, of whatever size, calls itself for the header after
 each, searches pax headers in quadratic time (before Python 3.11.10 and 3.12.6), and takes a damaged header for the end
 of the archive. Only its parser of single blocks, ``TarInfo.frombuf``, is used here.
 """
@@ -22,9 +22,9 @@ MAX_EXTENSIONS = 2**20
 MAX_MEMBERS = 2**20
 """Members of an archive; each takes some 100 bytes of memory, because no path may come twice."""
 _FREE_MEMBERS, _BYTES_PER_MEMBER = 2**16, 512
-"""So many members are allowed in any case, and one more for so many bytes of the archive as it is packed."""
+"""Members that are allowed in any case, and bytes of the packed archive for each further one."""
 _MAX_PADDING = 2**26
-"""Zeros behind the end: writers fill their last record, which is 10 KiB unless somebody says otherwise."""
+"""Zeros after the end: writers fill their last record, which is 10 KiB by default."""
 _LONGEST_SIZE = 18
 """Digits of a size in a pax header."""
 _READ_BYTES = 2**16
@@ -45,18 +45,8 @@ _UNUSABLE = "Do not use this archive."
 class TarMember(io.RawIOBase):
     """A member of an archive, and the stream of its bytes until the next member is asked for.
 
-    Attributes
-    ----------
-    path
-        as the archive has it, unchecked.
-    size
-        bytes.
-    kind
-        ``file``, ``folder``, or what else it is, for people.
-    end
-        bytes of the archive, unpacked, up to where the member ends.
-    left
-        bytes that were not read yet.
+    ``path`` is unchecked; ``kind`` is ``file``, ``folder``, or another word for messages; ``end`` is the offset in the
+    unpacked archive where the member ends, ``left`` the bytes that were not read yet.
     """
 
     def __init__(self, reader: "TarReader", info: tarfile.TarInfo, start: int) -> None:
@@ -65,11 +55,10 @@ class TarMember(io.RawIOBase):
         self._reader = reader
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer with the next bytes; returns how many."""
+        """Fill a buffer with the next bytes; return their number."""
         data = self._reader.take(min(len(buffer), self.left))
         buffer[: len(data)] = data
         self.left -= len(data)
@@ -77,15 +66,7 @@ class TarMember(io.RawIOBase):
 
 
 class TarReader:
-    """The members of an archive, in its order.
-
-    Parameters
-    ----------
-    stream
-        the archive's bytes, unpacked.
-    location
-        as messages have it.
-    """
+    """The members of an archive, in its order. ``stream`` is unpacked; ``location`` is for messages."""
 
     def __init__(self, stream: IO[bytes], location: str) -> None:
         self._stream, self._location, self._position = stream, location, 0
@@ -94,17 +75,14 @@ class TarReader:
     def __iter__(self) -> Iterator[TarMember]:
         """Iterate over all members, folders and links included.
 
-        Raises
-        ------
-        IntegrityError
-            The archive is damaged, cut off, or declares more than a header may.
+        Raises ``IntegrityError`` where the archive is damaged, cut off, or declares more than a header may.
         """
         while (member := self._next()) is not None:
             yield member
             self._skip(member.left + -member.size % BLOCK)
 
     def take(self, count: int) -> bytes:
-        """The next bytes; raises ``IntegrityError`` where there are fewer, or they cannot be unpacked."""
+        """Return the next bytes; raise ``IntegrityError`` where there are fewer, or they cannot be unpacked."""
         data = self._read(count)
         if len(data) < count:
             self._refuse("a whole tar archive", f"its end at byte {self._position}", _FETCH_AGAIN)
@@ -122,7 +100,7 @@ class TarReader:
         return data
 
     def _next(self) -> TarMember | None:
-        """The next member; None behind the last."""
+        """Return the next member; None after the last."""
         found: dict[bytes, bytes] = {}
         fields, total = dict(self._fields), 0
         while (info := self._header()) is not None and info.type in _EXTENSIONS:
@@ -166,7 +144,7 @@ class TarReader:
         return member
 
     def _header(self) -> tarfile.TarInfo | None:
-        """The next header; None at the mark of the end."""
+        """Return the next header; None at the mark of the end."""
         block = self.take(BLOCK)
         if block.count(0) == BLOCK:
             self._check_end()
@@ -186,7 +164,7 @@ class TarReader:
                 self._refuse(f"at most {_MAX_PADDING} zeros behind its end", "more", _UNUSABLE)
 
     def _records(self, data: bytes) -> dict[bytes, bytes]:
-        """The path and the size in a pax header of records ``<length> <keyword>=<value>``; the last of each counts."""
+        """Read path and size in a pax header of records ``<length> <keyword>=<value>``; the last of each counts."""
         kept: dict[bytes, bytes] = {}
         at = 0
         while at < len(data) and data[at]:
@@ -212,25 +190,13 @@ class TarReader:
 
 
 class Paths:
-    """The paths of an archive's members, of which none may come twice, and how many there may be.
-
-    Parameters
-    ----------
-    location
-        as messages have it.
-    """
+    """The paths of an archive's members: none twice, and a bound on their number; ``location`` is for messages."""
 
     def __init__(self, location: str) -> None:
         self._location, self._seen = location, set[bytes]()
 
     def add(self, path: str, packed: int) -> None:
-        """Add one, when ``packed`` bytes of the archive have been read.
-
-        Raises
-        ------
-        IntegrityError
-            It came before, or there are too many.
-        """
+        """Add a path, after ``packed`` bytes of the archive; raise ``IntegrityError`` for a second one or too many."""
         most = min(MAX_MEMBERS, _FREE_MEMBERS + packed // _BYTES_PER_MEMBER)
         if len(self._seen) >= most:
             expected, got = f"at most {most} members in its first {packed} bytes", "more"

@@ -1,4 +1,4 @@
-"""Where imported checkpoints go: one zoo for each architecture, and the parts that are written of each."""
+"""The zoos that an import writes: one for each architecture, in parts."""
 
 import re
 import time
@@ -41,40 +41,29 @@ from ckptzoo.hub.imports.same_architecture import (
     widest,
 )
 from ckptzoo.schema import layout
-from ckptzoo.schema.architecture import ITEMSIZE, TENSOR_NAME, Architecture
+from ckptzoo.schema.architecture import ITEMSIZE, TENSOR_NAME, Architecture, Tensor
 from ckptzoo.schema.card import Card
 from ckptzoo.schema.documents import canonical
 from ckptzoo.schema.metadata import MAX_ID, parse_extra
 from ckptzoo.schema.symmetry import Symmetry
 
 PART_BYTES, PART_SECONDS = 2 * 2**30, 15 * 60
-"""A part ends at so many bytes or so much time, at the end of a member."""
+"""A part ends at this many bytes or seconds, at the end of a member."""
 MAX_OPEN = 32
-"""Zoos that are written at the same time."""
+"""The largest number of zoos that are open for writing at the same time."""
 BY_ORDER = "order"
-"""In place of a table of names: tensors are matched by their order, where all shapes agree."""
+"""The value in place of a table of names that matches tensors by their order, where all shapes agree."""
 _TABLE = "a file, and name it with --names"
-"""Where people write a table of names."""
+"""The place of a table of names, for messages."""
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a person says about the zoos.
+    """The options of the zoos that an import writes.
 
-    Parameters
-    ----------
-    name
-        of the zoo.
-    names
-        old to new names of tensors, or ``"order"``.
-    forward
-        a name of ``ckptzoo.archs``.
-    input_shape
-        of one example.
-    symmetry_of
-        makes the symmetry table of an architecture whose network is not in ``ckptzoo.archs``.
-    license, dataset
-        of the card.
+    ``names`` maps old to new names of tensors, or is ``"order"``; ``forward`` is a name of ``ckptzoo.archs``;
+    ``input_shape`` is that of one example; ``symmetry_of`` makes the symmetry table of an architecture whose
+    network is not in ``ckptzoo.archs``; ``license`` and ``dataset`` are for the card.
     """
 
     name: str
@@ -88,20 +77,11 @@ class Declaration:
 
 @dataclass(frozen=True)
 class Arriving:
-    """A checkpoint that is to be added.
+    """A checkpoint to be added.
 
-    Parameters
-    ----------
-    saved
-        its tensors by the names of the file.
-    row
-        its columns; those that are added are changed in it.
-    gaussian
-        whether they are means and standard deviations.
-    label
-        of its zoo; empty where one zoo holds all of an architecture.
-    arch
-        its architecture, as its file says; None where it says none.
+    ``saved`` has the names of the file; columns that are added are changed in ``row``; ``gaussian`` marks means with
+    standard deviations; ``label`` is that of its zoo, empty where one zoo holds all of an architecture; ``arch`` is
+    what its file says, None where it says none.
     """
 
     saved: Saved
@@ -130,12 +110,8 @@ _Key = tuple[Signature, tuple[tuple[str, str], ...], str, bool]
 class Target:
     """The zoos that an import writes.
 
-    Parameters
-    ----------
-    folder
-        a zoo, or a folder of zoos where the source holds several architectures; may be there already.
-    by_order
-        whether the adapter says that names may differ where the order and all shapes agree.
+    ``folder`` is a zoo, or a folder of zoos where the source holds several architectures, and may exist. With
+    ``by_order`` names may differ where the order and all shapes agree.
     """
 
     def __init__(self, folder: Path, declaration: Declaration, *, by_order: bool) -> None:
@@ -174,7 +150,7 @@ class Target:
 
     @property
     def zoos(self) -> dict[str, int]:
-        """The zoos' folders inside the target, and how many checkpoints were added to each."""
+        """The zoos' folders inside the target, and the number of checkpoints added to each."""
         return {str(zoo.path.relative_to(self.folder)): zoo.added for zoo in self._zoos}
 
     @property
@@ -187,17 +163,8 @@ class Target:
     ) -> list[Arriving]:
         """Add checkpoints, and return those that were added.
 
-        Parameters
-        ----------
-        checkpoints
-            the architecture of a new zoo is that of all of them that are of one.
-        refuse
-            called with each that cannot be added; the first one ends it where there is no such function.
-
-        Raises
-        ------
-        SpecError
-            Names do not fit those of the zoo of this architecture.
+        A new zoo has the architecture of all checkpoints that are of one. ``refuse`` is called with each that cannot be
+        added; without it the first one raises: ``SpecError`` where names do not fit the zoo of this architecture.
         """
         usable: list[tuple[Arriving, Saved]] = []
         groups: dict[int, list[tuple[Tensors, Row]]] = {}
@@ -238,7 +205,7 @@ class Target:
         return added
 
     def repositories(self, source: str) -> set[str]:
-        """The repositories of hubs from which a source of the zoo is."""
+        """Return the repositories of hubs that a source of the zoo comes from."""
         found: set[str] = set()
         for zoo in self._older:
             rows = ckptzoo.open(zoo.path).metadata
@@ -278,7 +245,7 @@ class Target:
                 row[name] = f"{source}/{row[name]}"[:MAX_ID]
 
     def _effective(self, item: Arriving) -> Saved:
-        """A checkpoint with the tensors that its network computes with, under names that a zoo may have."""
+        """Return a checkpoint with the tensors that its network computes with, under names that a zoo may have."""
         saved, row = item.saved, item.row
         made = effective(saved.tensors, row["id"])
         if made.computed and any(fit(saved, zoo.arch, self._table) is not None for zoo in self._older):
@@ -304,7 +271,7 @@ class Target:
         self.notes[note] = self.notes.get(note, 0) + 1
 
     def add_stacked(self, tensors: Tensors, rows: Sequence[Row], label: str) -> None:
-        """Add K checkpoints whose tensors (K, *shape) are stacked already."""
+        """Add K checkpoints as stacked tensors (K, *shape)."""
         if (usable := usable_names(tensors)) is not None:
             tensors = {usable[name]: array for name, array in tensors.items()}
         first = Saved({name: array[0] for name, array in tensors.items()})
@@ -346,7 +313,7 @@ class Target:
         zoo.added += len(rows)
 
     def _place(self, item: Arriving, saved: Saved, later: Sequence[tuple[Arriving, Saved]]) -> tuple[_Zoo, Fit]:
-        """The zoo of a checkpoint, and what its tensors are there."""
+        """Return the zoo of a checkpoint, and its tensors there."""
         signature = signature_of(saved.tensors)
         places = self._places.setdefault((signature, tuple(saved.ties.items()), item.label, item.gaussian), [])
         for zoo, found in places:
@@ -365,12 +332,9 @@ class Target:
     def _find(
         self, item: Arriving, saved: Saved, signature: Signature, zoos: Sequence[_Zoo] | None = None
     ) -> tuple[_Zoo, Fit] | None:
-        """The zoo whose architecture a state dict has.
+        """Find the zoo whose architecture a state dict has.
 
-        Raises
-        ------
-        NamesError
-            Shapes are those of a zoo in the same order, and names are not.
+        Raises ``NamesError`` where shapes are those of a zoo in the same order, and names are not.
         """
         zoos = [zoo for zoo in zoos or self._zoos if not (item.label and zoo.label) or zoo.label.startswith(item.label)]
         used = set(self._table) - set(rename(tuple(saved.tensors), self._table)[1])
@@ -391,7 +355,7 @@ class Target:
         return None
 
     def _by_order(self, saved: Saved, arch: Architecture, *, row_id: str) -> Fit | None:
-        """A state dict of which only shapes fit; None where a zoo has a lower precision."""
+        """Fit a state dict by shapes alone; None where a zoo has a lower precision."""
         pairs = list(zip(arch.tensors, saved.tensors, strict=False))
         in_order = len(arch.tensors) == len(saved.tensors) and all(
             tensor.size == saved.tensors[name].size for tensor, name in pairs
@@ -408,7 +372,7 @@ class Target:
         return None
 
     def _new(self, item: Arriving, saved: Saved, signature: Signature, later: Sequence[Saved]) -> None:
-        """A zoo for an architecture that none of the others has."""
+        """Make a zoo for an architecture that no other zoo has."""
         declaration, location = self.declaration, item.row["id"]
         for name, _, dtype in signature:
             if dtype not in ITEMSIZE:
@@ -424,7 +388,7 @@ class Target:
             if self._find(item, saved, signature, [_Zoo(self.folder, arch, item.label)]) is None:
                 self._refuse_misfit(saved, arch, location)
         elif item.arch is not None and self._fits(item, saved, signature, item.arch):
-            arch = _in_precision(item.arch, several)
+            arch = _in_own_precisions(item.arch, several)
             symmetry = archs.symmetry(arch.forward) if archs.known(arch.forward) else None
             if symmetry is None and declaration.symmetry_of is not None:
                 symmetry = declaration.symmetry_of(arch)
@@ -444,7 +408,7 @@ class Target:
         self._zoos.append(_Zoo(path, arch, label))
 
     def _fits(self, item: Arriving, saved: Saved, signature: Signature, arch: Architecture) -> bool:
-        """Whether a checkpoint is of the architecture that its file names."""
+        """Tell whether a checkpoint is of the architecture that its file names."""
         try:
             return self._find(item, saved, signature, [_Zoo(self.folder, arch, item.label)]) is not None
         except ZooError:
@@ -463,7 +427,7 @@ class Target:
         raise SpecError(Problem(location, "tensors", f"those of {arch.name}", "others", "Name another network."))
 
     def _renamed(self, saved: Saved) -> Saved:
-        """A state dict under the names that it has in a new zoo."""
+        """Return a state dict under its names in a new zoo."""
         names, _ = rename(tuple(saved.tensors), self._table)
         return saved.renamed(names) if len(set(names.values())) == len(names) else saved
 
@@ -475,7 +439,7 @@ class Target:
         return sorted(path.parent for path in self.folder.glob(f"*/{layout.ZOO}"))
 
     def _make_room(self) -> None:
-        """Turn the zoo into a folder with a zoo: a second architecture has come. ``_finish_move`` ends it if killed."""
+        """Turn the zoo into a folder with a zoo, for a second architecture; ``_finish_move`` ends it after a kill."""
         self.commit()
         (first,) = self._zoos
         label = _label_of(first.arch)
@@ -503,7 +467,7 @@ def _stacked(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def _label_of(arch: Architecture) -> str:
-    """The folder of one of several zoos: by the shapes and dtypes of its tensors in order."""
+    """Return the folder of one of several zoos: by the shapes and dtypes of its tensors in order."""
     kinds = [[list(tensor.shape), tensor.dtype] for tensor in arch.tensors]
     return f"arch-{sha256(canonical({'tensors': kinds})).hexdigest()[:8]}"
 
@@ -515,7 +479,7 @@ def _commit(zoo: _Zoo) -> None:
 
 
 def usable_names(names: Collection[str]) -> dict[str, str] | None:
-    """Names that a zoo may have for others: those of other libraries have slashes and tildes in them.
+    """Return names that a zoo may have for others: those of other libraries have slashes and tildes in them.
 
     >>> usable_names(["mlp/~/linear_0.w"])
     {'mlp/~/linear_0.w': 'mlp.linear_0.w'}
@@ -529,12 +493,23 @@ def usable_names(names: Collection[str]) -> dict[str, str] | None:
 
 
 def _in_precision(arch: Architecture, several: Sequence[Saved]) -> Architecture:
-    """An architecture whose floats have the widest dtype of some state dicts: networks are published in others."""
+    """Give the floats of an architecture the widest dtype of some state dicts: networks are published in others."""
     dtypes = [array.dtype.name for saved in several for array in saved.tensors.values() if "float" in array.dtype.name]
     dtype = widest(dtypes) if dtypes else None
     if dtype is None:
         return arch
     tensors = tuple(replace(item, dtype=dtype) if "float" in item.dtype else item for item in arch.tensors)
+    return Architecture(arch.name, tensors, arch.forward, arch.input_shape)
+
+
+def _in_own_precisions(arch: Architecture, several: Sequence[Saved]) -> Architecture:
+    """Give each float tensor of an exported architecture the widest dtype that it has in some state dicts."""
+
+    def dtype(tensor: Tensor) -> str:
+        own = [saved.tensors[tensor.name].dtype.name for saved in several if tensor.name in saved.tensors]
+        return (widest(own) if own and "float" in tensor.dtype else None) or tensor.dtype
+
+    tensors = tuple(replace(tensor, dtype=dtype(tensor)) for tensor in arch.tensors)
     return Architecture(arch.name, tensors, arch.forward, arch.input_shape)
 
 
@@ -548,7 +523,7 @@ def _usable_name(name: str) -> str:
 
 
 def write_masks(folder: Path, masks: Tensors) -> dict[str, Any]:
-    """Write the masks of a pruned network into a file that is named by their digest, and tell it and the sparsity."""
+    """Write the masks of a pruned network into a file that is named by their digest; return that and the sparsity."""
     held = {name: mask != 0 for name, mask in masks.items()}
     if not all(bool((mask == held[name]).all()) for name, mask in masks.items()):
         held = {name: np.asarray(mask, np.float32) for name, mask in masks.items()}  # weights of connections
@@ -564,25 +539,19 @@ def write_masks(folder: Path, masks: Tensors) -> dict[str, Any]:
 
 
 def unit_of_file(row: Row) -> str:
-    """The unit of the file that a row is of; its networks have it with a key behind it."""
+    """Return the unit of the file that a row comes from; its networks have it followed by a key."""
     return row["unit"].partition("/")[0]
 
 
 @lru_cache(maxsize=4096)
 def unit_of(source: str, member: str, step: int | None) -> str:
-    """The unit of a file's rows: that of the same file in another archive of the same name is the same."""
+    """Return the unit of a file's rows: the same for the same file in another archive of the same name."""
     text = "\0".join((source, member, "" if step is None else str(step)))
     return f"import-{sha256(text.encode()).hexdigest()[:32]}"
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that is neither empty nor holds zoos.
-
-    Raises
-    ------
-    ZooError
-        It has other files.
-    """
+    """Refuse a folder that is neither empty nor holds zoos, by ``ZooError``."""
     if not folder.exists() or (folder / layout.ZOO).is_file():
         return
     if not folder.is_dir() or (any(folder.iterdir()) and not any(folder.glob(f"*/{layout.ZOO}"))):

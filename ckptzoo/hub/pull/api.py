@@ -22,7 +22,7 @@ from ckptzoo.text import Progress
 
 @dataclass(frozen=True)
 class Pulled:
-    """What ``pull`` did.
+    """The result of ``pull``.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ def pull(
 
 
 def _sets(trees: Iterable[str], contents: Contents) -> tuple[set[str], set[str]]:
-    """The sets of inputs whose outputs the folder holds, and those of the zoo that were left out."""
+    """Return the sets of inputs whose outputs the folder holds, and those of the zoo that were left out."""
     here, there = (
         {name for tree in names if (name := layout.set_name(tree.removeprefix(f"{layout.DERIVED}/"))) is not None}
         for names in (contents.derived_parts, trees)

@@ -27,7 +27,7 @@ from ckptzoo.schema.layout import DERIVED, PARTS, RETRACTED
 PULL_FOLDER = ".ckptzoo-pull"
 """A pull's own folder inside the zoo's. Stores, listings and ``verify`` leave out names that begin with a dot."""
 SELECTION_FILE = "asked.json"
-"""In the pull's own folder: the selection, so that another one is not pulled into the same zoo."""
+"""The selection, in the pull's own folder, so that another one is not pulled into the same zoo."""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """A full disk, a used-up quota, and the limit on the size of one file (``RLIMIT_FSIZE``)."""
 _NO_LIMIT = 2**62
@@ -37,16 +37,8 @@ _RETRACTED_TREE = f"{DERIVED}/{RETRACTED}"
 class Destination:
     """The folder that a zoo is pulled into.
 
-    Attributes
-    ----------
-    root
-        the zoo's folder.
-    pull_folder
-        the pull's own folder inside it.
-    staged_parts
-        where parts that are copied byte for byte are, until they are complete.
-    blocks
-        where fetched blocks are, until the part that is written from them is there.
+    Its own folder, ``pull_folder``, has parts that are copied byte for byte, until they are complete
+    (``staged_parts``), and fetched ``blocks``, until the part that is written from them exists.
     """
 
     def __init__(self, root: Path) -> None:
@@ -62,23 +54,11 @@ class Destination:
 
 @contextmanager
 def locked_destination(root: Path, zoo: bytes, selection: Document, *, partial: bool) -> Iterator[Destination]:
-    """The folder, locked for one pull, with the selection stored in it.
+    """Lock the folder for one pull, with the selection stored in it; it is made where it does not exist.
 
-    Parameters
-    ----------
-    root
-        the zoo's folder; made where there is none.
-    zoo
-        the bytes of zoo.json, as they are to be there.
-    selection
-        what is selected, and under ``zoo`` the digest of the zoo that it is selected from.
-    partial
-        whether that is less than everything.
-
-    Raises
-    ------
-    ZooError
-        Another pull is at work there, or the folder holds something else, or another selection of the zoo.
+    ``zoo`` are the final bytes of zoo.json. ``selection`` has under ``zoo`` the digest of the zoo that it is selected
+    from; ``partial`` says that it is less than everything. Raises ``ZooError`` where another pull is at work there, or
+    the folder holds something else, or another selection of the zoo.
     """
     destination = Destination(root)
     check_folder(root, zoo, begun=_has_selection(destination, selection))
@@ -105,19 +85,10 @@ def locked_destination(root: Path, zoo: bytes, selection: Document, *, partial: 
 
 
 def check_folder(root: Path, zoo: bytes, *, begun: bool) -> None:
-    """Raise unless a zoo may be pulled into a folder: it is not there, empty, or holds this zoo or a beginning of it.
+    """Raise ``ZooError`` unless a folder does not exist, is empty, or holds this zoo or a beginning of it.
 
-    Parameters
-    ----------
-    zoo
-        the bytes of zoo.json, as they are to be there.
-    begun
-        the folder holds the selection of this pull, which may have ended before zoo.json was written.
-
-    Raises
-    ------
-    ZooError
-        Something else is there.
+    ``zoo`` are the final bytes of zoo.json. With ``begun`` the folder holds the selection of this pull, which may have
+    ended before zoo.json was written.
     """
     step = "Name another folder."
     if root.exists() and not root.is_dir():
@@ -182,14 +153,10 @@ def move_into_zoo(staged: Path, target: Path) -> None:
 
 
 class PulledParts:
-    """The parts that a folder holds already.
+    """The parts that a folder holds before the pull.
 
-    Attributes
-    ----------
-    trees
-        every tree's parts and rows, as they were at the start.
-    sources
-        the parts that were taken from others, under their tree and the digest of the part they were taken from.
+    ``trees`` has every tree's parts and rows, as they were at the start; ``sources`` the parts that were taken from
+    others, under their tree and the digest of the part they were taken from.
     """
 
     def __init__(self, root: Path) -> None:
@@ -204,20 +171,17 @@ class PulledParts:
                     self.sources[name, str(pulled.get("part"))] = part
 
     def paths(self) -> set[str]:
-        """The parts' folders, as paths from the zoo's."""
+        """Return the parts' folders, as paths from the zoo's."""
         return {part.path for tree in self.trees.values() for part in tree.parts}
 
     def count(self, tree: str) -> int:
-        """How many checkpoints a tree has."""
+        """Return the number of checkpoints in a tree."""
         return len(self._ids.get(tree, ()))
 
     def add(self, tree: str, rows: list[dict[str, Any]]) -> None:
         """Register the rows of a part that is about to appear.
 
-        Raises
-        ------
-        ZooError
-            The folder has one of the checkpoints in a part that was not pulled.
+        Raises ``ZooError`` where the folder has one of the checkpoints in a part that was not pulled.
         """
         known = self._ids.setdefault(tree, set())
         ids = {str(row["id"]) for row in rows}
@@ -228,7 +192,7 @@ class PulledParts:
         known.update(ids)
 
     def missing_retractions(self, retracted: Tree) -> pa.Table:
-        """The rows that retract checkpoints which this folder holds, and that it does not have yet."""
+        """Return the rows that retract checkpoints which this folder holds, and that it does not have yet."""
         checkpoints = self._ids.get(PARTS, set())
         known = set(self.trees.get(_RETRACTED_TREE, empty_tree()).rows["id"].to_pylist())
         ids = retracted.rows["id"].to_pylist()
@@ -237,21 +201,11 @@ class PulledParts:
 
 
 class BlockCache(Cache):
-    """An unbounded cache for one pull; what it lacks is read from the cache that all readers share.
+    """An unbounded cache for one pull; what it lacks is read from ``shared``, the cache of all readers, to which
+    nothing is added.
 
-    Parameters
-    ----------
-    root
-        a folder of the pull's own.
-    shared
-        may have what was read before; nothing is added to it.
-    keeps
-        whether blocks are stored here; a reader that puts every block in its place at once needs none stored.
-
-    Attributes
-    ----------
-    fetched
-        bytes that came over the network.
+    Without ``keeps`` no blocks are stored, for a reader that puts every block in its place at once; ``fetched``
+    counts the bytes that came over the network.
     """
 
     def __init__(self, root: Path, shared: Cache | None, *, keeps: bool) -> None:
@@ -261,7 +215,7 @@ class BlockCache(Cache):
         self.fetched = 0
 
     def read(self, digest: str) -> bytes | None:
-        """The bytes of a digest, from either cache, or None."""
+        """Return the bytes of a digest, from either cache, or None."""
         own = super().read(digest)
         return self._shared.read(digest) if own is None and self._shared is not None else own
 
@@ -285,5 +239,5 @@ class BlockCache(Cache):
             self.fetched += nbytes
 
     def clear(self) -> None:
-        """Remove what is stored here; a block that is being written meanwhile is lost, which harms nobody."""
+        """Remove what is stored here; a block that is being written meanwhile is lost, which does no harm."""
         shutil.rmtree(self.root, ignore_errors=True)

@@ -48,7 +48,7 @@ FETCH_BYTES = 256 * 2**20
 FETCH_PARTS = 64
 """Parts are fetched together up to these limits, so that small ones do not cost a round trip each."""
 _CHUNK_BYTES = 8 * 2**20
-"""Files are hashed, and bytes outside of blocks fetched, this many at a time."""
+"""Bytes that are hashed, or fetched outside of blocks, at a time."""
 _STAT_BLOCK = 512
 """The unit of ``os.stat_result.st_blocks`` in bytes, whatever the file system's block size."""
 _ROWS_ALONE = tuple(f"{layout.DERIVED}/{name}" for name in layout.ROWS_ALONE)
@@ -58,7 +58,7 @@ _STEP = "Repeat the pull; if that does not help, tell whoever publishes the zoo.
 def mirror(
     files: RemoteFiles, selection: PullSelection, root: Path, progress: Progress | None
 ) -> tuple[list[str], int, int]:
-    """Copy what the folder lacks; returns the parts that came, how many were there, and the bytes fetched."""
+    """Copy what the folder lacks; return the parts that came, how many were there, and the bytes fetched."""
     identity, _, _ = read_documents(files)
     trees = list_trees(files)
     known = [name.partition("/")[2] for name in trees if name not in (layout.PARTS, *_ROWS_ALONE)]
@@ -104,7 +104,7 @@ def mirror(
 
 
 def grouped(remote: Remote, paths: Iterable[str]) -> Iterator[list[str]]:
-    """Parts, by their paths, in the groups in which they are fetched."""
+    """Yield parts, by their paths, in the groups in which they are fetched."""
     group: list[str] = []
     total = 0
     for path in paths:
@@ -120,7 +120,7 @@ def grouped(remote: Remote, paths: Iterable[str]) -> Iterator[list[str]]:
 
 
 def shard_bytes(remote: Remote, paths: Iterable[str]) -> int:
-    """Bytes of the shards of these parts."""
+    """Return bytes of the shards of these parts."""
     folders = set(paths)
     return sum(
         entry.size
@@ -130,7 +130,7 @@ def shard_bytes(remote: Remote, paths: Iterable[str]) -> int:
 
 
 def _allocated_bytes(root: Path) -> int:
-    """Bytes on the disk that unfinished parts take already."""
+    """Return bytes on the disk that unfinished parts take already."""
     paths = (Path(folder) / name for folder, _, names in os.walk(root) for name in names)
     return sum(path.stat().st_blocks * _STAT_BLOCK for path in paths)
 
@@ -174,18 +174,10 @@ def _copy_listing(listing: bytes, root: Path) -> None:
 
 @dataclass(frozen=True)
 class Shard:
-    """One shard of a part that is being copied.
+    """One shard of a part that is being copied, by its path from the zoo's folder.
 
-    Parameters
-    ----------
-    name
-        its path from the zoo's folder.
-    nbytes, sha256
-        of the whole file.
-    blocks
-        of its tensors, by offset.
-    header
-        the bytes before them where our own writer made the shard.
+    ``nbytes`` and ``sha256`` are of the whole file; ``blocks`` are those of its tensors, by offset; ``header`` has the
+    bytes before them where our own writer made the shard.
     """
 
     name: str
@@ -196,7 +188,7 @@ class Shard:
 
     @property
     def gaps(self) -> Iterator[tuple[int, int]]:
-        """Bytes that belong to no block, in pieces of at most 8 MiB."""
+        """Yield bytes that belong to no block, in pieces of at most 8 MiB."""
         position = 0
         for start, stop in (*((block.start, block.stop) for block in self.blocks), (self.nbytes, self.nbytes)):
             yield from ((low, min(low + _CHUNK_BYTES, start)) for low in range(position, start, _CHUNK_BYTES))
@@ -209,7 +201,7 @@ class Shard:
 
 
 def shards_of(part: Part, index: pa.Table) -> list[Shard]:
-    """The shards of a part whose index was found sound."""
+    """Return the shards of a part whose index was found sound."""
     file_rows: dict[str, Mapping[str, Any]] = {}
     blocks: dict[str, list[Span]] = {}
     tensors: dict[str, dict[str, Tensor]] = {}
@@ -232,21 +224,9 @@ def shards_of(part: Part, index: pa.Table) -> list[Shard]:
 class PartCopier:
     """Copies parts into a folder, which may hold pieces of them from an earlier call.
 
-    Parameters
-    ----------
-    remote, blocks
-        where from.
-    files
-        the same zoo, as the format reads it.
-    root
-        gets ``<tree>/<name>/...``; blocks that are there and right are not fetched again.
-    meter
-        counts what was put in place, and what was there.
-
-    Raises
-    ------
-    IntegrityError
-        The zoo's documents are not right.
+    ``files`` is the zoo of ``remote`` as the format reads it. ``root`` gets ``<tree>/<name>/...``; existing blocks with
+    the right digest are not fetched again. ``meter`` counts what was put in place, and what existed. Raises
+    ``IntegrityError`` where the zoo's documents are not right.
     """
 
     def __init__(self, remote: Remote, blocks: BlockCache, files: Files, root: Path, meter: ProgressMeter) -> None:
@@ -254,12 +234,9 @@ class PartCopier:
         _, self._arch, self._symmetry = read_documents(files)
 
     def fetch(self, paths: Sequence[str]) -> list[tuple[Part, pa.Table]]:
-        """Fetch parts, ``<tree>/<name>``; returns each with its rows.
+        """Fetch parts, ``<tree>/<name>``; return each with its rows.
 
-        Raises
-        ------
-        IntegrityError
-            What came is not what the part's index says, or the index is not sound.
+        Raises ``IntegrityError`` where the bytes are not those that the part's index says, or the index is not sound.
         """
         names = [f"{path}/{file}" for path in paths for file in (INDEX, METADATA)]
         tables = dict(zip(names, self._files.read_many(names), strict=True))
@@ -276,7 +253,7 @@ class PartCopier:
         return parts
 
     def _decode(self, path: str, index_bytes: bytes, metadata: bytes) -> tuple[Part, pa.Table, pa.Table]:
-        """A part, its rows and its index, where both tables and the sizes of its shards agree."""
+        """Return a part, its rows and its index, where both tables and the sizes of its shards agree."""
         tree, _, name = path.rpartition("/")
         location = f"{self._files.name}/{path}"
         limits = row_limits(self._arch, self._symmetry)
@@ -335,7 +312,7 @@ class PartCopier:
 
 
 def missing_blocks(shard: Shard, path: Path, meter: ProgressMeter) -> list[Span]:
-    """The blocks that are not in their places; the file gets its whole size, and its space on the disk."""
+    """Return the blocks that are not in their places; the file gets its whole size, and its space on the disk."""
     if not path.is_file() or path.stat().st_size != shard.nbytes:
         with path.open("wb") as file:
             try:
@@ -365,7 +342,7 @@ def write_at(path: Path, position: int, data: bytes | memoryview) -> None:
 
 
 def sha256_of(path: Path, start: int, stop: int) -> bytes:
-    """The sha256 of bytes ``start`` to ``stop`` of a file, in bounded memory."""
+    """Return the sha256 of bytes ``start`` to ``stop`` of a file, in bounded memory."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         while start < stop and (data := os.pread(file.fileno(), min(_CHUNK_BYTES, stop - start), start)):

@@ -27,13 +27,13 @@ _FRONT_MATTER = re.compile(r"---\n.*?\n---\n", re.DOTALL)
 
 
 def read_existing(files: Files, names: Sequence[str]) -> dict[str, bytes]:
-    """Those of some small files that the zoo has, by their names."""
+    """Return those of some small files that the zoo has, by their names."""
     existing = [name for name in names if files.size(name) is not None]
     return dict(zip(existing, files.read_many(existing), strict=True))
 
 
 def read_card_files(files: Files) -> dict[str, bytes]:
-    """README.md, card.toml, the pictures that the card names, and the explorer; warns of what cannot be used."""
+    """Read README.md, card.toml, the pictures that the card names, and the explorer; warn of what cannot be used."""
     card_files = read_existing(files, CARDS)
     explorer, problems = read_explorer(files)
     problems = [
@@ -55,12 +55,8 @@ def read_card_files(files: Files) -> dict[str, bytes]:
 def write_card_files(
     files: RemoteFiles, card_files: dict[str, bytes], root: Path, selection: PullSelection, *, checkpoints: int
 ) -> None:
-    """Write what ``read_card_files`` read; a part of a zoo gets a README.md of its own.
-
-    Parameters
-    ----------
-    checkpoints
-        how many there were to select from.
+    """Write what ``read_card_files`` read; a part of a zoo gets a README.md of its own, with the number of
+    ``checkpoints`` that it was selected from.
     """
     for name, data in card_files.items():
         if name != layout.README:
@@ -75,20 +71,11 @@ def write_card_files(
 
 
 def subset_readme(root: Path, original: bytes, remote: Remote, selection: Document, *, checkpoints: int) -> bytes:
-    """A README.md with a paragraph behind its front matter that says what was taken from where, and how.
+    """Write a README.md with a paragraph behind its front matter that says what was taken from where, and how.
 
-    Parameters
-    ----------
-    root
-        the part, which is a zoo. With a card.toml its README.md is made from that and from what it holds.
-    original
-        the README.md of the zoo that it was taken from, for a part without a card.toml.
-    remote
-        that zoo; of a folder of this machine only the name is shown.
-    selection
-        what was selected, as JSON.
-    checkpoints
-        how many there were to select from.
+    With a card.toml in ``root``, the part, it is made from that and from what the part holds, else from ``original``,
+    the README.md of the zoo that it was taken from. Only the name of ``remote`` is shown for a folder of this machine.
+    ``checkpoints`` is the number that ``selection`` was made from.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*retracted", category=UserWarning)

@@ -1,4 +1,4 @@
-"""What a pull selects (variants, tensors, checkpoints), and the count of the bytes that it has brought."""
+"""The selection of a pull (variants, tensors, checkpoints), and the count of the bytes that it has fetched."""
 
 import threading
 from collections.abc import Sequence
@@ -14,23 +14,21 @@ from ckptzoo.text import Progress
 ALL = "all"
 """Every set of predictions."""
 OPTIONS = ("variants", "layers", "where", "predictions")
-"""Of a selection, in its JSON."""
+"""Keys of a selection in its JSON."""
 
 
 @dataclass(frozen=True)
 class PullSelection:
-    """A selection from a zoo; None selects everything.
+    """A selection from a zoo; None selects everything. Lists are sorted.
 
     Parameters
     ----------
     variants
-        ``raw`` and gauges, sorted.
-    layers
-        modules and tensors, sorted.
+        ``raw`` and gauges.
     where
         a condition on the metadata, as ``Zoo.where`` takes it.
     predictions
-        sets of inputs, sorted; ``("all",)`` selects all of them, and None all if all else is selected.
+        sets of inputs; ``("all",)`` selects all of them, and None all if all else is selected.
     """
 
     variants: tuple[str, ...] | None = None
@@ -46,13 +44,7 @@ class PullSelection:
         where: Any,
         predictions: str | Sequence[str] | None = None,
     ) -> "PullSelection":
-        """From the arguments of ``pull``.
-
-        Raises
-        ------
-        ZooError
-            An empty list of variants or layers was given.
-        """
+        """Make a selection from arguments of ``pull``; raise ``ZooError`` for an empty list of variants or layers."""
         names = (
             _sorted_names(what, given)
             for what, given in (("variants", variants), ("layers", layers), ("predictions", predictions))
@@ -74,25 +66,15 @@ class PullSelection:
         return all(part is None for part in (self.variants, self.layers, self.where, self.predictions))
 
     def gauges(self, known: Sequence[str], *, location: str) -> tuple[str, ...]:
-        """The selected ones among the gauges that the zoo has.
-
-        Raises
-        ------
-        UnknownNameError
-            The zoo has no such variant.
-        """
+        """Return the selected ones among the zoo's gauges; raise ``UnknownNameError`` where it has no such variant."""
         for name in self.variants or ():
             if name != RAW and name not in known:
                 raise UnknownNameError(location, "variant", name, (RAW, *known))
         return tuple(name for name in known if self.variants is None or name in self.variants)
 
     def sets(self, known: Sequence[str], *, location: str) -> tuple[str, ...]:
-        """The selected ones among the sets of inputs on which the zoo stores outputs.
-
-        Raises
-        ------
-        UnknownNameError
-            The zoo has no such set.
+        """Return the selected sets of inputs with stored outputs; raise ``UnknownNameError`` where the zoo lacks
+        one.
         """
         if self.predictions is None:
             return tuple(known) if self.is_everything else ()
@@ -104,12 +86,9 @@ class PullSelection:
         return self.predictions
 
     def tensors(self, arch: Architecture, *, location: str) -> tuple[Tensor, ...]:
-        """The selected tensors, in the architecture's order; names mean what they mean to ``Zoo.stream``.
+        """Return the selected tensors, in the architecture's order; names mean what they mean to ``Zoo.stream``.
 
-        Raises
-        ------
-        UnknownNameError
-            The architecture has no such module and no such tensor.
+        Raises ``UnknownNameError`` where the architecture has no such module and no such tensor.
         """
         if self.layers is None:
             return arch.tensors
@@ -127,7 +106,7 @@ class PullSelection:
         return tuple(tensor for tensor in arch.tensors if tensor.name in selected)
 
     def to_json(self) -> Document:
-        """As it is stored beside what was pulled; a condition that is not text is stored as its ``repr``."""
+        """Return the JSON that is stored beside the zoo; a condition that is not text is stored as its ``repr``."""
         where = self.where if self.where is None or isinstance(self.where, str) else repr(self.where)
         variants, layers = (None if names is None else list(names) for names in (self.variants, self.layers))
         # as it was before sets could be selected, so that an earlier pull is carried on
@@ -136,7 +115,7 @@ class PullSelection:
 
 
 def describe(selection: Document) -> str:
-    """A selection in words, from its JSON.
+    """Return a selection in words, from its JSON.
 
     >>> describe({"variants": ["raw"], "layers": None, "where": "seed < 2"})
     'variants raw; where seed < 2'
@@ -159,15 +138,7 @@ def _sorted_names(what: str, names: Sequence[str] | None) -> tuple[str, ...] | N
 
 
 class ProgressMeter:
-    """Counts the bytes of a pull; may be used by several threads.
-
-    Parameters
-    ----------
-    total
-        bytes that are to be put in place.
-    progress
-        called whenever a count changes.
-    """
+    """Counts the bytes of a pull out of ``total``, from any thread; ``progress`` is called whenever a count changes."""
 
     def __init__(self, total: int, progress: Progress | None) -> None:
         self._done, self._total, self._progress = 0, total, progress

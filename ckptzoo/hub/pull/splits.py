@@ -14,23 +14,14 @@ from ckptzoo.schema.split import Split, encode
 
 
 def read_splits(files: Files, identity: Identity) -> tuple[Split, ...]:
-    """Every split of a zoo.
-
-    Raises
-    ------
-    IntegrityError
-        One is damaged, or that of another zoo.
-    """
+    """Return every split of a zoo; raise ``IntegrityError`` where one is damaged, or that of another zoo."""
     return tuple(read_split(files, name, identity) for name in split_names(files))
 
 
 def write_splits(root: Path, splits: Sequence[Split], identity: Identity) -> None:
-    """Write splits into a pulled zoo; one that is there under the name of another stays, with a warning.
+    """Write splits into a pulled zoo; one that exists under the name of another stays, with a warning.
 
-    Parameters
-    ----------
-    identity
-        of the pulled zoo, which is another one's where tensors were left out.
+    ``identity`` is that of the pulled zoo, which is another one's where tensors were left out.
     """
     for split in splits:
         path, data = (

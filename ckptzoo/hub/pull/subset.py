@@ -44,13 +44,13 @@ _ELEMENT_THREADS = 8
 """A group element has no stream, so its tensors are read side by side."""
 
 CheckRows = Callable[[str, list[dict[str, Any]]], None]
-"""Called with the tree and the rows of a part before it appears; raises if they must not go in."""
+"""A function of the tree and the rows of a part, called before it appears; it raises if they must not go in."""
 
 
 def extract(
     files: RemoteFiles, selection: PullSelection, root: Path, progress: Progress | None
 ) -> tuple[list[str], int, int]:
-    """Write what the folder lacks; returns the parts that came, how many were there, and the bytes fetched."""
+    """Write what the folder lacks; return the parts that came, how many were there, and the bytes fetched."""
     zoo = _open_standing(files)
     writer = SubsetWriter(zoo if selection.where is None else zoo.where(selection.where), selection)
     identity, documents = Identity(zoo.name, writer.arch.digest), {layout.ARCHITECTURE: seal(writer.arch.to_json())}
@@ -98,7 +98,7 @@ def extract(
 
 
 def _open_standing(files: RemoteFiles) -> Zoo:
-    """The checkpoints that were not retracted; warns of those that were."""
+    """Return the checkpoints that were not retracted; warn of those that were."""
     contents = read_contents(files)
     rows = standing(contents)
     if warning := left_out(contents, rows):
@@ -108,18 +108,10 @@ def _open_standing(files: RemoteFiles) -> Zoo:
 
 @dataclass(frozen=True)
 class PartSubset:
-    """One part that is to be written.
+    """A part to be written into ``tree``, from the part ``source``.
 
-    Parameters
-    ----------
-    tree
-        where it goes.
-    source
-        the part that it is made from.
-    places
-        (K,) int64, the positions of its checkpoints among those that were selected.
-    weights, element, outputs
-        the tensors that it stores of the weights, of the group element, and of predictions.
+    ``places`` (K,) int64 are the positions of its checkpoints among those that were selected; ``weights``, ``element``
+    and ``outputs`` are the tensors that it stores of the weights, of the group element, and of predictions.
     """
 
     tree: str
@@ -141,33 +133,16 @@ class PartSubset:
 
     @property
     def nbytes(self) -> int:
-        """Of what it stores."""
+        """The bytes of what it stores."""
         return len(self.places) * sum(tensor.nbytes for tensor in (*self.weights, *self.element, *self.outputs))
 
 
 class SubsetWriter:
     """Plans and writes the parts that hold a selection of a zoo.
 
-    Parameters
-    ----------
-    zoo
-        the checkpoints that were selected.
-    selection
-        which variants and tensors.
-
-    Attributes
-    ----------
-    arch
-        of the selected tensors.
-    subsets
-        the parts to write: for every raw part its own, then those of its variants.
-
-    Raises
-    ------
-    UnknownNameError
-        The zoo has no such variant, module or tensor.
-    ZooError
-        No checkpoint is left.
+    ``zoo`` has the selected checkpoints, ``arch`` the selected tensors; ``subsets`` are the parts to write: for every
+    raw part its own, then those of its variants. Raises ``UnknownNameError`` where the zoo has no such variant, module
+    or tensor, ``ZooError`` where no checkpoint is left.
     """
 
     def __init__(self, zoo: Zoo, selection: PullSelection) -> None:
@@ -191,15 +166,7 @@ class SubsetWriter:
     def write(
         self, subset: PartSubset, root: Path, raw: str | None, *, check_rows: CheckRows, meter: ProgressMeter
     ) -> Part:
-        """Write one part.
-
-        Parameters
-        ----------
-        root
-            the new zoo's folder.
-        raw
-            for a variant's part, the digest of the new raw part of its checkpoints.
-        """
+        """Write one part into the new zoo's folder; for a variant ``raw`` is the digest of its new raw part."""
         zoo = self._zoo.take(subset.places)
         facts: Document = {**subset.source.facts, "pulled": {"zoo": zoo.name, "part": subset.source.digest}}
         kind = str(subset.source.facts["kind"])
@@ -240,7 +207,7 @@ class SubsetWriter:
             raise
 
     def _plan(self) -> list[list[PartSubset]]:
-        """The parts to write: for every raw part its own, then those of its variants."""
+        """Return the parts to write: for every raw part its own, then those of its variants."""
         contents, ids = self._contents, self._zoo.contents.ids
         selected = places_of(pa.chunked_array([pa.array(self._zoo.ids, pa.string())]), ids)
         starts = np.cumsum([0, *(part.rows for part in contents.raw.parts)])
@@ -262,7 +229,7 @@ class SubsetWriter:
         return groups
 
     def _selected_places(self, tree: Tree) -> Iterator[tuple[int, Part, NDArray[np.int64]]]:
-        """The parts of a derived tree that hold selected checkpoints, with their numbers and where those are."""
+        """Yield the parts of a derived tree that hold selected checkpoints, with their numbers and where those are."""
         places = places_of(tree.rows["id"], pa.chunked_array([pa.array(self._zoo.ids, pa.string())]))
         start = 0
         for number, part in enumerate(tree.parts):
@@ -272,14 +239,14 @@ class SubsetWriter:
                 yield number, part, part_places
 
     def _prediction_subsets(self, inputs: str) -> Iterator[PartSubset]:
-        """The parts of predictions that hold selected checkpoints."""
+        """Yield the parts of predictions that hold selected checkpoints."""
         tree = self._contents.derived(layout.predictions_name(inputs))
         for _, part, places in self._selected_places(tree):
             logits = Tensor(LOGITS, (part.facts["examples"], part.facts["classes"]), DTYPE)
             yield PartSubset(part.tree, part, places, outputs=(logits,))
 
     def _variant_subsets(self, gauge: str) -> Iterator[PartSubset]:
-        """The parts of a variant that hold selected checkpoints, with the tensors that the zoo stores for them."""
+        """Yield parts of a variant that hold selected checkpoints, with the tensors that the zoo stores for them."""
         tree = self._contents.derived(gauge)
         outline = tree.outline.select(["part", "file", "tensor", "dtype", "shape"]).to_pylist()
         for number, part, part_places in self._selected_places(tree):
@@ -291,7 +258,7 @@ class SubsetWriter:
             yield PartSubset(f"{layout.DERIVED}/{gauge}", part, part_places, weights, element)
 
     def _with_stored_tensors(self, subset: PartSubset, raw: Part) -> PartSubset:
-        """What a variant's part stores here: weights wherever they cannot be computed from raw ones beside them."""
+        """Set the tensors that a variant's part stores: weights unless raw ones beside them determine them."""
         computable = self._has_all_tensors and self._includes_raw and raw.facts.get("bare") is not True
         if computable and not subset.weights:
             return subset
@@ -300,7 +267,7 @@ class SubsetWriter:
 
 
 def _only_derived(zoo: Zoo, gauges: Sequence[str]) -> Zoo:
-    """The checkpoints that have weights in one of these gauges; warns of the others, which have none to write."""
+    """Select the checkpoints with weights in one of these gauges; warn of the others, which have none to write."""
     derived_ids = {name for gauge in gauges for name in zoo.having(gauge).ids}
     is_derived = np.array([name in derived_ids for name in zoo.ids], dtype=np.bool_)
     if not is_derived.all():
@@ -311,7 +278,7 @@ def _only_derived(zoo: Zoo, gauges: Sequence[str]) -> Zoo:
 
 
 def _derived_rows(zoo: Zoo, subset: PartSubset) -> pa.Table:
-    """The rows of a variant or of predictions."""
+    """Return the rows of a variant or of predictions."""
     if subset.inputs is None:
         return zoo.variant_metadata(subset.variant)
     tree = zoo.contents.derived(subset.variant)
@@ -319,7 +286,7 @@ def _derived_rows(zoo: Zoo, subset: PartSubset) -> pa.Table:
 
 
 def _batches(zoo: Zoo, subset: PartSubset) -> Iterator[tuple[dict[str, Mapping[str, Any]], int]]:
-    """The arrays of a part, some checkpoints at a time, and how many."""
+    """Yield the arrays of a part, some checkpoints at a time, and how many."""
     count = len(subset.places)
     step = min(count, max(1, BATCH_BYTES // max(1, subset.nbytes // count)))
     element = zoo.group_element(subset.variant) if subset.element else {}

@@ -34,7 +34,7 @@ _PUBLIC = "the repository was there, is public, and stays so; --private is for o
 
 @dataclass(frozen=True)
 class Pushed(PrintedResult):
-    """What a push did.
+    """The result of a push.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ class Pushed(PrintedResult):
         say(console or Console(), *lines, *([self.url] if self.url else []), *notes)
 
     def _amount(self) -> str:
-        """Bytes that were sent, and how many of them are in the commits."""
+        """Return the bytes that were sent, and how many of them are in the commits."""
         if self.sent <= self.nbytes:
             return f"{size(self.sent)} sent of {size(self.nbytes)}"
         return f"{size(self.nbytes)} uploaded ({size(self.sent)} sent in all, because others published meanwhile)"
@@ -107,7 +107,7 @@ def _counted_parts(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Planned(PrintedResult):
-    """What a push would do now.
+    """The plan of a push.
 
     Parameters
     ----------
@@ -300,7 +300,7 @@ def plan(
     token: str | None = None,
     retry_policy: HubRetryPolicy | None = None,
 ) -> Planned:
-    """What ``push``, or of a collection ``push_collection``, would do now; nothing is changed.
+    """Tell what ``push``, or for a collection ``push_collection``, would do now; nothing is changed.
 
     Parameters
     ----------
@@ -333,7 +333,7 @@ def plan(
 
 
 def _read_verified(root: Path) -> LocalZoo:
-    """What is to be published; parts that are added while it is verified are left for the next time."""
+    """Read what is to be published; parts that are added while it is verified are left for the next push."""
     if not root.is_dir():
         got = "a file" if root.exists() else "nothing"
         raise ZooError(Problem(str(root), "a zoo", "a folder", got, "Make one with ckptzoo.create."))
@@ -347,13 +347,7 @@ def _read_verified(root: Path) -> LocalZoo:
 
 
 class _Push:
-    """One push to one repository.
-
-    Parameters
-    ----------
-    make_plan
-        compares what is pushed with a commit of the repository, or with none.
-    """
+    """One push to one repository; ``make_plan`` compares what is pushed with a commit of it, or with none."""
 
     def __init__(
         self, client: Client, repo: str, make_plan: Callable[[RepositoryFiles, Listing | None], PushPlan]
@@ -365,7 +359,7 @@ class _Push:
         self._sent = 0
 
     def report_plan(self) -> Planned:
-        """What would be done now."""
+        """Return what would be done now."""
         push_plan = self._plan(self._client.find(self._repo))
         batches = push_plan.batches
         return Planned(
@@ -418,7 +412,7 @@ class _Push:
         )
 
     def _plan(self, listing: Listing | None) -> PushPlan:
-        """What a commit of the repository lacks."""
+        """Plan what a commit of the repository lacks."""
         return self._make_plan(self._repository, listing)
 
     def _check_role(self, *, new: bool) -> None:
@@ -436,7 +430,7 @@ class _Push:
     def _commit_all(
         self, push_plan: PushPlan, message: str | None, total: int, progress: Progress | None
     ) -> tuple[CommitBatch, RaceError] | None:
-        """Make the commits in order; returns the one whose race was lost, or None."""
+        """Make the commits in order; return the one whose race was lost, or None."""
         head, count = push_plan.head or "", len(push_plan.batches)
         for number, batch in enumerate(push_plan.batches, 1):
             title = message or batch.title
@@ -489,5 +483,5 @@ class _Push:
 
 
 def _documents(batches: Iterable[CommitBatch]) -> tuple[str, ...]:
-    """The files that are in no part."""
+    """Return the files that are in no part."""
     return tuple(name for batch in batches for name in batch.files if name.rpartition("/")[0] not in batch.parts)

@@ -1,4 +1,4 @@
-"""What a repository lacks of a collection: each zoo as a push of it alone, then table, document and page."""
+"""The difference between a collection and its repository: each zoo as in its own push, table, document, page."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -43,14 +43,10 @@ NOTHING = LocalCollection({}, {})
 
 
 def read_collection(root: Path) -> LocalCollection:
-    """What is to be published of a folder, verified but for the weights.
+    """Read what is to be published of a folder, verified but for the weights.
 
-    Raises
-    ------
-    IntegrityError
-        A zoo is damaged, the collection is older than its zoos, or a link leads out of the folder.
-    SpecError
-        A card is not valid, or a picture that it names is missing.
+    Raises ``IntegrityError`` where a zoo is damaged, the collection is older than its zoos, or a link leads out of the
+    folder; ``SpecError`` where a card is not valid, or a picture that it names is missing.
     """
     if not (root / layout.COLLECTION).is_file():
         got = "no such file" if root.exists() else "no such folder"
@@ -82,12 +78,8 @@ def plan_collection(
 ) -> PushPlan:
     """Compare a collection with a commit of its repository, or with none.
 
-    Zoos of the repository that are not in the folder stay, and are in the table.
-
-    Raises
-    ------
-    HubError
-        The repository holds something else, or one of its zoos is another or has parts that clash.
+    Zoos of the repository that are not in the folder stay, and are in the table. Raises ``HubError`` where the
+    repository holds something else, or one of its zoos is another or has parts that clash.
     """
     there = listing or Listing("", {})
     _check_is_collection(repository, there)
@@ -123,14 +115,10 @@ def collection_batch(
     *,
     files: Mapping[str, OverlayFiles] | None = None,
 ) -> tuple[CommitBatch, Page]:
-    """Table, document, card, pictures and page of what the repository then holds.
+    """Return table, document, card, pictures and page of what the repository then holds.
 
-    Parameters
-    ----------
-    card
-        in place of the one that is kept.
-    files
-        of the zoos in the folder, as the repository then holds them.
+    ``card`` replaces the one that is kept; ``files`` are those of the zoos in the folder, as the repository then holds
+    them.
     """
     held = {
         name: OverlayFiles(repository.within(name), replace(listing, files=stored), {})
@@ -156,7 +144,7 @@ def collection_batch(
 
 
 def _opened(files: Mapping[str, OverlayFiles], local: Mapping[str, LocalZoo]) -> tuple[dict[str, Zoo], tuple[str, ...]]:
-    """The zoos in order, and why some that others put into the repository cannot be in the table."""
+    """Return the zoos in order, and why some that others put into the repository cannot be in the table."""
     zoos: dict[str, Zoo] = {}
     notes: list[str] = []
     for name in sorted(files):
@@ -175,7 +163,7 @@ def _opened(files: Mapping[str, OverlayFiles], local: Mapping[str, LocalZoo]) ->
 
 
 def _page(files: OverlayFiles, zoos: Mapping[str, Zoo], repository: RepositoryFiles, card: Card | None) -> Page:
-    """README.md, unless a person wrote it: without a card, one that is there and was not made here stays."""
+    """Return README.md, unless a person wrote it: without a card, an existing one that was not made here stays."""
     if card is None and files.size(CARD_TOML) is None and files.size(layout.README) is not None:
         (readme,) = files.read_many([layout.README])
         if COLLECTION_MARK.encode() not in readme:
@@ -208,7 +196,7 @@ def _check_is_collection(repository: RepositoryFiles, listing: Listing) -> None:
 
 
 def _folders(listing: Listing) -> dict[str, dict[str, RepoFile]]:
-    """The files of each folder of a repository, by their paths in it."""
+    """Return the files of each folder of a repository, by their paths in it."""
     folders: dict[str, dict[str, RepoFile]] = {}
     for path, file in listing.files.items():
         folder, slash, name = path.partition("/")
@@ -218,7 +206,7 @@ def _folders(listing: Listing) -> dict[str, dict[str, RepoFile]]:
 
 
 def _joined(notes: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Each note once, with the zoos that it is about."""
+    """Return each note once, with the zoos that it is about."""
     zoos: dict[str, list[str]] = {}
     for note, name in notes:
         zoos.setdefault(note, []).append(name)

@@ -17,16 +17,8 @@ NO_LICENCE = f"no licence is stated, so that nobody may use the zoo; add license
 
 @dataclass(frozen=True)
 class Page:
-    """README.md as it should be, and what a person should know.
-
-    Parameters
-    ----------
-    data
-        what it should hold; None where it cannot be made.
-    notes
-        why it cannot be made, and that no licence is stated.
-    has_card
-        whether there is a card to make it from.
+    """README.md as it should be, None where it cannot be made; ``notes`` says why, and that no licence is stated.
+    ``has_card`` says whether there is a card to make it from.
     """
 
     data: bytes | None
@@ -35,14 +27,10 @@ class Page:
 
 
 def page_of(files: Files, repo: str, card: Card, folder: str = "") -> Page:
-    """The page of a zoo in a repository, ``org/zoo``, or in a folder of one.
+    """Make the page of a zoo in a repository, ``org/zoo``, or in a folder of one.
 
-    Raises
-    ------
-    SpecError
-        The card is another zoo's, or names a picture that is not among the files.
-    IntegrityError
-        The zoo is damaged.
+    Raises ``SpecError`` where the card is another zoo's, or names a picture that is not among the files;
+    ``IntegrityError`` where the zoo is damaged.
     """
     contents = read_contents(files)
     zoo = Zoo(contents, {}, standing(contents))
@@ -55,17 +43,10 @@ def page_of(files: Files, repo: str, card: Card, folder: str = "") -> Page:
 
 
 def page_or_note(files: Files, repo: str, folder: str = "", *, local_card: bool) -> Page:
-    """As ``page_of``, from the card among the files; a note where there is no page to make.
+    """Make the page as ``page_of``, from the card among the files; a note where there is no page to make.
 
-    Parameters
-    ----------
-    local_card
-        the card is in the caller's folder, so that it can be corrected.
-
-    Raises
-    ------
-    SpecError
-        The card is in the caller's folder, and is not valid, or another zoo's, or names a picture that is not there.
+    With ``local_card`` the card is in the caller's folder, where it can be corrected: ``SpecError`` says that it is not
+    valid, or another zoo's, or names a picture that does not exist.
     """
     try:
         if files.size(CARD_TOML) is None:

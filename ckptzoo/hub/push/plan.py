@@ -1,4 +1,4 @@
-"""What a repository lacks of a zoo, in which commits it is uploaded, and which repositories and parts are refused."""
+"""The difference between a zoo and its repository, its commits, and the repositories and parts that are refused."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,32 +24,22 @@ from ckptzoo.text import shortened
 MAX_FILES = 100
 """Files of one commit; a part that has more is a commit of its own, because half of it would not be a valid zoo."""
 ALLOWED_BEFORE = frozenset({".gitattributes", ".gitignore", layout.README})
-"""What a repository may hold before it is a zoo: what hubs and people put into a new one."""
+"""Files that a repository may hold before it is a zoo, because hubs and people put them into a new one."""
 _SHARED_FACTS = ("gauge", "version", "symmetry", *SHARED)
 """Facts in which all parts of a derived tree agree, those that it has."""
 _MAX_SHOWN_IDS = 3
 _MAX_SHOWN_FACT = 80
-"""Characters."""
+"""Characters of a fact that messages show."""
 _MAX_TITLE = 200
 """Characters of the title of a commit."""
 
 
 @dataclass(frozen=True)
 class CommitBatch:
-    """What one commit adds and removes.
+    """The files that one commit adds and removes.
 
-    Parameters
-    ----------
-    files
-        paths in the zoo, to the file or the bytes.
-    sizes
-        bytes of every file.
-    sha256
-        of every file that is given as a path.
-    parts
-        the parts that it adds.
-    delete
-        paths in the zoo that it removes.
+    ``files`` maps paths in the zoo to the file or the bytes; ``sizes`` has the bytes of each, ``sha256`` the digest of
+    every file that is given as a path; ``parts`` are those that it adds, ``delete`` the paths that it removes.
     """
 
     files: dict[str, Path | bytes] = field(default_factory=dict)
@@ -60,7 +50,7 @@ class CommitBatch:
 
     @classmethod
     def of(cls, files: dict[str, bytes], delete: tuple[str, ...] = ()) -> "CommitBatch":
-        """Files that were generated for the commit."""
+        """Return files that were generated for the commit."""
         return cls(dict(files), {name: len(data) for name, data in files.items()}, delete=delete)
 
     @property
@@ -77,7 +67,7 @@ class CommitBatch:
         return f"Add {first}" + (f" and {others} more" if others else "")
 
     def within(self, folder: str) -> "CommitBatch":
-        """The same for a zoo that is in a folder of the repository."""
+        """Return the batch with the paths of a zoo that is in a folder of the repository."""
         return CommitBatch(
             {f"{folder}/{name}": content for name, content in self.files.items()},
             {f"{folder}/{name}": size for name, size in self.sizes.items()},
@@ -87,7 +77,7 @@ class CommitBatch:
         )
 
     def merge(self, other: "CommitBatch") -> "CommitBatch":
-        """Both in one."""
+        """Merge both into one."""
         return CommitBatch(
             self.files | other.files,
             self.sizes | other.sizes,
@@ -101,18 +91,9 @@ class CommitBatch:
 class PushPlan:
     """The commits to make.
 
-    Parameters
-    ----------
-    head
-        the commit that they follow; None where there is no repository.
-    batches
-        the commits, in order.
-    already
-        how many parts are there.
-    notes
-        what a person should know.
-    files
-        what the repository then holds of the zoo; None of a plan of several zoos.
+    They follow ``head``, None where there is no repository. ``already`` counts the parts that the repository has;
+    ``notes`` are for the person; ``files`` is what the repository then holds of the zoo, None for a plan of several
+    zoos.
     """
 
     head: str | None
@@ -125,10 +106,7 @@ class PushPlan:
 def plan_push(local: LocalZoo, repository: RepositoryFiles, listing: Listing | None, *, snapshot: bool) -> PushPlan:
     """Compare a zoo with a commit of its repository, or with none.
 
-    Raises
-    ------
-    HubError
-        The repository holds another zoo, or something that is none, or parts that clash.
+    Raises ``HubError`` where the repository holds another zoo, or something that is none, or parts that clash.
     """
     stored = {} if listing is None else listing.files
     if listing is not None:
@@ -172,7 +150,7 @@ def is_committed(batch: CommitBatch, listing: Listing) -> bool:
 
 
 def merged_trees(repository: RepositoryFiles, listing: Listing, parts: Iterable[LocalPart]) -> dict[str, Tree]:
-    """Rows and indices of a commit together with parts of this machine, which are read here."""
+    """Return rows and indices of a commit together with parts of this machine, which are read here."""
     files = merged_files(repository, listing, parts)
     return read_trees(files, snapshot_format.newest(files, list_trees(files)))
 
@@ -199,7 +177,7 @@ def merged_files(
 
 
 def snapshot_batch(repository: RepositoryFiles, listing: Listing, parts: list[LocalPart]) -> CommitBatch:
-    """A snapshot of what the repository will hold, in place of those that it has; empty where one covers it already."""
+    """Make a snapshot of what the repository will hold, in place of those that it has; empty where one covers it."""
     stored = listing.files
     old = _snapshots_in(stored)
     count = len(_parts_in(stored) | {part.path for part in parts})
@@ -212,7 +190,7 @@ def snapshot_batch(repository: RepositoryFiles, listing: Listing, parts: list[Lo
 
 
 def _snapshots_in(names: Iterable[str]) -> list[str]:
-    """Those of some paths that are snapshots."""
+    """Return those of some paths that are snapshots."""
     prefix = f"{layout.SNAPSHOTS}/"
     return [
         name for name in names if name.startswith(prefix) and layout.SNAPSHOT_NAME.fullmatch(name.removeprefix(prefix))
@@ -220,7 +198,7 @@ def _snapshots_in(names: Iterable[str]) -> list[str]:
 
 
 def _parts_covered(snapshot: str) -> int:
-    """How many parts a snapshot covers, from its path: the first six digits of its name."""
+    """Return the number of parts that a snapshot covers, from its path: the first six digits of its name."""
     return int(snapshot.rpartition("/")[2][:6])
 
 
@@ -238,7 +216,7 @@ def _parts_in(names: Iterable[str]) -> set[str]:
 def _card_batch(
     local: LocalZoo, repository: RepositoryFiles, listing: Listing, files: OverlayFiles
 ) -> tuple[CommitBatch, tuple[str, ...]]:
-    """Card, pictures, and the page of what the repository will hold; the folder's own page where there is no card."""
+    """Return card, pictures and page of what the repository will hold; the folder's own page without a card."""
     stored, card_files = listing.files, dict(local.card_files)
     page = page_or_note(files, repository.repo, repository.folder, local_card=CARD_TOML in card_files)
     if page.has_card and (page.data is not None or layout.README in stored):
@@ -250,12 +228,12 @@ def _card_batch(
 
 
 def not_stored(files: Mapping[str, LocalFile], stored: Mapping[str, RepoFile]) -> dict[str, LocalFile]:
-    """The files that a commit does not hold with these bytes."""
+    """Return the files that a commit does not hold with these bytes."""
     return {name: file for name, file in files.items() if not is_stored(file, stored.get(name))}
 
 
 def batch_of(files: Mapping[str, LocalFile], part: str | None = None) -> CommitBatch:
-    """Files of this machine, all of a part or of none."""
+    """Return files of this machine, all of a part or of none."""
     return CommitBatch(
         {name: file.path for name, file in files.items()},
         {name: file.size for name, file in files.items()},
@@ -265,7 +243,7 @@ def batch_of(files: Mapping[str, LocalFile], part: str | None = None) -> CommitB
 
 
 def pack(batches: Iterable[CommitBatch]) -> tuple[CommitBatch, ...]:
-    """The same in their order, as many in one commit as fit."""
+    """Merge batches in their order, as many in one commit as fit."""
     packed: list[CommitBatch] = []
     for batch in batches:
         count = len(batch.files) + len(batch.delete)
@@ -302,7 +280,7 @@ def _check_same_zoo(local: LocalZoo, repository: RepositoryFiles, listing: Listi
 
 
 def _other_zoo(local: LocalZoo, repository: RepositoryFiles, listing: Listing) -> tuple[str, str] | None:
-    """The zoo that is pushed and that of the repository by their names; None where these cannot be read."""
+    """Return the zoo that is pushed and that of the repository by their names; None where these cannot be read."""
     try:
         names = [name for name in (layout.ZOO, layout.ARCHITECTURE) if name in listing.files]
         theirs = dict(zip(names, repository.read(names, listing), strict=True))
@@ -323,7 +301,7 @@ def _other_zoo(local: LocalZoo, repository: RepositoryFiles, listing: Listing) -
 
 
 def _digest(data: bytes, name: str) -> str:
-    """The digest of a document, for a message; the document may hold anything."""
+    """Return the digest of a document, for a message; the document may hold anything."""
     try:
         return unseal(data, location=name)[1]
     except Exception:  # somebody else wrote it: not JSON, not UTF-8, nested too deeply
@@ -341,7 +319,7 @@ def _check_same_bytes(location: str, missing: dict[str, LocalFile], stored: dict
 
 
 def _is_there_renumbered(trees: dict[str, Tree], part: LocalPart) -> bool:
-    """Whether a commit has this part under another number, as happens to what two people add at once."""
+    """Tell whether a commit has this part under another number, as happens when two people add parts at once."""
     tree = trees.get(part.part.tree)
     others = () if tree is None else (other.digest for other in tree.parts if other.name != part.part.name)
     return part.part.digest in others
@@ -350,11 +328,8 @@ def _is_there_renumbered(trees: dict[str, Tree], part: LocalPart) -> bool:
 def _check_clashes(location: str, trees: dict[str, Tree], parts: Sequence[LocalPart]) -> None:
     """Refuse parts that hold what a commit has in another part.
 
-    Raises
-    ------
-    HubError
-        A checkpoint's id or a unit is there already, a variant of a checkpoint is, or a variant's versions would be
-        mixed; the message names them.
+    Raises ``HubError`` where a checkpoint's id or unit, or a variant of a checkpoint, exists, or a variant's versions
+    would be mixed; the message names them.
     """
     problems = [problem for part in parts if part.part.tree in trees for problem in _clashes(location, trees, part)]
     if problems:

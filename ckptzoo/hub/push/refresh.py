@@ -22,7 +22,7 @@ from ckptzoo.schema.card import CARD_TOML, Card
 
 @dataclass(frozen=True)
 class Refreshed:
-    """What a repository's page is, and how it differed from the one that was there.
+    """The page of a repository, and how it differed from the one before.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ class _Refresh:
         raise HubError(Problem(self._repository.name, "commit", f"one of {MAX_RACES} races won", "none", step))
 
     def _compare(self, listing: Listing) -> tuple[CommitBatch, Page, tuple[str, ...]]:
-        """What a commit lacks, its page as it should be, and how that differs from the one that is there."""
+        """Return what a commit lacks, its page as it should be, and how that differs from the existing one."""
         if layout.COLLECTION in listing.files and layout.ZOO not in listing.files:
             batch, page = collection_batch(NOTHING, self._repository, listing, self._card)
             return batch, page, self._changes(listing, page)

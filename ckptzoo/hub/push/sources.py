@@ -55,23 +55,11 @@ class LocalZoo:
 
 
 def read_local(root: Path, trees: Mapping[str, Sequence[str]]) -> LocalZoo:
-    """Read what a zoo's folder holds of these trees.
+    """Read what a zoo's folder holds of these trees, ``trees`` with the names of their parts.
 
-    Parameters
-    ----------
-    trees
-        the names of the parts in each tree.
-
-    Raises
-    ------
-    IntegrityError
-        A part's index cannot be read.
-    SpecError
-        The card is not valid, the folder lacks a picture that it names, or its explorer is too large.
-
-    Notes
-    -----
-    Shards are not read: their digests are those of the index. Rows and indices are, once.
+    Shards are not read: their digests are those of the index. Rows and indices are, once. Raises
+    ``IntegrityError`` where a part's index cannot be read; ``SpecError`` where the card is not valid, the folder
+    lacks a picture that it names, or its explorer is too large.
     """
     files = Folder(root)
     parts: list[LocalPart] = []
@@ -97,7 +85,7 @@ def read_local(root: Path, trees: Mapping[str, Sequence[str]]) -> LocalZoo:
 
 
 def links_outside(zoo: LocalZoo) -> list[Problem]:
-    """Files that would be published but are elsewhere, behind a link: an untrusted zoo may point to anything."""
+    """Return files to be published that a link leads out of the folder to: an untrusted zoo may point anywhere."""
     files = [
         *zoo.documents.values(),
         *zoo.card_files.values(),
@@ -111,18 +99,15 @@ def links_outside(zoo: LocalZoo) -> list[Problem]:
 
 
 def hashed(path: Path) -> LocalFile:
-    """A file of this machine, with its digest."""
+    """Return a file of this machine, with its digest."""
     data = path.read_bytes()
     return LocalFile(path, len(data), hashlib.sha256(data).hexdigest())
 
 
 class RepositoryFiles:
-    """A repository, or a folder of one, whose small files are read once, in whatever commit they are.
+    """A repository, or ``folder`` of one, whose small files are read once, in whatever commit they are.
 
-    Parameters
-    ----------
-    folder
-        paths and listings are those of this folder; of the repository where it is empty.
+    Paths and listings are those of the folder; of the repository where it is empty.
     """
 
     def __init__(self, client: Client, repo: str, folder: str = "") -> None:
@@ -132,13 +117,13 @@ class RepositoryFiles:
         self._folders: dict[str, RepositoryFiles] = {}
 
     def within(self, folder: str) -> "RepositoryFiles":
-        """A folder of the repository."""
+        """Return a folder of the repository."""
         if folder not in self._folders:
             self._folders[folder] = RepositoryFiles(self.client, self.repo, folder)
         return self._folders[folder]
 
     def read(self, names: Sequence[str], listing: Listing) -> list[bytes]:
-        """Whole files of a commit."""
+        """Read whole files of a commit."""
         keys = {name: f"{name} {listing.files[name]}" for name in names}
         missing = [name for name, key in keys.items() if key not in self._contents]
         paths = {(f"{self.folder}/{name}" if self.folder else name): listing.files[name] for name in missing}
@@ -149,15 +134,7 @@ class RepositoryFiles:
 
 
 class OverlayFiles:
-    """Files of a zoo by their paths: those in ``local`` from this machine, all others from the repository.
-
-    Parameters
-    ----------
-    repository, listing
-        the repository, and one of its commits.
-    local
-        paths in the zoo to files of this machine.
-    """
+    """Files of a zoo by their paths: ``local`` ones from this machine, others from a commit of the repository."""
 
     here = None  # as in format.files.Files: there is no one folder to map into memory
 
@@ -174,22 +151,22 @@ class OverlayFiles:
         return folders_of([*self._listing.files, *self._local])
 
     def size(self, name: str) -> int | None:
-        """Bytes of a file, or None where there is none."""
+        """Return bytes of a file, or None where there is none."""
         if name in self._local:
             return self._local[name].stat().st_size
         stored = self._listing.files.get(name)
         return None if stored is None else stored.size
 
     def listed(self, folder: str) -> tuple[str, ...]:
-        """Names of the files and folders in a folder, in order."""
+        """Return names of the files and folders in a folder, in order."""
         return self._folders.get(folder, ())
 
     def read(self, name: str, *, max_bytes: int = table.MAX_FILE) -> bytes:
-        """A whole file."""
+        """Return a whole file."""
         return self.read_many([name], max_bytes=max_bytes)[0]
 
     def read_many(self, names: Sequence[str], *, max_bytes: int = table.MAX_FILE) -> list[bytes]:
-        """Several whole files."""
+        """Return several whole files."""
         for name in names:
             size = self.size(name)
             if size is None or not 0 <= size <= max_bytes:

@@ -4,9 +4,9 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Annotated
 
-from ckptzoo.arguments import checked
+from ckptzoo.arguments import SELF_CHECKED, checked
 from ckptzoo.errors import IntegrityError, ZooError
 from ckptzoo.hub.untrusted.errors import reject
 from ckptzoo.hub.untrusted.formats import HEAD_BYTES
@@ -50,7 +50,9 @@ def read(path: str | os.PathLike[str], *, limits: Limits | None = None) -> list[
 
 
 @checked
-def read_all(paths: Iterable[str | os.PathLike[str]], *, limits: Limits | None = None) -> Iterator[FileResult]:
+def read_all(
+    paths: Iterable[Annotated[str | os.PathLike[str], SELF_CHECKED]], *, limits: Limits | None = None
+) -> Iterator[FileResult]:
     """The state dicts in many untrusted files, in order; a file that is refused does not stop the others.
 
     Parameters
@@ -107,7 +109,7 @@ def _read_file(path: Path, process: ReadingProcess, limits: Limits) -> list[Stat
 
 
 def _open(path: Path, location: str) -> int:
-    """A descriptor for reading."""
+    """Return a descriptor for reading."""
     # Without O_NONBLOCK, opening a named pipe waits for a writer; O_NOCTTY keeps a terminal from taking control.
     try:
         return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
@@ -117,7 +119,7 @@ def _open(path: Path, location: str) -> int:
 
 
 def _content_of(descriptor: int, length: int, location: str) -> Content:
-    """Copies exactly ``length`` bytes of an open file."""
+    """Copy exactly ``length`` bytes of an open file."""
 
     def copy(stream: IO[bytes]) -> None:
         done = 0

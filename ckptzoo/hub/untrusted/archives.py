@@ -15,11 +15,11 @@ _LOCAL, _ENTRY, _END, _END64 = 30, 46, 22, 76
 """Bytes in a zip archive: a member's header, its entry in the directory (both without its name), the record at the end,
 and what is before that in zip64 (a record of 56 bytes and a locator of 20)."""
 _NAME_LENGTH = 26
-"""Where in a member's header the lengths of its name and of what follows the name are."""
+"""The offset in a member's header of the lengths of its name and of the field after the name."""
 _ASIDE = frozenset(("", ".", ".."))
 """Parts that no path inside an archive has."""
 _UTF8, _ENCRYPTED = 0x800, 0x2041
-"""Flags of a member: its name is UTF-8; bits 0, 6 and 13, of which any means that something is encrypted."""
+"""Flags of a member: its name is UTF-8; bits 0, 6 and 13, each of which means that something is encrypted."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,10 @@ class CheckedArchive:
     infos: dict[str, zipfile.ZipInfo]
 
     def read(self, name: str) -> memoryview | bytes:
-        """The bytes of a member, which have the checksum that the directory has; a view where they are stored.
+        """Return the bytes of a member, which have the checksum that the directory has; a view where they are
+        stored.
 
-        Raises
-        ------
-        IntegrityError
-            Its own header names another member, or the bytes are others than were packed.
+        Raises ``IntegrityError`` where its own header names another member, or the checksum differs.
         """
         info = self.infos[name]
         header = self.data[info.header_offset : info.header_offset + _LOCAL]
@@ -67,23 +65,21 @@ def _encoding(info: zipfile.ZipInfo) -> str:
 
 
 def _inflated(packed: memoryview, size: int) -> bytes:
-    """At most one byte more than ``size``, so that a wrong size is noticed and no more memory is used."""
+    """Unpack at most one byte more than ``size``, so that a wrong size is noticed and no more memory is used."""
     return zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, size + 1)
 
 
 def check_archive(data: bytes | memoryview, *, location: str, limits: Limits) -> CheckedArchive:
-    """Check an archive's directory and say which format it is.
+    """Check an archive's directory and return its format.
+
+    Bytes before the first member or a comment behind the directory are refused: two readers could then find two
+    different directories in one file.
 
     Raises
     ------
     IntegrityError
         Not a whole zip archive; members that overlap, have the same name, lead out of the archive or are encrypted;
         too many members, too many bytes unpacked, or too many for their packed size; neither torch's nor numpy's.
-
-    Notes
-    -----
-    Bytes before the first member or a comment behind the directory are refused: two readers could then find two
-    different directories in one file. Tested in tests/hub/untrusted/test_rejected.py.
     """
     file = BytesIO(data)
     try:
@@ -133,7 +129,7 @@ def _check_member(info: zipfile.ZipInfo, *, location: str) -> None:
 
 
 def _check_no_overlap(infos: list[zipfile.ZipInfo], stop: int, *, location: str) -> None:
-    """Members must follow one another, from the file's first byte."""
+    """Check that members follow one another, from the file's first byte."""
     end = 0
     for info in sorted(infos, key=lambda item: item.header_offset):
         if info.header_offset < end or (end == 0 and info.header_offset != 0):
@@ -147,7 +143,7 @@ def _check_no_overlap(infos: list[zipfile.ZipInfo], stop: int, *, location: str)
 
 
 def _check_directory(file: IO[bytes], infos: list[zipfile.ZipInfo], start: int, size: int, *, location: str) -> None:
-    """The directory must reach to its end record, which must count its entries and end the file."""
+    """Check that the directory reaches to its end record, which must count its entries and end the file."""
     names = sum(len(info.filename.encode(_encoding(info))) for info in infos)
     stop = start + names + sum(_ENTRY + len(info.extra) + len(info.comment) for info in infos)
     file.seek(-_END, 2)

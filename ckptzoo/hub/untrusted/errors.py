@@ -1,4 +1,4 @@
-"""How an untrusted file is refused: the error, and what is wrong with a tensor's name."""
+"""The error by which an untrusted file is refused, and the check of a tensor's name."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -28,12 +28,12 @@ def reject_without_network(location: str, got: object, next_step: str) -> NoRetu
 
 
 def with_next_step(problems: Iterable[Problem], next_step: str = SAVE_AGAIN) -> IntegrityError:
-    """The same problems with another next step."""
+    """Return the same problems with another next step."""
     return IntegrityError([replace(problem, next_step=next_step) for problem in problems])
 
 
 def name_error(name: object) -> str | None:
-    """What is wrong with the name of a tensor, or None."""
+    """Return what is wrong with the name of a tensor, or None."""
     if not isinstance(name, str) or not name:
         return f"a {type(name).__name__}" if not isinstance(name, str) else "an empty name"
     if len(name) > MAX_NAME:

@@ -1,4 +1,4 @@
-"""Which columns of a zoo's rows the facts of a checkpoint are, whatever the program calls them that wrote them."""
+"""Maps the facts of a checkpoint, whatever the program that wrote them calls them, to columns of a zoo's rows."""
 
 import math
 import re
@@ -17,7 +17,9 @@ _NAMES = {
     "epoch": ("epoch", "current_epoch", "epochs_trained", "epochs", "meta_epoch", "ss_epoch"),
 }
 """Columns, and what programs call them, the likeliest first, with other signs than letters and digits as ``_``.
-Training figures are means during an epoch, with dropout, and the best of a training may be that of other weights."""
+
+Training figures are means during an epoch, with dropout, and the best of a training may be that of other weights.
+"""
 _CROSS_ENTROPIES = ("test_nll", "nll_test", "test_cross_entropy")
 """Names that say which loss it is; others may be with smoothed labels, sums, or of another loss."""
 _WITHIN = ("claimed_test_accuracy", "claimed_test_loss")
@@ -26,19 +28,16 @@ _SETTINGS = {
     "config", "cfg", "conf", "args", "hparams", "hyper_parameters", "hyperparameters", "options", "settings", "params",
     "training_args", "train_config", "init_args", "meta",
 }  # fmt: skip
-"""What programs keep settings under; those of one run are at most one seed and one data set."""
+"""Keys of settings in the files of programs; those of one run are at most one seed and one data set."""
 _OF_SETTINGS = ("seed", "dataset")
 _MAX_NUMBER = 40
 """Characters of a number."""
 
 
 def columns_of(facts: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
-    """The facts that have a column: by column the fact's name and its value, accuracies as they are written.
+    """Return the facts that have a column: by column the fact's name and its value, accuracies as they are written.
 
-    Parameters
-    ----------
-    facts
-        values by names, those within others by dotted names.
+    Facts within others have dotted names.
 
     Examples
     --------
@@ -55,7 +54,7 @@ def columns_of(facts: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
 
 @lru_cache(maxsize=4096)
 def _meanings(name: str) -> tuple[tuple[str, int], ...]:
-    """The columns that a fact of a name may be, each with a rank: the lower, the likelier."""
+    """Return the columns that a fact of a name may be, each with a rank: the lower, the likelier."""
     plain, made = _plain(name), list[tuple[str, int]]()
     settings, _, inside = name.partition(".")
     for column, words in _NAMES.items():
@@ -75,13 +74,14 @@ def _plain(name: str) -> str:
 
 
 def _value(column: str, value: Any) -> Any:
-    """A fact as a value of its column; None where it is none."""
+    """Return a fact as a value of its column; None where it is none."""
     if column == "dataset":
         return value if isinstance(value, str) else None
     if isinstance(value, str):  # all facts of a safetensors file are texts
         value = _number(value)
     if column == "seed":
         return value if type(value) is int else None
+    # integers above 2**53 are not exact in float64
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or abs(value) > 2**53:
         return None
     return float(value) if value >= 0 else None
@@ -99,7 +99,7 @@ def _number(text: str) -> Any:
 
 
 def claims(facts: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of a test set among what a file holds beside its tensors, as columns; accuracies as fractions.
+    """Return the figures of a test set among what a file holds beside its tensors, as columns; accuracies as fractions.
 
     >>> claims({"test_acc": 0.5, "metrics.test_loss": 1.5, "best_test_acc": 0.9}), claims({"test/acc": "63.2"})
     ({'claimed_test_accuracy': 0.5, 'claimed_test_loss': 1.5}, {'claimed_test_accuracy': 0.632})
@@ -119,15 +119,7 @@ def names_cross_entropy(name: str) -> bool:
 
 
 def own_columns(path: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What a file says of its checkpoint by its path and the facts in it: member, step, epoch, seed, claims.
-
-    Parameters
-    ----------
-    path
-        of the file, or its name.
-    facts
-        by name, which go before what the path says.
-    """
+    """Return columns from a file's facts, else its path or name: member, step, epoch, seed, claims."""
     run = run_of(path)
     columns: dict[str, Any] = dict(claims(facts))
     if run.is_part and run.member:

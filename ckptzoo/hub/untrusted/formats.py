@@ -1,7 +1,7 @@
-"""Forms of files that are told apart by their content, or by the names that a program gives to its files.
+"""Forms of files that are recognised by their content, or by the names that a program gives to its files.
 
-``forms.FORMS`` is the registry: those that are read stand in the modules that read them, all others here, with what to
-do where one of them holds the networks that are wanted.
+``forms.FORMS`` is the registry: those that are read stand in the modules that read them, all others here, with
+the next step for those that may hold networks.
 """
 
 import importlib.util
@@ -16,7 +16,7 @@ from typing import Any
 from ckptzoo.hub.untrusted.limits import Limits
 
 HEAD_BYTES = 512
-"""First bytes of a file from which its form is told: a block of a tar archive."""
+"""First bytes of a file that tell its form: a block of a tar archive."""
 LEGACY_MAGIC = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."
 """First bytes of a file of torch.save that is not a zip archive (before torch 1.6): ``MAGIC_NUMBER`` of
 ``torch.serialization``, pickled."""
@@ -26,14 +26,10 @@ _EXTRA = "pip install 'ckptzoo[import]' reads it."
 
 @dataclass(frozen=True)
 class Form:
-    """A form of files.
+    """A form of files, by one word; ``words`` describe a file of it in messages.
 
     Parameters
     ----------
-    name
-        one word for it.
-    words
-        what a file of it is, for messages.
     recognised_by
         for people: the bytes or names that tell it.
     recognises
@@ -41,15 +37,15 @@ class Form:
     paths
         a regular expression of paths that are this form whatever is in them; empty where content decides.
     read
-        what makes an object of a file's bytes, in the reading process: called with the bytes, how messages call the
-        file, the limits, and whether objects other than dense tensors and plain containers are refused. None where the
-        form is not read.
+        makes an object from a file's bytes, in the reading process: called with the bytes, the file's name in messages,
+        the limits, and whether objects other than dense tensors and plain containers are refused. None where the form
+        is not read.
     package
         that has to be installed for it.
     becomes, facts
         for people: what it is imported as, and what is known about it then.
     step
-        what to do where it is not read.
+        the next step where it is not read.
     is_container
         whether it holds files, which are looked at in its place.
     """
@@ -73,13 +69,13 @@ class Form:
 
     @property
     def reason(self) -> str:
-        """What it is; of what may hold networks also what to do."""
+        """A description; for forms that may hold networks also the next step."""
         has_step = self.next_step and not self.is_text
         return f"{self.words}, which is not read. {self.next_step}" if has_step else self.words
 
     @property
     def next_step(self) -> str:
-        """What to do where it is not read."""
+        """The next step where it is not read."""
         return _EXTRA if self.read is not None else self.step
 
     @property
@@ -89,12 +85,12 @@ class Form:
 
 
 def begins(*magic: bytes) -> Callable[[bytes, str], bool]:
-    """A test of the first bytes."""
+    """Return a test of the first bytes."""
     return lambda head, path: head.startswith(magic)
 
 
 def first_member(head: bytes) -> str | None:
-    """The name of a zip archive's first member; None where the bytes are of something else."""
+    """Return the name of a zip archive's first member; None where the bytes are of something else."""
     if not head.startswith(_ZIP):
         return None
     return head[30 : 30 + int.from_bytes(head[26:28], "little")].decode("utf-8", "replace")
@@ -125,6 +121,7 @@ def _is_sentencepiece(head: bytes, path: str) -> bool:
 
 def is_tar(head: bytes, path: str = "") -> bool:
     """Tells a tar archive by its first block, whose checksum is right; archives before POSIX have no other mark."""
+    # the magic of a POSIX header is at byte 257
     if head[257:262] == b"ustar":
         return True
     if len(head) < tarfile.BLOCKSIZE or not head[:1].strip(b"\0") or not path.lower().endswith(".tar"):
@@ -138,6 +135,7 @@ def is_tar(head: bytes, path: str = "") -> bool:
 
 def is_zlib(head: bytes, path: str) -> bool:
     """Tells a stream of zlib: deflate with a window of 32 KiB, and a check of the two bytes."""
+    # RFC 1950: the two bytes are a multiple of 31, and bit 5 of the second asks for a preset dictionary
     is_marked = head[:1] == b"\x78" and len(head) > 2 and int.from_bytes(head[:2]) % 31 == 0 and not head[1] & 0x20
     return is_marked and not _is_text(head, path)
 
@@ -230,7 +228,7 @@ NOT_READ_BY_PATH = (
     Form("blob", "a file of a hub's cache, which its snapshots name", "`models--ORG--NAME/blobs/`",
          paths=r"(?:^|/)(?:models|datasets|spaces)--[^/]+/(?:blobs|refs|\.no_exist)/.+"),
 )  # fmt: skip
-"""Forms that are not read, and are told by the names of their files."""
+"""Forms that are not read, and are recognised by the names of their files."""
 
 NOT_READ = (
     Form("git-lfs", "a pointer to a file that git-lfs has not fetched", "its first line",
@@ -280,6 +278,6 @@ NOT_READ = (
     Form("tf-list", "a list of TensorFlow checkpoints", "`model_checkpoint_path:`", begins(b"model_checkpoint_path:")),
     Form("text", "a text", "printable characters", _is_text),
 )  # fmt: skip
-"""Forms that are not read, and are told by their content."""
+"""Forms that are not read, and are recognised by their content."""
 
 UNKNOWN = Form("unknown", "unknown bytes", "anything else")

@@ -27,24 +27,17 @@ _BY_CONTENT = tuple(
 _BY_PATH = re.compile("|".join(f"(?P<{form.name.replace('-', '_')}>{form.paths})" for form in NOT_READ_BY_PATH))
 _PLAIN_ENDS = (".pt", ".pth", ".tar", ".ckpt", ".bin", ".safetensors", ".npz", ".npy", ".pkl", ".h5")
 _MARKS = re.compile(r"rank_|model_states|consolidated\.|openvino_|--|ocdbt|\.zarr/|array_metadatas/|/d/")
-"""Paths that end so and have none of these marks, as most do, are of no form that is told by its path."""
+"""Marks of paths: one with such an ending and none of these, as most have, is of no form that is told by its path."""
 _STRICT = ("safetensors", "torch", "npz")
-"""Forms of which contributions are."""
+"""Forms of files in contributions."""
 
 
 def form_of(head: bytes, path: str) -> Form:
-    """The form of a file.
-
-    Parameters
-    ----------
-    head
-        its first ``HEAD_BYTES`` bytes.
-    path
-        its path or its name.
+    """Tell the form of a file by its first ``HEAD_BYTES`` bytes and its path or name.
 
     Examples
     --------
-    >>> form_of(b"\\x93NUMPY\\x01\\x00", "w.bin").name, form_of(b"", "step-3/__0_0.distcp").name
+    >>> form_of(b"\x93NUMPY\x01\x00", "w.bin").name, form_of(b"", "step-3/__0_0.distcp").name
     ('npy', 'dcp')
     """
     is_plain = path.endswith(_PLAIN_ENDS) and _MARKS.search(path) is None
@@ -54,17 +47,8 @@ def form_of(head: bytes, path: str) -> Form:
 
 
 def read_form(head: bytes, path: str, *, location: str, strict: bool = False) -> Form:
-    """The form of a file that is to be read.
-
-    Parameters
-    ----------
-    strict
-        whether only what may be contributed is read.
-
-    Raises
-    ------
-    IntegrityError
-        It is none that is read.
+    """Return the form of a file that is to be read, with ``strict`` only one that may be contributed; raise
+    ``IntegrityError`` for others.
     """
     form = form_of(head, path)
     accepted = [FORMS[name] for name in _STRICT] if strict else READ

@@ -24,7 +24,7 @@ _MAX_DEPTH, _MAX_ATTRIBUTES, _MAX_ATTRIBUTE = 64, 256, 1000
 _FILTERS = {1, 2, 3, 6, 32000}
 """deflate, shuffle, fletcher32, scaleoffset (H5Zpublic.h) and h5py's own LZF."""
 _NO_PLUGINS = "::"
-"""Of ``HDF5_PLUGIN_PRELOAD``: no filters are loaded from outside the library."""
+"""The value of ``HDF5_PLUGIN_PRELOAD`` by which no filters are loaded from outside the library."""
 _POSTERIOR = "posterior"
 """The group of draws in netCDF files of ArviZ, (chain, draw, *shape) each; others are statistics and data."""
 DRAWS = "draws_along"
@@ -33,15 +33,11 @@ _STEP = "Save its arrays with numpy.savez."
 
 
 def read_hdf5(data: bytes, *, location: str, limits: Limits) -> Any:
-    """What a file holds: groups as mappings, datasets of numbers as arrays, short attributes as values.
+    """Read a file: groups as mappings, datasets of numbers as arrays, short attributes as values.
 
-    What the groups of Keras repeat is left out of names: ``dense.kernel`` for ``model_weights/dense/dense/kernel:0``.
-    Keras 3 numbers the tensors of a layer: ``layers.dense.vars.0``.
-
-    Raises
-    ------
-    IntegrityError
-        It is damaged, leads out of itself, or declares more than the limits.
+    What the groups of Keras repeat is left out of names: ``dense.kernel`` for
+    ``model_weights/dense/dense/kernel:0``. Keras 3 numbers the tensors of a layer: ``layers.dense.vars.0``.
+    Raises ``IntegrityError`` where the file is damaged, leads out of itself, or declares more than the limits.
     """
     os.environ["HDF5_PLUGIN_PRELOAD"] = _NO_PLUGINS
     import h5py
@@ -62,7 +58,7 @@ class _Tree:
         self.seen: set[Any] = set()
 
     def read(self, file: Any) -> Any:
-        """The whole tree; of what Keras writes, the layers."""
+        """Read the whole tree; only the layers of what Keras writes."""
         root = self.group(file, "", 0)
         if isinstance(layers := root.get("model_weights"), dict):  # a whole model, with the state of its optimiser
             return {**{key: value for key, value in root.items() if key != "model_weights"}, **_without_repeats(layers)}
@@ -76,7 +72,7 @@ class _Tree:
         return _without_repeats(root) if "layer_names" in file.attrs else root
 
     def group(self, group: Any, path: str, depth: int, order: Sequence[str] = ()) -> dict[str, Any]:
-        """The items of a group: first those that Keras lists, here or in a group around it, in its order."""
+        """Return the items of a group: first those that Keras lists, here or in a group around it, in its order."""
         identity = self.identity(group)
         if depth > _MAX_DEPTH or identity in self.seen:
             got = "a group inside itself" if identity in self.seen else "more"
@@ -97,12 +93,12 @@ class _Tree:
         return with_facts(made)
 
     def identity(self, item: Any) -> Any:
-        """What is the same for an object that is reached by two links."""
+        """Return a key that is equal for an object reached by two links."""
         info = self.h5py.h5o.get_info(item.id)
         return info.fileno, info.addr
 
     def listed(self, group: Any) -> list[str]:
-        """The paths below a group that Keras lists in an attribute, in the order of the network."""
+        """Return the paths below a group that Keras lists in an attribute, in the order of the network."""
         for key in ("layer_names", "weight_names"):
             names = group.attrs.get(key, ()) if key in group.attrs else ()
             if len(names) and len(names) <= self.limits.tensors:
@@ -110,7 +106,7 @@ class _Tree:
         return []
 
     def item(self, group: Any, name: str, path: str, depth: int, order: Sequence[str]) -> Any:
-        """A group as a mapping, a dataset as an array; None for what holds no numbers."""
+        """Return a group as a mapping, a dataset as an array; None for what holds no numbers."""
         link = group.get(name, getlink=True)
         if not isinstance(link, self.h5py.HardLink):
             kind = "a link to another file" if isinstance(link, self.h5py.ExternalLink) else "a soft link"
@@ -121,7 +117,7 @@ class _Tree:
         return self.array(item, path) if isinstance(item, self.h5py.Dataset) else None
 
     def array(self, dataset: Any, path: str) -> NDArray[Any] | None:
-        """The numbers of a dataset; None for texts and records."""
+        """Return the numbers of a dataset; None for texts and records."""
         what = f"dataset {path!r}"
         if dataset.is_virtual or dataset.external:
             reject(self.location, what, "numbers in the file itself", "numbers in other files", _STEP)
@@ -145,7 +141,7 @@ class _Tree:
         return np.asarray(dataset[()]).astype(dataset.dtype.newbyteorder("="), copy=False)
 
     def attributes(self, group: Any) -> Iterator[tuple[str, Any]]:
-        """Texts and numbers that are noted about a group, as its attributes."""
+        """Yield texts and numbers that are noted about a group, as its attributes."""
         for name in list(group.attrs)[:_MAX_ATTRIBUTES]:
             attribute = self.h5py.h5a.open(group.id, name.encode())
             if attribute.shape != () or attribute.get_storage_size() > _MAX_ATTRIBUTE:

@@ -92,7 +92,7 @@ class _Reconstructor(Known):
 
 
 class _First(Known):
-    """What is its first argument: a parameter its tensor, ``torch.Size`` its lengths."""
+    """A call that stands for its first argument: a parameter is its tensor, ``torch.Size`` its lengths."""
 
     def __new__(cls, value: Any = None, *_: Any) -> Any:
         return value
@@ -176,19 +176,9 @@ for _core in ("numpy.core", "numpy._core"):
 class Unpickler(pickle.Unpickler):
     """Reads one pickle from a stream; ``load`` gives plain values, ``Mapping``, ``Numbers`` and ``Inert`` objects.
 
-    Parameters
-    ----------
-    stream
-        where a pickle begins; afterwards it is behind the pickle.
-    storages
-        by key, filled as persistent ids name them; those who call give them their ``content``.
-    load_nested
-        what reads a file of torch.save that is in the pickle as bytes.
-
-    Attributes
-    ----------
-    globals
-        the names that the pickle looked up, in order.
+    Afterwards the stream is behind the pickle. ``storages`` are by key, filled as persistent ids name them;
+    callers give them their ``content``. ``load_nested`` reads a file of torch.save that is in the pickle as
+    bytes. ``globals`` are the names that the pickle looked up, in order.
 
     Raises
     ------
@@ -200,7 +190,7 @@ class Unpickler(pickle.Unpickler):
     Examples
     --------
     >>> import io
-    >>> reader = Unpickler(io.BytesIO(b"cos\\nsystem\\n(S'ls'\\ntR."))
+    >>> reader = Unpickler(io.BytesIO(b"cos\nsystem\n(S'ls'\ntR."))
     >>> reader.load().args, list(reader.globals)
     (('ls',), ['os.system'])
     """
@@ -218,7 +208,7 @@ class Unpickler(pickle.Unpickler):
         self._storages, self._load_nested = storages, load_nested
 
     def find_class(self, module: str, name: str, /) -> Any:
-        """The class that stands for a name."""
+        """Return the class that stands for a name."""
         # the names that Python 2 gave to modules
         module = {"__builtin__": "builtins", "copy_reg": "copyreg"}.get(module, module)
         full = f"{module}.{name}"[:MAX_NAME]
@@ -228,7 +218,7 @@ class Unpickler(pickle.Unpickler):
         return _KNOWN.get(full) or class_named(full)
 
     def persistent_load(self, pid: Any, /) -> Any:
-        """The storage that a persistent id names, or the class of a module whose code old files carry along."""
+        """Return the storage that a persistent id names, or the class of a module whose code old files carry along."""
         if isinstance(pid, tuple) and pid[:1] == ("module",) and pid[1:]:
             return pid[1]  # pid: ("module", class, its source file, its source)
         if self._storages is None or not _is_storage_id(pid):
@@ -247,27 +237,16 @@ class Unpickler(pickle.Unpickler):
 _MACHINE: Any = pickle._Unpickler  # pyright: ignore[reportPrivateUsage]
 """CPython's machine in Python; pickle's public name for it is the one in C."""
 _KIND = re.compile(r"([a-zA-Z])(\d{1,9})")
-"""What numpy writes for a dtype: its kind, and bytes of an item, of texts their characters."""
+"""numpy's code of a dtype: its kind, and the bytes of an item, for texts the characters."""
 _MAX_NESTED = 3
 
 
 class JoblibUnpickler(_MACHINE):
     """Reads a pickle of joblib, in which the bytes of each array follow the object that describes it.
 
-    Where the next byte of a pickle is can be told by CPython's machine in Python alone; it looks names up in the same
-    way, and builds the same classes.
-
-    Parameters
-    ----------
-    stream
-        where the pickle begins.
-    level
-        how many pickles this one is in.
-
-    Raises
-    ------
-    InertError
-        An array is not as joblib writes it.
+    Only CPython's machine in Python can tell where the next byte of a pickle is; it looks names up in the same
+    way, and builds the same classes. ``level`` counts the pickles that this one is in. Raises ``InertError``
+    where an array is not as joblib writes it.
     """
 
     find_class = Unpickler.find_class
@@ -322,11 +301,12 @@ def _check_no_extension_codes() -> None:
 
 
 def _is_storage_id(pid: Any) -> bool:
+    # torch.save writes ("storage", class, key, device, numel), and before zip archives the view of another storage
     return isinstance(pid, tuple) and len(pid) in (5, 6) and pid[0] == "storage"
 
 
 def _piece(root: Storage, view: Any) -> Storage:
-    """A storage that is a piece of another one, as old versions of torch wrote."""
+    """Return a storage that is a piece of another one, as old versions of torch wrote."""
     key, offset, numel = view if isinstance(view, tuple) and len(view) == 3 else (None, -1, -1)
     if not are_naturals((offset, numel)) or offset + numel > root.numel:
         raise InertError(f"storage {root.key[:80]!r}", f"a piece of its {root.numel} elements", described(view))

@@ -29,7 +29,7 @@ _COPY_WORDS = {
 }  # fmt: skip
 """Words of keys that hold another copy of the layers beside them: an average, a target, a deviation of each weight."""
 _COLLECTIONS = {"batch_stats", "state", "buffers", "stats", "constants", "cache"}
-"""What Flax and Haiku keep of a network beside its parameters."""
+"""Names under which Flax and Haiku keep other parts of a network than its parameters."""
 _WORDS = re.compile(r"[^a-z0-9]+")
 
 _KERAS_NORMALIZATION = re.compile(r"((?:.+\.)?batch_normalization(?:_\d+)?\.vars)\.[0-3]")
@@ -41,7 +41,7 @@ Tree = dict[str, Any]
 
 
 def layer_tree(value: Any, depth: int = 0) -> Tree | None:
-    """The leaves of one network of layers within one another, by dotted names; None where it is anything else.
+    """Return the leaves of one network of layers within one another, by dotted names; None where it is anything else.
 
     A mapping with dotted names is a state dict by itself, and no layer. What is empty is a layer without parameters.
     """
@@ -86,12 +86,10 @@ def _are_in_a_list(value: Any, trees: Mapping[str, Tree]) -> bool:
 
 
 def copies(trees: Mapping[str, Tree]) -> list[dict[str, str]]:
-    """The networks of which one key's layers are a copy of another's, such as an average of them.
+    """Find the networks in which one key's layers are a copy of another's, such as an average of them.
 
-    Returns
-    -------
-    list[dict[str, str]]
-        Of each network its keys, and the key that gives its tensors their names; empty where no key is a copy.
+    Each result maps the keys of a network to the key that gives its tensors their names; the list is empty where
+    no key is a copy.
 
     Examples
     --------
@@ -118,9 +116,9 @@ def copies(trees: Mapping[str, Tree]) -> list[dict[str, str]]:
 
 
 def are_networks(trees: Sequence[Tree]) -> bool:
-    """Tells whether layers within one another that stand side by side are a network each.
+    """Tell whether layers within one another that stand side by side are a network each.
 
-    So it is where all have the same tensors, and these are several layers: members of an ensemble, and no equal layers.
+    All must have the same tensors, of several layers: members of an ensemble, and no equal layers.
     """
     signatures = {_signature(tree) for tree in trees}
     names = {name for tree in trees for name, leaf in tree.items() if is_tensor(leaf)}
@@ -130,7 +128,7 @@ def are_networks(trees: Sequence[Tree]) -> bool:
 
 @lru_cache(maxsize=1024)
 def statistics_in(names: tuple[str, ...]) -> frozenset[str]:
-    """The names of tensors that Flax, Haiku and Keras 3 keep beside parameters.
+    """Return the names of tensors that Flax, Haiku and Keras 3 keep beside parameters.
 
     Examples
     --------
@@ -150,7 +148,7 @@ def statistics_in(names: tuple[str, ...]) -> frozenset[str]:
 
 
 def side_by_side(value: Any) -> dict[str, Tree]:
-    """The networks of a list whose items are lists of tensors or of layers each, by their places.
+    """Return the networks of a list whose items are lists of tensors or of layers each, by their places.
 
     Items with the same tensors are networks where these are more than those of one layer; keys of a mapping of such
     have numbers, as seeds or epochs have. Empty where it is anything else.
@@ -174,7 +172,7 @@ def side_by_side(value: Any) -> dict[str, Tree]:
 
 
 def signature(value: Any) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors in a state dict or in layers, by their names; of anything else none."""
+    """Return the shapes of the tensors in a state dict or in layers, by their names; of anything else none."""
     value = as_dict(value)
     if not isinstance(value, dict | list | tuple):
         return {}

@@ -1,4 +1,4 @@
-"""How much of an untrusted file is read, and for how long."""
+"""Bounds on the size of an untrusted file and on the time of reading it."""
 
 from dataclasses import dataclass
 
@@ -22,13 +22,14 @@ class Limits:
     pickle_bytes: int = 256 * 2**20
     """The pickle that holds the names and shapes, without the weights."""
     expansion: int = 200
-    """What becomes more than ``always_allowed`` bytes may not take this many times less in the file."""
+    """Largest ratio of unpacked to packed bytes, where more than ``always_allowed`` bytes are unpacked."""
     views: int = 8
-    """All tensors, each written out in full, tied ones once, may take so many times what is stored of them, where that
-    is more than ``always_allowed``: views may overlap, and strides of 0 show one number many times."""
+    """Largest ratio of all tensors, each written out in full, tied ones once, to what is stored of them, where they
+    are larger than ``always_allowed``: views may overlap, and strides of 0 show one number many times.
+    """
     memory_bytes: int = 12 * 2**30
     """Address space of the reading process, above what its libraries take."""
     seconds: float = 600
     """Time until the reading process is killed."""
     always_allowed: int = 64 * 2**20
-    """What may be unpacked or written out of any file."""
+    """Bytes that may be unpacked or written out of any file."""

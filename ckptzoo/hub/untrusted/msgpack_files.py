@@ -22,12 +22,10 @@ _STEP = "Save the parameters again with flax.serialization.to_bytes."
 
 
 def read_msgpack(data: bytes, *, location: str, limits: Limits) -> Any:
-    """What a file holds: mappings, plain values and arrays.
+    """Read a file: mappings, plain values and arrays.
 
-    Raises
-    ------
-    IntegrityError
-        It is not whole, holds more than the limits, or an array is not as large as it declares.
+    Raises ``IntegrityError`` where it is not whole, holds more than the limits, or an array is not as large as it
+    declares.
     """
     import msgpack
 
@@ -59,7 +57,7 @@ def _bounds(size: int) -> dict[str, int]:
 
 
 def _array(described: Any) -> NDArray[Any]:
-    """The array of a shape, the name of a dtype, and bytes."""
+    """Return the array of a shape, the name of a dtype, and bytes."""
     shape, name, content = described if isinstance(described, list) and len(described) == 3 else ((), None, b"")
     is_shape = isinstance(shape, list) and len(shape) <= MAX_DIMENSIONS
     if not is_shape or not all(type(length) is int and 0 <= length < 2**62 for length in shape):
@@ -73,7 +71,7 @@ def _array(described: Any) -> NDArray[Any]:
 
 
 def _joined(root: Any) -> Any:
-    """The same, with arrays in the place of those that were cut into pieces; nesting is bounded by the unpacker."""
+    """Join arrays that were cut into pieces; the unpacker bounds the nesting."""
     if not isinstance(root, dict):
         return root
     if root.get(_CHUNKED) is not True:
@@ -88,7 +86,7 @@ def _joined(root: Any) -> Any:
 
 
 def _in_order(value: Any) -> list[Any]:
-    """A list, which Flax writes as a mapping of numbers."""
+    """Return a list, which Flax writes as a mapping of numbers."""
     if isinstance(value, dict):
         return [value[key] for key in sorted(value, key=lambda key: int(key) if str(key).isdecimal() else 0)]
     return list(value) if isinstance(value, list) else []
@@ -98,10 +96,12 @@ def _is_flax(head: bytes, path: str) -> bool:
     """Tells a mapping whose first key is a text."""
     if not head:
         return False
+    # the format of MessagePack: map 16, map 32 or fixmap
     start = {0xDE: 3, 0xDF: 5}.get(head[0], 1 if 0x81 <= head[0] <= 0x8F else 0)
     kind = head[start : start + 1]
     if not start or not kind:
         return False
+    # str 8, str 16 or fixstr, whose length is in the low 5 bits
     skip = {0xD9: 2, 0xDA: 3}.get(kind[0], 1 if 0xA1 <= kind[0] <= 0xBF else 0)
     length = kind[0] & 0x1F if skip == 1 else int.from_bytes(head[start + 1 : start + skip])
     text = head[start + skip : start + skip + min(length, 64)]

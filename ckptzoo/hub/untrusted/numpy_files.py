@@ -1,4 +1,4 @@
-"""Reads .npy arrays, one or several behind one another, and .npz archives of them as data."""
+"""Reads .npy arrays, one or several in sequence, and .npz archives of them as data."""
 
 import json
 from collections.abc import Mapping
@@ -24,6 +24,7 @@ from ckptzoo.text import excerpt
 _MAX_HEADER = 10_000
 """Characters of an array's header; numpy's own default."""
 _MAX_DIMENSIONS = 32
+"""Axes of an array: the limit of numpy before version 2."""
 _MAX_TEXTS, _MAX_TEXT_BYTES = 1024, 4096
 """Texts of an array, and bytes of one, at four a character."""
 _MAGIC = b"\x93NUMPY"
@@ -33,19 +34,11 @@ _STEP = "Save it again with numpy.savez and plain arrays of numbers."
 
 
 def read_npz(data: bytes, *, location: str, limits: Limits, strict: bool = True) -> dict[str, Any]:
-    """The arrays of an archive, by name, in the archive's order.
+    """Return the arrays of an archive, by name, in the archive's order.
 
-    Parameters
-    ----------
-    strict
-        whether arrays of texts and of objects are refused; otherwise they are lists, and numbers without axes that are
-        no tensors are plain values.
-
-    Raises
-    ------
-    IntegrityError
-        The archive is torch's or damaged; a member is no array, holds objects or another dtype, or is larger than it
-        declares.
+    With ``strict`` arrays of texts and of objects are refused; otherwise they are lists, and numbers without axes
+    that are no tensors are plain values. Raises ``IntegrityError`` where the archive is torch's or damaged, or a
+    member is no array, holds objects or another dtype, or is larger than it declares.
     """
     archive = check_archive(data, location=location, limits=limits)
     if archive.file_format != "npz":
@@ -62,7 +55,7 @@ def read_npz(data: bytes, *, location: str, limits: Limits, strict: bool = True)
 
 
 def with_facts(items: Mapping[str, Any]) -> dict[str, Any]:
-    """The same, where a number without axes that is no tensor of a network is a plain value, such as an epoch.
+    """Return the same, where a number without axes that is no tensor of a network is a plain value, such as an epoch.
 
     A float is a tensor where it has the dtype of the others, and no name of a figure.
 
@@ -88,7 +81,7 @@ def with_facts(items: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_texts(content: bytes | memoryview) -> list[str] | None:
-    """A short array of texts; None for any other array."""
+    """Return a short array of texts; None for any other array."""
     stream = BytesIO(content)
     try:
         shape, _, dtype = _read_header(stream)
@@ -104,12 +97,9 @@ def _read_texts(content: bytes | memoryview) -> list[str] | None:
 def read_npy(
     content: bytes | memoryview, *, name: str, location: str, limits: Limits, strict: bool = True
 ) -> NDArray[Any]:
-    """One array, C-contiguous, in this machine's byte order; one of objects as lists, where it is not refused.
+    """Read one array, C-contiguous, in this machine's byte order; one of objects as lists, where it is not refused.
 
-    Raises
-    ------
-    IntegrityError
-        It is no array of plain numbers, or not as large as it declares.
+    Raises ``IntegrityError`` where it is no array of plain numbers, or not as large as it declares.
     """
     array, rest = _read_array(content, name, location, limits, strict=strict)
     if rest:
@@ -119,14 +109,10 @@ def read_npy(
 
 
 def read_arrays(data: bytes, *, location: str, limits: Limits, strict: bool) -> Any:
-    """What a file of numpy.save holds: an array, or several behind one another, by their places.
+    """Read a file of numpy.save: an array, or several behind one another, by their places.
 
-    Equinox writes several, and before them may be a line of JSON with the settings of the network.
-
-    Raises
-    ------
-    IntegrityError
-        An array is not as large as it declares, or something else is behind it.
+    Equinox writes several, and before them may be a line of JSON with the settings of the network. Raises
+    ``IntegrityError`` where an array is not as large as it declares, or something else is behind it.
     """
     found: dict[str, Any] = {}
     view, settings = memoryview(data), None
@@ -153,7 +139,7 @@ def read_arrays(data: bytes, *, location: str, limits: Limits, strict: bool) -> 
 def _read_array(
     content: bytes | memoryview, name: str, location: str, limits: Limits, *, strict: bool
 ) -> tuple[Any, int]:
-    """An array, and how many bytes are behind it."""
+    """Return an array, and the number of bytes after it."""
     what = f"array {excerpt(name)!r}"
     stream = BytesIO(content)
     try:
@@ -183,7 +169,7 @@ def _read_array(
 
 
 def _objects(content: bytes | memoryview, what: str, location: str) -> Any:
-    """The objects of an array, which are a pickle: read as data, by the reader that imports nothing."""
+    """Return the objects of an array, which are a pickle: read as data, by the reader that imports nothing."""
     try:
         made = Unpickler(BytesIO(content)).load()
     except MemoryError:

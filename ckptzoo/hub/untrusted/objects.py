@@ -1,4 +1,4 @@
-"""What the objects in a loaded file are: tensors, modules, settings, the state of training."""
+"""Classifies the objects in a loaded file: tensors, modules, settings, the state of training."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ _SETTINGS_NAMES = re.compile(
 _MASK_NAMES = re.compile(r"(^|_)masks?$")
 _RANDOM_NAMES = re.compile(r"(^|_)p?rngs?(_|$)")
 _KEY_OF_JAX = (2,)
-"""The shape of a key of jax's random numbers, by which it is told from others."""
+"""The shape of a key of jax's random numbers, which distinguishes it."""
 _FIGURE_NAMES = re.compile(
     r"(^|_)(loss|losses|acc|accuracy|accuracies|errors?|epochs?|steps?|iters?|iterations?|times?|lrs?|history|curve|"
     r"metrics?|scores?|rewards?|returns?|sizes?|shapes?|classes|seeds?|activations?)(_|$)"
@@ -54,12 +54,9 @@ def is_module(value: Any) -> bool:
 
 
 def module_tensors(module: Inert, buffers: set[str], prefix: str = "", depth: int = 0) -> dict[str, Any]:
-    """The tensors that ``module.state_dict()`` would give; the names of its buffers are added to ``buffers``.
+    """Return the tensors that ``module.state_dict()`` would give; add the names of its buffers to ``buffers``.
 
-    Raises
-    ------
-    InertError
-        There are more tensors or levels than bounds allow: modules may contain one another.
+    Raises ``InertError`` for more tensors or levels than bounds allow: modules may contain one another.
     """
     attributes = module.attributes
     dropped = attributes.get("_non_persistent_buffers_set")
@@ -84,7 +81,7 @@ def is_figure_name(key: Any) -> bool:
 
 
 def number_list(key: Any, value: Any) -> np.ndarray[Any, Any] | None:
-    """The array that a list of numbers beside tensors stands for; None for figures, and for any other value.
+    """Return the array that a list of numbers beside tensors stands for; None for figures, and for any other value.
 
     Examples
     --------
@@ -109,15 +106,12 @@ def number_list(key: Any, value: Any) -> np.ndarray[Any, Any] | None:
 
 
 def plain(value: Any, *, as_settings: bool = False) -> Any:
-    """What programs keep settings in, as plain values.
+    """Convert the containers of settings into plain values.
 
-    Dicts of their own classes, what OmegaConf, ml_collections, pydantic, argparse and ``types.SimpleNamespace`` keep,
-    dataclasses, enumerations and paths; a class or a function as its name, and so a constraint of torch.
-
-    Parameters
-    ----------
-    as_settings
-        whether an object is settings because of its key; otherwise it is if all its attributes are plain values.
+    These are dicts of their own classes, what OmegaConf, ml_collections, pydantic, argparse and
+    ``types.SimpleNamespace`` keep, dataclasses, enumerations and paths; a class or a function becomes its name,
+    and so does a constraint of torch. With ``as_settings`` an object is settings because of its key; otherwise it
+    is if all its attributes are plain values.
     """
     for _ in range(MAX_DEPTH):
         if isinstance(value, type) and issubclass(value, Inert):
@@ -143,7 +137,7 @@ def plain(value: Any, *, as_settings: bool = False) -> Any:
 
 
 def _described(value: Any) -> Any:
-    """A setting as Weights & Biases keeps it, with its description, as the setting alone."""
+    """Return a setting as Weights & Biases keeps it, with its description, as the setting alone."""
     return value["value"] if isinstance(value, dict) and value.keys() == {"desc", "value"} else value
 
 
@@ -169,7 +163,7 @@ def _is_value(item: Any) -> bool:
 
 
 def items_of(value: Any) -> Iterator[tuple[Any, Any]]:
-    """The keys and values of a mapping, of a sequence, or of an object's attributes; named tuples have arguments."""
+    """Yield keys and values of a mapping, a sequence, or an object's attributes; named tuples have arguments."""
     if isinstance(value, Inert):
         named = value.attributes if value.pairs is None else value.pairs
         is_tuple = not named and any(isinstance(item, dict | list | tuple | Inert) for item in value.args)
@@ -187,9 +181,8 @@ def items_of(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def as_dict(value: Any) -> Any:
-    """A dict of a class of its own as a plain one, a list of names and values as a dict, an array of objects as a list.
-
-    Any other value as it is.
+    """Return a dict of a class of its own as a plain one, a list of names and values as a dict, an array of objects
+    as a list, and any other value as it is.
     """
     value = value.value if isinstance(value, Objects) else value
     if isinstance(value, list | tuple) and value and all(map(_is_pair, value)):
@@ -241,7 +234,7 @@ def is_training_state(key: Any, value: Any) -> bool:
 
 
 def describe(value: Any) -> str:
-    """An untrusted value in a few words."""
+    """Return an untrusted value in a few words."""
     if (form := unread_form(value)) is not None:
         return form
     value = as_dict(value)

@@ -21,9 +21,9 @@ _TRAINING_WORDS = """
     exp_avg exp_avg_sq max_exp_avg_sq exp_inf momentum_buffer square_avg grad_avg acc_delta nu fp32_flat_groups
     fp32_from_fp16 base_lrs last_epoch
 """
-"""In states of torch.optim, optax, the fused optimisers of apex and DeepSpeed, and of torch's schedulers."""
+"""Words in states of torch.optim, optax, the fused optimisers of apex and DeepSpeed, and of torch's schedulers."""
 _MOMENT_WORDS = "sq_mean square_mean cov_mat_sqrt w2_avg pre_d d_hat theta_swa sigma_diag cov covariance"
-"""In SWAG as its authors, MultiSWAG and torch-uncertainty save it, and in laplace-torch."""
+"""Words in SWAG as its authors, MultiSWAG and torch-uncertainty save it, and in laplace-torch."""
 _FIGURE_WORDS = """
     results timesteps ep_lengths successes loss losses train_loss test_loss val_loss valid_loss acc accuracy
     accuracies train_acc test_acc val_acc train_accuracy test_accuracy val_accuracy train_losses test_losses
@@ -32,12 +32,12 @@ _FIGURE_WORDS = """
     images inputs features embeddings cv_results_ x_train y_train x_test y_test x_val y_val train_x train_y
     test_x test_y
 """
-"""In evaluations of stable-baselines3, curves of training, data sets and outputs."""
+"""Words in evaluations of stable-baselines3, curves of training, data sets and outputs."""
 _STATISTIC_WORDS = """
     obs_var var variance count running_var running_count num_batches_tracked epsilon n min max var_ scale_
     n_samples_seen_ feature_names_in_
 """
-"""In wrappers of reinforcement learning that normalise observations, and in a BatchNorm alone."""
+"""Words in wrappers of reinforcement learning that normalise observations, and in a BatchNorm alone."""
 _KINDS: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = tuple(
     (what, frozenset(certain.split()), frozenset(f"{certain} {others}".split()))
     for what, certain, others in (
@@ -58,12 +58,9 @@ _FLOATS = {name for name in ITEMSIZE if name == "bfloat16" or numpy_dtype(name).
 
 
 def other_content(dtypes: Mapping[str, str]) -> str | None:
-    """Tells from names and dtypes what a state dict is where it is no network; None where it may be one.
+    """Tell from names and dtypes what a state dict is where it is no network; None where it may be one.
 
-    Parameters
-    ----------
-    dtypes
-        of each tensor, by its name; other dtypes than those of zoos are taken for floats, and refused elsewhere.
+    Other dtypes than those of zoos are taken for floats, and refused elsewhere.
 
     Examples
     --------
@@ -86,12 +83,9 @@ def other_content(dtypes: Mapping[str, str]) -> str | None:
 
 
 def is_mask(arrays: Sequence[NDArray[Any]], name: str) -> bool:
-    """Tells whether arrays are a mask: zeros and ones alone, and both of them, in more than a thousand numbers.
+    """Tell whether arrays are a mask: zeros and ones alone, and both of them, in more than a thousand numbers.
 
-    Parameters
-    ----------
-    name
-        of the file; what is named a mask may be smaller, and all ones, as before the first pruning.
+    In a file whose name says mask they may be fewer, and all ones, as before the first pruning.
     """
     # nearly all weights are told from a mask by their first number
     if arrays and arrays[0].size and arrays[0].reshape(-1)[0] not in (0, 1):

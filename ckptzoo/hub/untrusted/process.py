@@ -45,12 +45,10 @@ class ReadingProcess:
         self.close()
 
     def read(self, jobs: Sequence[Job], contents: Sequence[Content]) -> tuple[list[FileAnswer], list[Any]]:
-        """For every file its state dicts or the error, and the arrays that state dicts point to.
+        """Return for every file its state dicts or the error, and the arrays that state dicts point to.
 
-        Notes
-        -----
-        Where the process ends or takes too long, the files of the request are read again one by one, so that the one
-        that it cannot read is refused alone.
+        Where the process ends or takes too long, the files of the request are read again one by one, so that only
+        the one that it cannot read is refused.
         """
         answer = self._request(jobs, contents)
         if not isinstance(answer, IntegrityError):
@@ -136,7 +134,7 @@ class ReadingProcess:
         return self._process
 
     def _ended(self, location: str, process: "subprocess.Popen[bytes]", *, late: bool) -> IntegrityError:
-        """Why there is no answer."""
+        """Say why there is no answer."""
         code = process.wait()
         errors = b""
         if self._errors is not None:

@@ -1,4 +1,4 @@
-"""What goes to the reading process and comes back, in frames over two pipes; answers are checked as untrusted data.
+"""Requests to the reading process and its answers, in frames over two pipes; answers are checked as untrusted data.
 
 A frame is the length of a JSON text in 8 bytes (little-endian), the text, and the bytes that it announces. A request
 announces files; an answer announces arrays, each padded to a multiple of 8 bytes, and says for every file which state
@@ -37,18 +37,9 @@ _READ_AGAIN = "Read the file again; if it stays so, do not use it."
 
 @dataclass(frozen=True)
 class Job:
-    """One file to read.
+    """A file to read, its name in messages, a form that is read (``forms.READ``), and its bytes.
 
-    Parameters
-    ----------
-    location
-        how messages call it.
-    file_format
-        the name of a form that is read (``forms.READ``).
-    length
-        its bytes.
-    strict
-        whether objects other than dense tensors and plain containers are refused.
+    With ``strict`` objects other than dense tensors and plain containers are refused.
     """
 
     location: str
@@ -61,16 +52,9 @@ class Job:
 class WorkerResult:
     """One state dict as the reading process describes it.
 
-    Parameters
-    ----------
-    key
-        where it is in the file; empty where the file holds no other.
-    names, tensor_indices
-        of its tensors, and where these are among the answer's arrays.
-    facts, left_out
-        as in ``StateDict``.
-    buffers
-        the places of buffers among the names.
+    ``key`` is its place in the file; empty where the file holds no other. ``tensor_indices`` are the places of
+    its tensors among the answer's arrays, ``buffers`` the places of buffers among ``names``; ``facts`` and
+    ``left_out`` are as in ``StateDict``.
     """
 
     key: str
@@ -81,7 +65,7 @@ class WorkerResult:
     buffers: tuple[int, ...] = ()
 
     def state_dict(self, file: str, arrays: Sequence[NDArray[Any]]) -> StateDict:
-        """Names and arrays put together; a name whose array an earlier one has is an alias of that one."""
+        """Return names and arrays put together; a name whose array an earlier one has is an alias of that one."""
         first_names: dict[int, str] = {}
         tensors: dict[str, NDArray[Any]] = {}
         aliases: dict[str, str] = {}
@@ -93,7 +77,7 @@ class WorkerResult:
         return StateDict(source, tensors, aliases, self.facts, self.left_out, buffers)
 
     def shifted(self, by: int) -> "WorkerResult":
-        """The same behind this many other arrays."""
+        """Return the same result with indices shifted by this many arrays."""
         return replace(self, tensor_indices=tuple(index + by for index in self.tensor_indices))
 
 
@@ -101,12 +85,12 @@ FileAnswer = list[WorkerResult] | IntegrityError
 
 
 def encode_request(jobs: Sequence[Job], limits: Limits) -> bytes:
-    """The head of a request: the files' bytes follow it, in order."""
+    """Return the head of a request: the files' bytes follow it, in order."""
     return _frame({"files": [vars(job) for job in jobs], "limits": vars(limits)})
 
 
 def encode_answer(files: Sequence[FileAnswer], arrays: Sequence[NDArray[Any]]) -> bytes:
-    """The head of an answer: ``padded`` bytes of the arrays follow it, in order."""
+    """Return the head of an answer: ``padded`` bytes of the arrays follow it, in order."""
     described = [
         {
             "refused": [[item.what, item.expected, item.got, item.next_step] for item in file.problems][:20],
@@ -124,7 +108,7 @@ def encode_answer(files: Sequence[FileAnswer], arrays: Sequence[NDArray[Any]]) -
 
 
 def padded(arrays: Iterable[NDArray[Any]]) -> Iterable[bytes | memoryview]:
-    """The bytes of C-contiguous arrays as they follow an answer."""
+    """Yield the bytes of C-contiguous arrays as they follow an answer."""
     for array in arrays:
         yield array.reshape(-1).view(np.uint8).data if array.size else b""
         yield bytes(-array.nbytes % ALIGNMENT)
@@ -150,17 +134,10 @@ def _encode_state(state: WorkerResult) -> dict[str, Any]:
 
 
 def read_answer(stream: IO[bytes], locations: Sequence[str], limits: Limits) -> tuple[list[FileAnswer], list[Any]]:
-    """Check an answer: for every file its states or the error, and the arrays that states point to.
+    """Check an answer: for every file, in the order of ``locations``, its states or the error, and the arrays that
+    states point to.
 
-    Parameters
-    ----------
-    locations
-        of the files that were asked for, in order.
-
-    Raises
-    ------
-    IntegrityError
-        It is not what a reading process writes; ``EOFError`` where it ends too early.
+    Raises ``IntegrityError`` where it is not what a reading process writes; ``EOFError`` where it ends too early.
     """
     location = locations[0]
     length = int.from_bytes(_exactly(stream, LENGTH_BYTES), "little")

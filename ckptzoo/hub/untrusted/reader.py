@@ -37,11 +37,12 @@ _DEATH_SIGNAL, _KILL = 1, 9
 """PR_SET_PDEATHSIG of linux/prctl.h, and SIGKILL: this process ends with the one that started it."""
 
 _MESSAGE_BYTES = 2**20
-"""What this process may write to a file: the error that ends it."""
+"""Bytes that this process may write to a file: the error that ends it."""
 _LARGEST = max(ITEMSIZE.values())
 _REQUEST_BYTES, _EXPANSION = 2**29, 40
-"""What a request may take: so many bytes, and so many times its size. An object of a pickle takes two bytes of it and
-up to 70 of memory; files are mostly numbers."""
+"""Memory of a request: a fixed number of bytes, and a multiple of its size. An object of a pickle takes two bytes of
+it and up to 70 of memory; files are mostly numbers.
+"""
 
 
 class _Answer:
@@ -76,7 +77,7 @@ class _Answer:
         return answer
 
     def _add_state(self, state: StateCandidate, indices: dict[tuple[Any, ...], int], location: str) -> WorkerResult:
-        """Names with the indices of their arrays; tensors that share all their numbers have the same one."""
+        """Return names with the indices of their arrays; tensors that share all their numbers have the same one."""
         at: list[int] = []
         for name, tensor in state.tensors.items():
             key = tensor.identity if isinstance(tensor, Numbers) else (id(tensor),)
@@ -88,7 +89,7 @@ class _Answer:
         return WorkerResult(state.key, tuple(state.tensors), tuple(at), state.facts, state.left_out, buffers)
 
     def _without_masks(self, results: list[WorkerResult], location: str) -> list[WorkerResult]:
-        """The state dicts that are no masks; the others name these as left out."""
+        """Return the state dicts that are no masks; the others name these as left out."""
         name = location.rpartition("/")[2]
         masks = [item for item in results if is_mask([self.arrays[at] for at in item.tensor_indices], name)]
         if not masks:
@@ -136,10 +137,7 @@ def _load(job: Job, data: bytes, limits: Limits) -> Any:
 def set_limits(memory_bytes: int) -> int:
     """Bound this process's memory above what it uses now; it writes no files, and ends with its parent.
 
-    Returns
-    -------
-    int
-        The bound on its address space, which ``bound_memory`` lowers for each request.
+    The result is the bound on its address space in bytes, which ``bound_memory`` lowers for each request.
     """
     most = _used_bytes() + memory_bytes
     for kind, bound in (
@@ -168,7 +166,7 @@ def bound_memory(request_bytes: int, most: int) -> None:
 
 
 def _used_bytes() -> int:
-    """This process's address space; without /proc (macOS) it counts as nothing."""
+    """Return this process's address space in bytes; 0 without /proc (macOS)."""
     statm = Path("/proc/self/statm")
     return int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else 0
 

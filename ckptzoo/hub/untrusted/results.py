@@ -1,4 +1,4 @@
-"""What is read from untrusted files: the state dicts of each, or the error."""
+"""The results of reading untrusted files: the state dicts of each, or the error."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ class StateDict:
     facts: dict[str, Fact]
     """Scalars beside it: ``epoch``, ``best_prec1``, ..."""
     left_out: tuple[str, ...]
-    """What was recognised and not taken: ``optimizer: 62 entries``, ..."""
+    """Objects that were recognised and not taken: ``optimizer: 62 entries``, ..."""
     buffers: frozenset[str] = frozenset()
     """Names of tensors that a module that was saved whole says are buffers."""
 
@@ -37,7 +37,7 @@ class StateDict:
 
 @dataclass(frozen=True)
 class FileResult:
-    """What ``read_all`` made of one file: its state dicts, or the error.
+    """The result of ``read_all`` for one file: its state dicts, or the error.
 
     Parameters
     ----------

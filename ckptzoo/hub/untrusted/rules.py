@@ -1,4 +1,4 @@
-"""Which globals a contributed file may name, and what its owner can do where it names others."""
+"""The globals that a contributed file may name, and the owner's next step where it names others."""
 
 from collections.abc import Iterable
 
@@ -39,7 +39,7 @@ _NOT_LISTED = 5
 
 
 def dtype_step(dtype: str) -> str:
-    """What to do with a tensor of a dtype that no zoo holds.
+    """Return the next step for a tensor of a dtype that no zoo holds.
 
     >>> dtype_step("complex64")
     'Save its parts as real numbers: torch.view_as_real(x).'
@@ -56,12 +56,8 @@ def is_allowed(name: str) -> bool:
 
 
 def check_globals(names: Iterable[str], *, location: str) -> None:
-    """Refuse a file that names globals other than those of dense tensors and plain containers.
-
-    Raises
-    ------
-    IntegrityError
-        It does; the first five are named.
+    """Refuse a file that names globals other than those of dense tensors and plain containers; the
+    ``IntegrityError`` names the first five.
     """
     forbidden = [name for name in names if not is_allowed(name)]
     if not forbidden:

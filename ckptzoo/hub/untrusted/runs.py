@@ -1,4 +1,4 @@
-"""Which run a checkpoint file belongs to, and at which step it was saved: by its path, and by what it says itself."""
+"""The run of a checkpoint file, and the step at which it was saved, from its path and from its own facts."""
 
 import re
 import unicodedata
@@ -57,7 +57,7 @@ _SUITABLE = "._=,@+-"
 STEP_FACTS = (
     "global_step", "step", "iteration", "iter", "n_iter", "num_steps", "current_step", "ss_steps", "round",
 )  # fmt: skip
-"""What programs call the number of a checkpoint's optimiser steps, the likeliest first."""
+"""Names of a checkpoint's number of optimiser steps in programs, the likeliest first."""
 _STEP_FACTS = frozenset(STEP_FACTS)
 
 
@@ -65,17 +65,9 @@ _STEP_FACTS = frozenset(STEP_FACTS)
 class Run:
     """The run of a file.
 
-    Parameters
-    ----------
-    member
-        its path without what says when in the run it was saved, and without names that say nothing; empty where nothing
-        is left.
-    step
-        the number that says when; None where there is none.
-    epoch
-        the number beside a word for epochs.
-    is_part
-        whether the path says that it is one of several checkpoints of a run.
+    ``member`` is its path without the words for the time of saving, and without names that say nothing; it may be
+    empty. ``step`` and ``epoch`` are numbers in the path, None without one; ``is_part`` says that the path is
+    that of one of several checkpoints of a run.
     """
 
     member: str
@@ -85,7 +77,7 @@ class Run:
 
 
 def run_of(path: str) -> Run:
-    """The run of a file by its path.
+    """Return the run of a file by its path.
 
     Examples
     --------
@@ -130,7 +122,7 @@ def run_of(path: str) -> Run:
 
 
 def without_plain_name(name: str) -> str:
-    """A name without its last part where that says nothing about a run.
+    """Return a name without its last part where that says nothing about a run.
 
     >>> without_plain_name("seed0/model"), without_plain_name("gan")
     ('seed0', 'gan')
@@ -140,13 +132,13 @@ def without_plain_name(name: str) -> str:
 
 
 def _number(text: str) -> float:
-    """``40`` or ``2000k``, which is two million."""
+    """Parse ``40`` or ``2000k``, which is two million."""
     times = _THOUSANDS.get(text[-1].lower(), 1)
     return float(text if times == 1 else text[:-1]) * times
 
 
 def without_suffixes(path: str) -> str:
-    """A path without the suffix of a checkpoint, and without that of the ImageNet example, ``.pth.tar``."""
+    """Return a path without the suffix of a checkpoint, and without that of the ImageNet example, ``.pth.tar``."""
     start = path.rpartition("/")[0]
     name = path[len(start) + 1 :] if start else path
     stem = name[:-8] if name.lower().endswith(".pth.tar") else name.rpartition(".")[0]
@@ -154,7 +146,7 @@ def without_suffixes(path: str) -> str:
 
 
 def id_of(path: str) -> str:
-    """The id of a file's checkpoint: all of its path without the suffix.
+    """Return the id of a file's checkpoint: all of its path without the suffix.
 
     >>> id_of("run 1/net 3.pth.tar")
     'run-1-net-3'
@@ -163,7 +155,7 @@ def id_of(path: str) -> str:
 
 
 def step_of(facts: Mapping[str, Any]) -> int | None:
-    """The optimiser steps that a file says it was saved at.
+    """Return the optimiser steps that a file says it was saved at.
 
     Examples
     --------
@@ -179,7 +171,7 @@ def step_of(facts: Mapping[str, Any]) -> int | None:
 
 
 def facts_of(path: str) -> dict[str, int]:
-    """The numbers beside words in a path that say which run of several a file is of.
+    """Return the numbers beside words in a path that say which run of several a file is of.
 
     Examples
     --------
@@ -191,13 +183,13 @@ def facts_of(path: str) -> dict[str, int]:
 
 
 def searched(pattern: re.Pattern[str], path: str) -> str | None:
-    """What a pattern finds in a path: its first group, or all of it where it has none; None where it finds nothing."""
+    """Return what a pattern finds in a path: its first group, else all of the match; None without a match."""
     matched = pattern.search(path)
     return None if matched is None else matched[1 if pattern.groups else 0]
 
 
 def identifier(text: str) -> str:
-    """A text as part of an id.
+    """Return a text as part of an id.
 
     >>> identifier("run 3/net"), identifier("мережа №2")
     ('run-3-net', 'мережа-2')

@@ -31,17 +31,10 @@ _MAX_FACT = 1000
 def read_state_dict(
     file: IO[bytes], location: str, name: str, limits: Limits, *, with_moments: bool = False
 ) -> StateDict:
-    """The state dict in a whole safetensors file, with the texts of its metadata as facts.
+    """Return the state dict in a whole safetensors file, with the texts of its metadata as facts.
 
-    Parameters
-    ----------
-    with_moments
-        whether the moments of a posterior are taken as a state dict.
-
-    Raises
-    ------
-    IntegrityError
-        What ``read_safetensors`` refuses; there are no tensors.
+    With ``with_moments`` the moments of a posterior are taken as a state dict. Raises ``IntegrityError`` as
+    ``read_safetensors`` does, and where there are no tensors.
     """
     arrays, metadata = read_safetensors(
         file,
@@ -72,12 +65,10 @@ def read_state_dict(
 def read_safetensors(
     file: IO[bytes], *, location: str, header_bytes: int, tensor_bytes: int, tensors: int
 ) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """The arrays of a safetensors file, by name in the order of its header, and its metadata.
+    """Return the arrays of a safetensors file, by name in the order of its header, and its metadata.
 
-    Raises
-    ------
-    IntegrityError
-        What ``ckptzoo.format.header`` refuses, save that any printable name will do; more than the limits.
+    Raises ``IntegrityError`` where ``ckptzoo.format.header`` does, save that any printable name will do; and for
+    more than the limits.
     """
     size = file.seek(0, 2)
     file.seek(0)
@@ -100,7 +91,7 @@ def read_safetensors(
 
 
 def _entries(text: bytes, described: Mapping[str, Any], *, size: int, location: str) -> tuple[Entry, ...]:
-    """The header's entries, with any printable names.
+    """Return the header's entries, with any printable names.
 
     ``format.header`` takes only the names that a zoo allows: others are replaced for it, and put back afterwards.
     """
@@ -134,7 +125,7 @@ def _entries(text: bytes, described: Mapping[str, Any], *, size: int, location: 
 
 
 def _read_array(file: IO[bytes], entry: Entry, location: str) -> NDArray[Any]:
-    """A copy of one tensor's bytes."""
+    """Return a copy of one tensor's bytes."""
     raw = np.empty(entry.nbytes, np.uint8)
     view, done = raw.data, 0
     file.seek(entry.offset)

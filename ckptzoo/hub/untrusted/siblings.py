@@ -1,4 +1,4 @@
-"""What stands beside weights under their names: moments, derivatives, averages; and when each of a list was saved."""
+"""Finds moments, derivatives and averages beside weights of the same names, and the times of networks in lists."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ _ABOUT = {
     _DIFFERENCES: r"(\w+_)?(deltas?|task_vectors?)",
     _LOSS: r"(?!best|min|low)(\w+_)?(loss|criterion)(_fn|_func)?(_state)?(_dict)?",
 }
-"""What keys say of numbers that are about weights; it is so where there are weights of the same names beside them."""
+"""Words of keys for numbers about weights, if weights of the same names stand beside them."""
 _NAMES = {what: re.compile(pattern) for what, pattern in _ABOUT.items()}
 _ANY = re.compile(
     "exp_avg|momentum|velocit|grad|hess|fisher|delta|task_vector|loss|criterion|^(?:mu|m)$", re.IGNORECASE
@@ -33,14 +33,14 @@ _ANY = re.compile(
 """Keys without any of these, as most are, say nothing of the kind."""
 _PARAMETERS = {"params", "parameters", "weights", "theta"}
 _TWO_MOMENTS = (("mu", "nu"), ("m", "v"))
-"""What optax and other programs call the first and the second moment."""
+"""Names that optax and other programs give the first and the second moment."""
 _TIMES = re.compile(r"(?:\w+_)?(epoch|step|iteration|iter)s?")
 _MANY = 4
 """Fewer tensors within one another than these may be a layer of a network."""
 
 
 def about_weights(items: Sequence[tuple[Any, Any]]) -> dict[int, str]:
-    """The places of entries that hold numbers about the weights beside them, and what they are.
+    """Return the places of entries that hold numbers about the weights beside them, and what they are.
 
     Examples
     --------
@@ -71,7 +71,8 @@ def about_weights(items: Sequence[tuple[Any, Any]]) -> dict[int, str]:
 
 
 def said_of_file(stem: str) -> str:
-    """What a file's name says it is of weights, where it is none itself; empty where it says nothing of the kind.
+    """Tell what a file's name says about its relation to weights, where it holds none itself; empty where it says
+    nothing of the kind.
 
     Examples
     --------
@@ -83,7 +84,7 @@ def said_of_file(stem: str) -> str:
 
 
 def _said_of(name: str) -> str:
-    """What a name says of numbers about weights; empty where it says nothing of the kind."""
+    """Return what a name says of numbers about weights; empty where it says nothing of the kind."""
     return next((what for what, pattern in _NAMES.items() if pattern.fullmatch(name)), "")
 
 
@@ -104,17 +105,9 @@ def _have(own: Mapping[str, Any], weights: Mapping[str, Mapping[str, Any]]) -> b
 def completed(states: list[State], lists: Mapping[Path, Sequence[Any]]) -> dict[Path, str]:
     """Complete averages that were kept of parameters alone: their buffers are those of the network beside them.
 
-    Parameters
-    ----------
-    states
-        all of a file; averages are replaced, and those of ``lists`` added.
-    lists
-        tensors in the order of ``module.parameters()``, as torch-ema and its likes keep averages.
-
-    Returns
-    -------
-    dict[Path, str]
-        The keys of each average that was completed or added, and of the network that it is an average of.
+    ``states`` are all of a file: averages are replaced, and those of ``lists`` added, which are tensors in the
+    order of ``module.parameters()``, as torch-ema and its likes keep averages. The result maps the keys of each
+    average that was completed or added to those of its network.
     """
     networks = [state for state in states if not any(is_copy_name(key) and "online" not in key for key in state[0])]
     found: dict[Path, str] = {}
@@ -157,7 +150,7 @@ def _parameters(state: State) -> list[str]:
 
 
 def times_of(paths: Sequence[Path], lists: Mapping[Path, Sequence[Any]]) -> tuple[dict[Path, int], set[Path]]:
-    """Facts of networks in a list of which another list says when each was saved, and the lists that say it.
+    """Return facts of networks in a list where another list says when each was saved, and the lists that say it.
 
     Examples
     --------

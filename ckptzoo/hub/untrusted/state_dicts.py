@@ -76,16 +76,15 @@ class StateCandidate:
 
 
 def find_state_dicts(root: Any, *, location: str, limits: Limits, with_moments: bool = False) -> list[StateCandidate]:
-    """The state dicts in a loaded object.
+    """Find the state dicts in a loaded object.
 
-    A mapping of names to tensors is a state dict. A mapping or a sequence of such is opened, with keys joined by dots;
-    layers within one another (``layer_trees``) are one state dict with dotted names. What holds no weights
-    (``other_contents``) is left out, and named.
+    A mapping of names to tensors is a state dict. A mapping or a sequence of such is opened, with keys joined by
+    dots; layers within one another (``layer_trees``) are one state dict with dotted names. What holds no weights
+    (``other_contents``) is left out, and named. With ``with_moments`` the moments of a posterior are taken as a
+    state dict, and averages of parameters alone are completed.
 
-    Parameters
-    ----------
-    with_moments
-        whether the moments of a posterior are taken as a state dict, and averages of parameters alone are completed.
+    The search is 6 levels deep, and opens a bounded number of containers, so that cycles and shared containers
+    end. A fact belongs to the state dicts that are nearest to it.
 
     Raises
     ------
@@ -93,11 +92,6 @@ def find_state_dicts(root: Any, *, location: str, limits: Limits, with_moments: 
         There is none, and no weights of another form.
     IntegrityError
         There is none, there are too many, a name cannot be used, or a tensor has a form that is not read.
-
-    Notes
-    -----
-    Looks 6 levels deep, and opens a bounded number of containers, so that cycles and shared containers end. A fact
-    belongs to the state dicts that are nearest to it. Tested in tests/hub/untrusted/test_state_dicts.py.
     """
     search = _Search(location, limits, with_moments=with_moments)
     search.visit(root, (), 0)
@@ -145,7 +139,7 @@ def _may_be_layers(key: Any, value: Any) -> bool:
 def _facts_near(
     facts: Mapping[tuple[str, ...], Fact], path: tuple[str, ...], paths: Sequence[tuple[str, ...]]
 ) -> dict[str, Fact]:
-    """The facts to which no other state dict is nearer, by their names below what they share with its path."""
+    """Return the facts to which no other state dict is nearer, by their names below what they share with its path."""
     found: dict[str, Fact] = {}
     for name, value in facts.items():
         shared = _shared(name, path)
@@ -158,7 +152,7 @@ def _facts_near(
 
 
 def _shared(name: tuple[str, ...], path: tuple[str, ...]) -> int:
-    """How many keys two paths begin with together, the last of the first one left aside."""
+    """Count the keys that two paths begin with together, without the last of the first one."""
     return next(
         (at for at, (one, other) in enumerate(zip(name[:-1], path, strict=False)) if one != other),
         min(len(name) - 1, len(path)),
@@ -310,7 +304,7 @@ class _Search:
         return self.contains_known[id(value)]
 
     def key_text(self, key: Any) -> str:
-        """A key as a text."""
+        """Return a key as a text."""
         text = str(key) if isinstance(key, int) else key
         if (odd := name_error(text)) is not None:
             reject(self.location, "name", "a printable text", odd, "Save it again under plain names.")
@@ -350,7 +344,7 @@ class _Search:
         self.states.append((path, tensors, buffers))
 
     def tensors_of(self, name: str, item: Any) -> dict[str, Any]:
-        """The tensors that an entry of a state dict stands for: itself, a list of numbers, a list of tensors."""
+        """Return the tensors that an entry of a state dict stands for: itself, a list of numbers, a list of tensors."""
         if (form := unread_form(item)) is not None:
             self.refuse_form(name, form)
         if is_tensor(item):
@@ -437,7 +431,7 @@ class _Search:
                 self.leave_out(path, describe(items))
 
     def numbers(self, value: Any) -> Any:
-        """What a tensor with one element or a few of them holds, such as means of inputs; else the tensor."""
+        """Return the numbers of a tensor with one or a few elements, such as means of inputs; else the tensor."""
         if not 0 < prod(value.shape) <= _MAX_LIST:
             return value
         try:

@@ -1,4 +1,4 @@
-"""Tensors that are no dense arrays: sparse ones of torch and scipy are read, of all others the form is named."""
+"""Tensors that are no dense arrays: sparse ones of torch and scipy are read, for all others the form is named."""
 
 import re
 from collections.abc import Sequence
@@ -33,18 +33,11 @@ _FEW_BYTES = 16
 
 
 class Sparse(Numbers):
-    """A sparse tensor: ``read`` gives the dense one, with duplicates summed.
+    """A sparse tensor: ``read`` gives the dense one, of ``shape``, with duplicates summed.
 
-    Parameters
-    ----------
-    layout
-        ``torch.sparse_coo``: ``parts`` are indices ``(dimensions, n)`` and values ``(n, ...)``. The others: pointers
-        ``(rows + 1,)`` and indices ``(n,)`` along the compressed axis and the other one, and values ``(n, ...)``, which
-        are blocks for ``bsr`` and ``bsc``.
-    parts
-        as ``layout`` says.
-    shape
-        of the dense tensor.
+    For ``torch.sparse_coo`` ``parts`` are indices ``(dimensions, n)`` and values ``(n, ...)``. For the other
+    layouts they are pointers ``(rows + 1,)`` and indices ``(n,)`` along the compressed axis and the other one,
+    and values ``(n, ...)``, which are blocks for ``bsr`` and ``bsc``.
     """
 
     __slots__ = ("_layout", "_parts", "shape")
@@ -63,11 +56,11 @@ class Sparse(Numbers):
 
     @property
     def stored(self) -> tuple[int, int]:
-        """See ``Numbers``: its indices and values."""
+        """The bytes of its indices and values, as in ``Numbers``."""
         return id(self), sum(part.stored[1] for part in self._parts)
 
     def read(self) -> NDArray[Any]:
-        """The dense array; those who call have checked how large it is."""
+        """Return the dense array, whose size callers have checked."""
         *indices, values = (part.read() for part in self._parts)
         if any(part.dtype.kind not in "iu" for part in indices) or values.ndim < 1:
             raise InertError("sparse tensor", "integers as indices", ", ".join(str(part.dtype) for part in indices))
@@ -103,7 +96,7 @@ class Sparse(Numbers):
 
 
 def _summed(indices: NDArray[Any], values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """The dense array of values at indices ``(dimensions, n)``."""
+    """Return the dense array of values at indices ``(dimensions, n)``."""
     if (
         indices.ndim != 2
         or len(indices) > len(shape)
@@ -121,7 +114,7 @@ def _summed(indices: NDArray[Any], values: NDArray[Any], shape: tuple[int, ...])
 
 
 class SciPySparse(Sparse):
-    """A matrix of scipy.sparse in one of the three usual formats; ``kind`` is what its class is called by."""
+    """A matrix of scipy.sparse in one of the three usual formats; ``kind`` is the format in the name of its class."""
 
     __slots__ = ()
     kind = ""
@@ -142,7 +135,7 @@ class SciPySparse(Sparse):
 
     @property
     def dtype(self) -> str:
-        """The dtype of the values; of a matrix without a state there are none."""
+        """The dtype of the values; a matrix without a state has none."""
         return self._parts[-1].dtype if self._parts else "nothing"
 
 
@@ -159,11 +152,9 @@ class _Stacked(Numbers):
 
     @property
     def stored(self) -> tuple[int, int]:
-        """See ``Numbers``."""
         return id(self), sum(row.stored[1] for row in self._rows)
 
     def read(self) -> NDArray[Any]:
-        """The matrix."""
         rows = [row.read() for row in self._rows]
         if len({row.shape for row in rows}) != 1:
             raise InertError("sparse matrix", "indices of one length", "others")
@@ -178,7 +169,7 @@ class Layout(Known):
 
 
 class RebuildSparse(Known):
-    """``torch._utils._rebuild_sparse_tensor``: a layout, and the parts with the shape behind them."""
+    """``torch._utils._rebuild_sparse_tensor``: a layout, and the parts followed by the shape."""
 
     def __new__(cls, layout: Any, data: Any, *_: Any) -> Any:
         if not isinstance(data, tuple) or len(data) < 3:
@@ -201,7 +192,7 @@ for _kind in ("coo", "csr", "csc"):
 
 
 def unread_form(value: Any) -> str | None:
-    """The form of a tensor whose numbers are not read; None for what is none.
+    """Return the form of a tensor whose numbers are not read; None for what is none.
 
     Examples
     --------

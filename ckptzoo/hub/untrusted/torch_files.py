@@ -22,31 +22,19 @@ _MAX_NESTED = 3
 
 
 def read_torch(data: bytes, *, location: str, limits: Limits, strict: bool, level: int = 0) -> Any:
-    """What a file of torch.save holds: plain values, ``Mapping``, ``Numbers`` and ``Inert`` objects.
+    """Read a file of torch.save: plain values, ``Mapping``, ``Numbers`` and ``Inert`` objects.
 
-    Parameters
-    ----------
-    strict
-        whether names other than those of dense tensors and plain containers are refused.
-    level
-        how many files of torch.save this one is in.
-
-    Raises
-    ------
-    IntegrityError
-        It is not whole, declares more than the limits, or names what ``strict`` refuses.
-
-    Notes
-    -----
-    Arrays are views of ``data`` where they are stored as they are. Tested against
-    ``torch.load(weights_only=True)`` in tests/hub/untrusted/test_torch_files.py.
+    With ``strict`` names other than those of dense tensors and plain containers are refused; ``level`` counts the
+    files of torch.save that this one is in. Arrays are views of ``data`` where they are stored as they are.
+    Raises ``IntegrityError`` where it is not whole, declares more than the limits, or names what ``strict``
+    refuses.
     """
     read = _read_legacy if data.startswith(LEGACY_MAGIC) else _read_zip
     return read(data, location, limits, strict, level)
 
 
 def read_pickle(data: bytes, *, location: str, limits: Limits) -> Any:
-    """What a plain pickle holds, with the files of torch.save inside it, and arrays that joblib wrote in it."""
+    """Read a plain pickle, with the files of torch.save inside it, and arrays that joblib wrote in it."""
     return _Reader(data, location, limits, strict=False, level=0).load(of_joblib=_ARRAYS_OF_JOBLIB in data)
 
 
@@ -64,7 +52,7 @@ class _Reader:
         self.storages: dict[str, Storage] = {}
 
     def load(self, *, with_storages: bool = False, of_joblib: bool = False) -> Any:
-        """The next pickle's object."""
+        """Return the next pickle's object."""
         location = self.location
         if of_joblib:
             reader = JoblibUnpickler(self.stream)
@@ -148,7 +136,7 @@ def _member(archive: CheckedArchive, name: str) -> Any:
 
 
 def _read_legacy(data: bytes, location: str, limits: Limits, strict: bool, level: int) -> Any:
-    """The format before torch 1.6: pickles, and behind them the numbers of each storage."""
+    """Read the format before torch 1.6: pickles, followed by the numbers of each storage."""
     reader = _Reader(data, location, limits, strict=strict, level=level)
     *_, machine = [reader.load() for _ in range(_PREFACE_PICKLES)]
     if isinstance(machine, dict) and machine.get("little_endian") is False:

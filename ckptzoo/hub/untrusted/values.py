@@ -1,4 +1,4 @@
-"""What pickles are read as: objects that keep what they were given, and arrays whose numbers are not read yet."""
+"""The objects that pickles are read as: they keep what they were given, and arrays whose numbers are not read yet."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -12,8 +12,9 @@ from ckptzoo.format.header import numpy_dtype
 from ckptzoo.schema.architecture import ITEMSIZE
 
 _NUMPY_CODES = {numpy_dtype(name).str[1:]: name for name in ITEMSIZE if name != "bfloat16"}
-"""What dtypes of numpy are in pickles: ``f4`` is float32."""
+"""Codes of numpy's dtypes in pickles: ``f4`` is float32."""
 MAX_DIMENSIONS = 32
+"""Axes of an array: the limit of numpy before version 2."""
 MAX_NAME = 500
 """Characters of a global's name that are kept."""
 
@@ -27,20 +28,11 @@ class InertError(ValueError):
 
 
 class Inert:
-    """An object of a class that is not known here: what it was made with, and nothing else.
+    """An object of a class that is not known here: the ``args`` it was made with, the ``state`` that BUILD gave it,
+    and appended ``items``.
 
-    Attributes
-    ----------
-    name
-        of the class, such as ``"omegaconf.nodes.AnyNode"``.
-    args
-        the arguments.
-    state
-        what BUILD gave it.
-    items
-        what was appended.
-    pairs
-        what was set by key: it is a dict of its own class. None where nothing was.
+    ``name`` is that of the class, such as ``"omegaconf.nodes.AnyNode"``; ``pairs`` were set by key, as in a dict
+    of its own class, None where none was.
     """
 
     __slots__ = ("args", "items", "pairs", "state")
@@ -71,7 +63,7 @@ class Inert:
         self._kept().append(value)
 
     def extend(self, values: Any) -> None:
-        """Keep items of what is a list."""
+        """Keep items of a list."""
         self._kept().extend(values)
 
     add = append
@@ -91,7 +83,7 @@ class Inert:
 
 @lru_cache(maxsize=4096)
 def class_named(name: str) -> type[Inert]:
-    """A class for a name that is not known; the same one for all files, which cannot change it."""
+    """Return a class for a name that is not known; the same one for all files, which cannot change it."""
     return type("Inert", (Inert,), {"__slots__": (), "name": name, "__doc__": None})
 
 
@@ -104,11 +96,11 @@ class Mapping(dict[Any, Any]):
         super().__init__(args[-1] if args and isinstance(args[-1], dict | list) else ())
 
     def __setstate__(self, state: Any) -> None:
-        """``torch.nn.Module.state_dict`` has its versions in an attribute."""
+        """Ignore the state: ``torch.nn.Module.state_dict`` has its versions in an attribute."""
 
 
 class Known:
-    """What the classes of known names share: BUILD on one of them, or on what has no state, is an error."""
+    """The base of the classes of known names: BUILD on one of them, or on what has no state, is an error."""
 
     __slots__ = ()
 
@@ -129,21 +121,18 @@ class Numbers(Known):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """Equal for two that show the same numbers in the same way."""
+        """A key that is equal for two that show the same numbers in the same way."""
         return (id(self),)
 
     @property
     def stored(self) -> tuple[int, int]:
-        """A number for what it is stored in, equal for all that are stored there, and the bytes of that."""
+        """A number for the storage, equal for all that are stored there, and the bytes of that."""
         raise NotImplementedError
 
     def read(self) -> NDArray[Any]:
-        """The array, read-only where it is a view of the file.
+        """Return the array, read-only where it is a view of the file.
 
-        Raises
-        ------
-        InertError
-            Its numbers are not all there, or it is of another kind.
+        Raises ``InertError`` where its numbers are not all there, or it is of another kind.
         """
         raise NotImplementedError
 
@@ -188,22 +177,21 @@ class Tensor(Numbers):
 
     @property
     def dtype(self) -> str:
-        """As it was written."""
+        """The dtype in which it was written."""
         return self._dtype
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """Of its storage, and what of it it shows."""
+        """A key of its storage, and of the view of it."""
         shown = (id(self.storage), self.offset, self.shape, self.strides, self._dtype, self.negative)
         return shown if all(self.shape) else (id(self),)
 
     @property
     def stored(self) -> tuple[int, int]:
-        """See ``Numbers``."""
         return id(self.storage), self.storage.nbytes
 
     def read(self) -> NDArray[Any]:
-        """A view of the storage."""
+        """Return a view of the storage."""
         if self._dtype not in ITEMSIZE:
             raise InertError("dtype", "one of " + ", ".join(ITEMSIZE), self._dtype)
         dtype = numpy_dtype(self._dtype)
@@ -220,7 +208,7 @@ class Tensor(Numbers):
 
 
 class _Stated(Known):
-    """What Array and Objects have alike, so that one can become the other when its state is known."""
+    """The common part of Array and Objects, so that one can become the other when its state is known."""
 
     __slots__ = ("_state",)
 
@@ -233,7 +221,7 @@ class Objects(_Stated):
 
     @property
     def value(self) -> Any:
-        """The items, in lists within one another; of an array without axes the one item."""
+        """The items, in lists within one another; for an array without axes the one item."""
         return self._state[0]
 
 
@@ -264,18 +252,18 @@ class Array(_Stated, Numbers):
 
     @property
     def dtype(self) -> str:
-        """By its name in numpy."""
+        """The name of its dtype in numpy."""
         dtype = self._state[1]
         return dtype.numpy_name if isinstance(dtype, DType) else described(dtype)
 
     @property
     def stored(self) -> tuple[int, int]:
-        """See ``Numbers``; pickles name the same bytes again without writing them again."""
+        """As in ``Numbers``; pickles name the same bytes again without writing them again."""
         data = self._state[3]
         return id(data), len(data) if isinstance(data, str | bytes | bytearray) else 0
 
     def read(self) -> NDArray[Any]:
-        """The array in this machine's byte order."""
+        """Return the array in this machine's byte order."""
         shape, dtype, fortran, data = self._state
         if self.dtype not in ITEMSIZE:
             raise InertError("dtype", "one of " + ", ".join(ITEMSIZE), self.dtype)
@@ -288,7 +276,7 @@ class Array(_Stated, Numbers):
 
 
 def _nested(items: list[Any], shape: tuple[int, ...], *, fortran: bool) -> Any:
-    """Items as lists within one another, a list for each axis; in their order where an array is by columns."""
+    """Nest items as lists, a list for each axis; in their order where an array is by columns."""
     if not shape:
         return items[0]
     if len(shape) == 1 or fortran or 0 in shape:
@@ -318,7 +306,7 @@ class DType:
 
     @property
     def numpy_name(self) -> str:
-        """A key of ``ITEMSIZE``, or what else it is."""
+        """A key of ``ITEMSIZE``, or another description."""
         return _NUMPY_CODES.get(self.text, self.text)
 
     @property
@@ -329,7 +317,7 @@ class DType:
 
 
 def bytes_of(value: Any) -> bytes:
-    """Bytes of a pickle; those of Python 2 come as texts with surrogates."""
+    """Return bytes of a pickle; those of Python 2 come as texts with surrogates."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape")
     if not isinstance(value, bytes | bytearray):
@@ -348,7 +336,7 @@ def are_naturals(value: Any) -> bool:
 
 
 def described(value: Any) -> str:
-    """An untrusted value in a few characters; containers, which may be endless, by their type."""
+    """Return an untrusted value in a few characters; containers, which may be endless, by their type."""
     if isinstance(value, str) or (type(value) is int and abs(value) < 2**64):
         return str(value)[:80]
     if isinstance(value, tuple) and len(value) < 9 and all(type(one) is int and abs(one) < 2**64 for one in value):

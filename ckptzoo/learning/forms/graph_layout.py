@@ -24,10 +24,7 @@ Index = NDArray[np.int64]
 class NodeTensor:
     """A tensor among the features of nodes.
 
-    Parameters
-    ----------
-    nodes, columns
-        (size,) where each of its elements is.
+    ``nodes`` and ``columns`` are (size,) positions of its elements.
     """
 
     tensor: Tensor
@@ -39,17 +36,10 @@ class NodeTensor:
 class EdgeTensor:
     """A tensor whose elements are attributes of edges, those of an edge side by side.
 
-    Parameters
-    ----------
-    axes
-        the two axes of channels, the one that writes first.
-    edge_index
-        (2, edges) source and target node.
-    width
-        attributes of an edge.
-    places
-        (pairs,) where each pair of positions on ``axes`` comes among edges times slots; None where that is its own
-        number, so that the tensor need only be reshaped.
+    ``axes`` are the two axes of channels, the one that writes first; ``edge_index`` is (2, edges), source and target
+    node; ``width`` is the number of attributes of an edge; ``places`` are the (pairs,) positions of each pair of
+    positions on ``axes`` among edges times slots, None where that is its own number, so that the tensor need only be
+    reshaped.
     """
 
     tensor: Tensor
@@ -68,14 +58,9 @@ class EdgeTensor:
 class GraphLayout:
     """Where every element of a checkpoint is in its graph.
 
-    Parameters
-    ----------
-    groups
-        names of the sets of nodes, in order: inputs, groups of channels, outputs and what else does not move.
-    node_group
-        (N,) to which of these a node belongs.
-    features
-        names of the F columns of node features, such as ``bias``.
+    ``groups`` are the names of the sets of nodes, in order: inputs, groups of channels, outputs and what else does not
+    move; ``node_group`` has the (N,) numbers of the nodes' groups; ``features`` are the names of the F columns of node
+    features, such as ``bias``.
     """
 
     groups: tuple[str, ...]
@@ -88,12 +73,8 @@ class GraphLayout:
     def of(cls, architecture: Architecture, symmetry: Symmetry) -> "GraphLayout":
         """The graph of an architecture.
 
-        Raises
-        ------
-        SpecError
-            The table does not fit with the architecture.
-        SymmetryError
-            More than two axes of a tensor move, or a group permutes positions inside the channels of another one.
+        Raises ``SpecError`` if the table does not fit with the architecture, and ``SymmetryError`` if more than two
+        axes of a tensor move, or a group permutes positions inside the channels of another one.
         """
         symmetry.check(architecture)
         nodes = _Nodes(symmetry)
@@ -125,7 +106,7 @@ def _has_edges(tensor: Tensor, symmetry: Symmetry) -> bool:
 
 
 class _Nodes:
-    """Nodes as they are asked for; numbers follow when all are known.
+    """The nodes of a graph, numbered when all are known.
 
     A node is first known by its place among all positions that were ever named, and numbered by its set later.
     """
@@ -152,7 +133,7 @@ class _Nodes:
         return self._starts[key]
 
     def on(self, tensor: Tensor, axis: int, action: AxisAction | None, side: str) -> tuple[Index, Index]:
-        """For every position of an axis (through all blocks) its node and its slot there."""
+        """Return the node and the slot of every position of an axis, through all blocks."""
         size = tensor.shape[axis] if tensor.shape else 1
         size *= 1 if action is None else action.blocks
         found, slots = np.full(size, -1), np.zeros(size, np.int64)
@@ -197,7 +178,7 @@ class _Nodes:
 
 
 def _listed(tensor: Tensor, nodes: _Nodes) -> tuple[Index, Index]:
-    """For every element of a tensor that is listed by channel its node and its slot there."""
+    """The node and the slot of every element of a tensor that is listed by channel."""
     action = next(iter(nodes.symmetry.actions_on(tensor.name)), None)
     axis = 0 if action is None else action.axis
     found, slots = nodes.on(tensor, axis, action, "out" if tensor.shape else "scalar")

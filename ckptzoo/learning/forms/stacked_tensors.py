@@ -1,4 +1,4 @@
-"""What every form asks of the tensors that it takes, and constants beside them."""
+"""Requirements of every form on its tensors, and constants on the same device."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,16 +11,13 @@ from ckptzoo.schema.architecture import Architecture
 from ckptzoo.symmetry.arrays import beside, dtype_name, is_float
 
 _EXACT = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64": 2**53}
-"""Up to which size a floating-point number is every integer."""
+"""The bound up to which a floating-point dtype represents every integer."""
 
 
 def number_of(tensors: Mapping[str, Any], architecture: Architecture) -> int:
     """The number B of stacked checkpoints; refuses tensors other than the architecture's.
 
-    Raises
-    ------
-    ZooError
-        With every tensor that is missing, unknown or of another shape.
+    Raises a ``ZooError`` that lists every tensor that is missing, unknown or of another shape.
     """
     found = {name: tuple(value.shape) for name, value in tensors.items()}
     if problems := list(_problems(found, architecture)):
@@ -46,10 +43,7 @@ def _problems(found: Mapping[str, tuple[int, ...]], architecture: Architecture) 
 def one_dtype(tensors: Mapping[str, Any], architecture: Architecture) -> Any:
     """The dtype that holds all tensors without loss: that of the floating ones; integers must be exact in it.
 
-    Raises
-    ------
-    ZooError
-        Several floating dtypes, or an integer that the floating one does not hold.
+    Raises ``ZooError`` if there are several floating dtypes, or an integer that the floating one does not hold.
     """
     location = f"weights of {architecture.name}"
     dtypes = {name: tensors[name].dtype for name in architecture.names}
@@ -83,10 +77,7 @@ def restored(array: Any, dtype: str) -> Any:
 def check_encoded(array: Any, shape: tuple[int, ...], what: str, architecture: Architecture) -> None:
     """Refuse an encoding that is not (B, *shape).
 
-    Raises
-    ------
-    ZooError
-        It has another shape.
+    Raises ``ZooError`` if it has another shape.
     """
     if not array.ndim or tuple(array.shape[1:]) != shape:
         expected = f"shape ({', '.join(map(str, ('B', *shape)))})"
@@ -97,7 +88,7 @@ def check_encoded(array: Any, shape: tuple[int, ...], what: str, architecture: A
 
 
 class Constants:
-    """Arrays of numpy that do not change, in the framework and on the device of others; converted once for each."""
+    """Arrays of numpy that do not change, converted once for each framework and device of other arrays."""
 
     def __init__(self, **arrays: np.ndarray) -> None:
         self._arrays = arrays
@@ -107,7 +98,7 @@ class Constants:
         return {"_arrays": self._arrays, "_placed": {}}
 
     def beside(self, like: Any) -> dict[str, Any]:
-        """The arrays beside another one."""
+        """Return the arrays on the device of another one."""
         if isinstance(like, np.ndarray):
             return self._arrays
         place = (array_namespace(like).__name__, str(device(like)))

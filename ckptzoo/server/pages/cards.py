@@ -23,7 +23,7 @@ MAX_CARD_HTML, MAX_COMMENT_HTML = 2**20, 2**18
 """Characters that a card and a comment may become. Without a bound a reference of 60 kB that is used 1,000 times makes
 60 MB. A comment is below 64 K characters, and a page has many."""
 _MAX_OPENED = 10_000
-"""Brackets of links and of tags: time grows with the square of their number, to 0.5 s for so many."""
+"""Brackets of links and of tags: time grows with the square of their number, to 0.5 s at this limit."""
 _MAX_COST, _LINE_COST = 50_000, 10
 """Marks, and lines and cells with the cost of each: markdown-it takes up to 20 us for a mark and 200 for a cell."""
 _MARKS = "*_~`![]<>&\\#"
@@ -34,10 +34,10 @@ _MAX_REOPENED = 2**25
 _ELEMENT_BYTES = 100
 """About what one takes besides its attributes."""
 _TAG_BYTES, _LINK_BYTES, _TABLE_BYTES = 8, 160, 100
-"""What a tag takes besides its name, and what cleaning adds to a link besides the page's address, and to a table."""
+"""Bytes of a tag besides its name, and those that cleaning adds to a link besides the address, and to a table."""
 _KEPT_BYTES = 2**25
 _SHOWN = 20_000
-"""Characters of what is shown as text."""
+"""Characters that are shown as text."""
 _TAGS = {
     "a", "abbr", "b", "blockquote", "br", "code", "dd", "del", "details", "div", "dl", "dt", "em", "h1", "h2", "h3",
     "h4", "h5", "h6", "hr", "i", "img", "kbd", "li", "ol", "p", "pre", "s", "samp", "strong", "sub", "summary",
@@ -58,7 +58,7 @@ _HARMLESS = frozenset({"br", "img", "kbd", "span", "sub", "sup"})
 """Elements in which, and behind which, a formatting element can be closed."""
 _TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]*)[^>]*")
 _DELIMITER = re.compile(r"[-:|\s>*+0-9.)]*")
-"""What the second row of a table consists of, also in lists and quotations."""
+"""A pattern of the second row of a table, also in lists and quotations."""
 _TABLE = re.compile("<table>")
 _FRONT_MATTER = re.compile(r"\A\s*---\r?\n.*?\r?\n---(?:\r?\n|\Z)", re.DOTALL)
 
@@ -68,18 +68,10 @@ _kept = Kept[str](_KEPT_BYTES, lambda html: ENTRY_BYTES + 4 * len(html))
 
 
 def card_html(blob: Path, address: str, commit: str, folder: str = "") -> str:
-    """A stored README.md as HTML that may stand in a page.
+    """Return a stored README.md as HTML that may stand in a page.
 
-    Parameters
-    ----------
-    blob
-        its file. Blobs never change, so the result is kept.
-    address
-        of the repository's page, for relative links.
-    commit
-        whose files links and pictures mean.
-    folder
-        that the card is in, for relative links.
+    The result is kept, because blobs never change. ``address`` is that of the repository's page, and ``folder`` that of
+    the card, for relative links; links and pictures mean files of ``commit``.
     """
 
     def made() -> str:
@@ -93,7 +85,7 @@ def card_html(blob: Path, address: str, commit: str, folder: str = "") -> str:
 
 
 def comment_html(text: str) -> str:
-    """A comment as HTML that may stand in a page, without pictures."""
+    """Return a comment as HTML that may stand in a page, without pictures."""
 
     def made() -> str:
         size, tags = len(text.encode()), _TAGS - {"img"}
@@ -106,7 +98,7 @@ Filter = Callable[[str, str, str], str | None]
 
 
 def _html(text: str, size: int, limit: int, link_bytes: int, link: Filter, tags: Set[str]) -> str:
-    """Markdown as HTML of at most ``limit`` characters; what would take too much is shown as text."""
+    """Return Markdown as HTML of at most ``limit`` characters; what would take too much is shown as text."""
     problem = _problem(text, size)
     if problem is None:
         tokens = _markdown().parse(text)
@@ -123,7 +115,7 @@ def _html(text: str, size: int, limit: int, link_bytes: int, link: Filter, tags:
 
 
 def _written_bytes(tokens: Sequence[Token], link_bytes: int, limit: int) -> int:
-    """About what tokens become as HTML, at least its length; the count ends beyond the limit."""
+    """Return the approximate bytes of tokens as HTML, at least its length; the count ends beyond the limit."""
     total = 0
     for token in tokens:
         # an inline token's content is that of its children
@@ -149,7 +141,8 @@ def _escaped(text: str) -> int:
 
 
 def _unclosed_bytes(tokens: Sequence[Token]) -> int:
-    """At least the bytes of formatting elements that a parser of HTML may find unclosed, at ``_ELEMENT_BYTES`` more.
+    """Return at least the bytes of formatting elements that a parser of HTML may find unclosed, at ``_ELEMENT_BYTES``
+    more.
 
     Without a bound 5,000 of them before 5,000 paragraphs are 25 million elements. Those of Markdown are closed, and raw
     ones whose end tag stands in the same line of text, unless another raw tag is between: it may be one in which end
@@ -229,7 +222,7 @@ def _outside(value: str) -> str | None:
 
 
 def _path_of(value: str, folder: str) -> str | None:
-    """The file of the repository that a relative link names; None where it names none."""
+    """Return the file of the repository that a relative link names; None where it names none."""
     try:
         parts = urlsplit(value)
         if parts.scheme or parts.netloc or not parts.path or parts.path.startswith("/"):
@@ -240,7 +233,7 @@ def _path_of(value: str, folder: str) -> str | None:
 
 
 def _problem(text: str, size: int) -> str | None:
-    """Of what a text has more than may be made HTML; None where it may."""
+    """Return the property of a text that exceeds the bounds for HTML; None where there is none."""
     if size > MAX_BYTES:
         return f"{MAX_BYTES // 1024} kB"
     # as markdown-it does; splitlines would divide at further characters
@@ -256,7 +249,9 @@ def _problem(text: str, size: int) -> str | None:
 
 
 def _missing_cells(lines: Sequence[str]) -> int:
-    """Cells that tables get where a row has fewer than the head; at most one table stands between empty lines."""
+    """Return the cells that tables get where a row has fewer than the head; at most one table stands between empty
+    lines.
+    """
     missing = columns = 0
     for line in lines:
         cells = line.count("|")
@@ -275,14 +270,14 @@ def _as_text(text: str, problem: str) -> str:
 
 
 class _Markdown(MarkdownIt):
-    """A parser to which a long address is none."""
+    """A parser that makes no links of long addresses."""
 
     def normalizeLink(self, url: str) -> str:
         """Percent-encode an address, which takes quadratic time."""
         return url if len(url) > _MAX_LINK else super().normalizeLink(url)
 
     def validateLink(self, url: str) -> bool:
-        """Tell whether an address makes a link."""
+        """Return whether an address makes a link."""
         return len(url) <= 3 * _MAX_LINK and super().validateLink(url)
 
     def normalizeLinkText(self, link: str) -> str:
@@ -298,7 +293,7 @@ def _markdown() -> MarkdownIt:
 
 
 def _lower_headings(tokens: list[Token]) -> None:
-    """The page has a first heading of its own."""
+    """Lower the headings, because the page has a first heading of its own."""
     for token in tokens:
         if token.type in ("heading_open", "heading_close"):
             token.tag = f"h{min(int(token.tag[1]) + 1, 6)}"

@@ -1,4 +1,4 @@
-"""Templates and the answers made of them, with the headers that keep what others uploaded from running."""
+"""Templates and the answers made of them, with the headers that keep uploaded content from running."""
 
 import hmac
 from datetime import datetime
@@ -31,7 +31,7 @@ STYLE = "/-/style.css"
 def page(
     request: AuthorizedRequest, template: str, status: int = 200, headers: dict[str, str] | None = None, **values: Any
 ) -> Response:
-    """A template as the answer to a request; it also gets who asks, and the session's form token."""
+    """Return a template as the answer to a request; it also gets the caller, and the session's form token."""
     known = {
         "user": "" if request.caller is None else request.user,
         "is_limited": request.is_limited,
@@ -43,7 +43,7 @@ def page(
 
 
 def error_page(refusal: Refusal) -> Response:
-    """What was wrong with a request for a page; the same for everybody."""
+    """Return the page of an error; the same for everybody."""
     text = (
         _environment()
         .get_template("error.html")
@@ -53,22 +53,20 @@ def error_page(refusal: Refusal) -> Response:
 
 
 def see(address: str) -> Response:
-    """Go on at another address of ours, behind a form."""
+    """Redirect to another address of this server, after a form."""
     return RedirectResponse(address, 303, headers={"Cache-Control": "no-store"})
 
 
 def form_token(service: Service, request: AuthorizedRequest) -> str:
-    """What every form of a session holds, so that no other site can send one."""
+    """Return the token that every form of a session holds, so that no other site can send one."""
     return "" if request.caller is None else service.signer.code("form", request.caller.session)
 
 
 def check_form(request: AuthorizedRequest) -> None:
-    """Refuse a form that was not made by a page of ours for this session.
+    """Refuse a form that was not made by a page of this server for this session.
 
-    Raises
-    ------
-    Refusal
-        With status 403: the Origin is absent, null (a sandboxed frame's) or foreign, or the form's token is another.
+    Raises Refusal with status 403: the Origin is absent, null (a sandboxed frame's) or foreign, or the form's token is
+    another.
     """
     origin = request.http_request.headers.get("origin", "")
     if origin != request.origin:
@@ -82,12 +80,9 @@ def check_form(request: AuthorizedRequest) -> None:
 
 
 def field(request: AuthorizedRequest, name: str, limit: int = 1000) -> str:
-    """A field of a form, without white space around it; empty where it is absent.
+    """Return a field of a form, without white space around it; empty where it is absent.
 
-    Raises
-    ------
-    Refusal
-        It is longer than ``limit`` characters.
+    Raises Refusal: it is longer than ``limit`` characters.
     """
     text = _first(request, name).replace("\r\n", "\n").strip()
     if len(text) > limit:
@@ -101,13 +96,13 @@ def _first(request: AuthorizedRequest, name: str) -> str:
 
 
 def style(request: AuthorizedRequest) -> Response:
-    """The style sheet of all pages."""
+    """Return the style sheet of all pages."""
     headers = {"Cache-Control": "max-age=3600", "X-Content-Type-Options": "nosniff"}
     return Response(_file("style.css"), media_type="text/css", headers=headers)
 
 
 def icon(request: AuthorizedRequest) -> Response:
-    """The picture beside a page's title."""
+    """Return the picture beside a page's title."""
     headers = {"Cache-Control": "max-age=86400", "X-Content-Type-Options": "nosniff"}
     return Response(_file("icon.svg"), media_type="image/svg+xml", headers=headers)
 

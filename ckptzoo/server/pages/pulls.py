@@ -39,18 +39,9 @@ _UNDONE = re.compile(r"^\| ([^|`\n]{1,60}) \| \*not done\* \|", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Checks:
-    """Checks that somebody who may write has posted.
+    """Checks of the commits ``mark``, posted by an account that may write.
 
-    Parameters
-    ----------
-    by
-        who.
-    mark
-        of which commits.
-    html
-        the comment.
-    undone
-        the checks that were not done, by their names.
+    ``html`` is the comment; ``undone`` names the checks that were not done.
     """
 
     by: str
@@ -61,20 +52,11 @@ class Checks:
 
 @dataclass(frozen=True)
 class Pull:
-    """What a page says of a pull request besides its discussion.
+    """The content of a pull request's page besides its discussion.
 
-    Parameters
-    ----------
-    head, target
-        its last commit, and the target's.
-    commits
-        its own, the last first.
-    changes
-        paths of its files and what happens to each.
-    checks
-        of its last commit, the newest; None where there are none.
-    conflicts
-        files; True where it takes too long to find them.
+    ``head`` and ``target`` are its last commit, and the target's; ``commits`` are its own, the last first; ``changes``
+    are paths of its files with the change of each. ``checks`` are the newest of its last commit, None where there are
+    none; ``conflicts`` are files, True where it takes too long to find them.
     """
 
     head: Commit
@@ -86,14 +68,14 @@ class Pull:
 
     @property
     def obstacle(self) -> str:
-        """Why it cannot be merged here; empty where it can."""
+        """The reason why it cannot be merged here; empty where it can."""
         if self.conflicts:
             return "It has conflicts with main." if self.conflicts is not True else "It is too large to merge here."
         return obstacle_of(self.checks, self.head.oid, self.target)
 
 
 def obstacle_of(checks: Checks | None, head: str, target: str) -> str:
-    """Why a pull request is not merged that has these checks; empty where it may be."""
+    """Return why a pull request with these checks is not merged; empty where it may be."""
     if checks is None:
         return "Its last commit has no checks of somebody who may write."
     if checks.mark.main != target:
@@ -102,7 +84,7 @@ def obstacle_of(checks: Checks | None, head: str, target: str) -> str:
 
 
 def listing(request: AuthorizedRequest) -> Response:
-    """Pull requests and discussions, the last first; the open ones, or those that are closed."""
+    """Show pull requests and discussions, the last first; the open ones, or those that are closed."""
     shown = "closed" if request.query.get("status") == "closed" else "open"
     with request.service.database.reading() as connection:
         context = context_of(request, connection, "pulls")
@@ -123,7 +105,7 @@ def listing(request: AuthorizedRequest) -> Response:
 
 
 def details(request: AuthorizedRequest) -> Response:
-    """A pull request or a discussion, and a page of what happened; without a number the last one."""
+    """Show a pull request or a discussion, and a page of its events; without a number the last page."""
     with request.service.database.reading() as connection:
         context = context_of(request, connection, "pulls")
         discussions = Discussions(connection, request.repository.id)
@@ -148,7 +130,7 @@ def details(request: AuthorizedRequest) -> Response:
 
 
 def changes(request: AuthorizedRequest) -> Response:
-    """What a pull request changes, line by line."""
+    """Show the changes of a pull request, line by line."""
     with request.service.database.reading() as connection:
         context = context_of(request, connection, "pulls")
         discussion = Discussions(connection, request.repository.id).get(request.path_number("number"))
@@ -178,7 +160,7 @@ def status(request: AuthorizedRequest) -> Response:
 
 
 def merge(request: AuthorizedRequest) -> Response:
-    """Merge exactly the commit that was checked, where the zoo is as it was then."""
+    """Merge exactly the commit that was checked, if the zoo is as it was then."""
     expected = {EXPECTED_HEAD: field(request, "head"), EXPECTED_TARGET: field(request, "target")}
 
     def check(discussions: Discussions, pull: StoredDiscussion, head: str, target: str) -> None:
@@ -192,14 +174,14 @@ def merge(request: AuthorizedRequest) -> Response:
 
 
 def review_command(request: AuthorizedRequest, pull: StoredDiscussion) -> str:
-    """The command that checks a pull request and posts the checks."""
+    """Return the command that checks a pull request and posts the checks."""
     return f"ckptzoo review {request.repository.name} {pull.number} --post"
 
 
 def checks_of(
     request: AuthorizedRequest, connection: sqlite3.Connection, events: Sequence[Event], head: str
 ) -> Checks | None:
-    """The newest checks of a commit by somebody who may write to the repository, with a token that might too."""
+    """Return the newest checks of a commit by an account that may write to the repository, as may its token."""
     for event in reversed(events):
         mark = read_mark(_text(event)) if event.type == "comment" else None
         # the author's roles say nothing of the token with which the comment was written
@@ -233,12 +215,12 @@ def _pull(
 
 
 def _text(event: Event) -> str:
-    """The text of a comment; empty where it is hidden."""
+    """Return the text of a comment; empty where it is hidden."""
     return event.data["latest"]["raw"]
 
 
 def _done(event: Event) -> str:
-    """What somebody did, in words behind the name."""
+    """Return the action of an event, in words behind the name."""
     if event.type == "status-change":
         return f"set the status to {event.data['status']}"
     if event.type == "commit":

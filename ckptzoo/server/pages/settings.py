@@ -1,4 +1,4 @@
-"""Pages on which owners say who may do what: of repositories, organisations, tokens; and what was done so far."""
+"""Pages on which owners set permissions: of repositories, organisations, tokens; and the audit log."""
 
 from datetime import timedelta
 from itertools import islice
@@ -14,13 +14,13 @@ from ckptzoo.server.request import AuthorizedRequest
 from ckptzoo.server.store import accounts, audit, repositories, sessions, tokens
 
 _DAYS = ("30", "90", "365", "")
-"""How long tokens of the form are good for; the empty one is for ever."""
+"""Days for which tokens of the form are valid; the empty one is without limit."""
 _ENTRIES, _READ_ENTRIES = 200, 50_000
 """Entries that the audit log shows, and how many it reads at most."""
 
 
 def repository(request: AuthorizedRequest) -> Response:
-    """Who may see a repository, propose changes and write to it."""
+    """Show who may see a repository, propose changes and write to it."""
     with request.service.database.reading() as connection:
         context = context_of(request, connection, "settings")
         place = f"{request.repository.kind} {request.repository.name}"
@@ -29,7 +29,7 @@ def repository(request: AuthorizedRequest) -> Response:
 
 
 def change_repository(request: AuthorizedRequest) -> Response:
-    """Do what a form of the page of settings asks for."""
+    """Carry out a form of the page of settings."""
     found, action = request.repository, field(request, "action")
     following = f"{address_of(found)}/settings"
     with request.writing() as connection:
@@ -68,7 +68,7 @@ def change_members(request: AuthorizedRequest) -> Response:
 
 
 def own_tokens(request: AuthorizedRequest) -> Response:
-    """The caller's tokens, and a form for another one; in a session of a token that one alone."""
+    """Show the caller's tokens, and a form for another one; in a session of a token that one alone."""
     return _tokens(request, made=None)
 
 
@@ -115,7 +115,7 @@ def disconnect_identity(request: AuthorizedRequest) -> Response:
 
 
 def audit_log(request: AuthorizedRequest) -> Response:
-    """The last changes that the caller made, and those in namespaces that the caller administers."""
+    """Show the last changes that the caller made, and those in namespaces that the caller administers."""
     # it names tokens, identities and repositories, wherever they are
     request.require_account("The audit log")
 

@@ -17,15 +17,14 @@ _SECONDS = sessions.SESSION_DAYS * 86400
 
 
 def cookie_name(secure: bool, what: str = "session") -> str:
-    """The name of a session's cookie, or of that of a browser that is at the provider (``oidc``).
-
-    ``__Host-``: browsers take it with TLS alone, of this host, for all paths (RFC 6265bis).
+    """Return the name of a session's cookie, or of that of a browser that is at the provider (``oidc``). Browsers take
+    ``__Host-`` with TLS alone, from this host, for all paths (RFC 6265bis).
     """
     return f"__Host-{what}" if secure else what
 
 
 def sign_in(request: AuthorizedRequest) -> Response:
-    """The form that asks for a token; with OpenID Connect also the way to the provider."""
+    """Show the form that requests a token; with OpenID Connect also the way to the provider."""
     return page(
         request, "sign_in.html", next=_next(request.query.get("next", "")), problem="", oidc=request.service.oidc
     )
@@ -44,7 +43,7 @@ def sign_in_with_token(request: AuthorizedRequest) -> Response:
 
 
 def link(request: AuthorizedRequest) -> Response:
-    """Whom a one-time link is for. Programs that look at links in messages do not use it up: its form does."""
+    """Show whom a one-time link is for. Programs that open links in messages do not use it up: its form does."""
     _count(request)
     with request.service.database.reading() as connection:
         account = sessions.user_of_link(connection, request.piece("code"))
@@ -62,10 +61,9 @@ def use_link(request: AuthorizedRequest) -> Response:
 
 
 def oidc_start(request: AuthorizedRequest) -> Response:
-    """Send somebody to the provider.
-
-    By a page that goes on there: browsers follow no redirect of a form that leads to another site than our policy
-    (``form-action``) names, and where the provider signs people in, only its own answer says.
+    """Send a user to the provider, by a page that redirects there: browsers follow no redirect of a form that leads to
+    another site than our policy (``form-action``) names, and only the provider's own answer names the site where it
+    signs users in.
     """
     _count(request)
     browser, provider = secrets.token_urlsafe(32), _provider(request)
@@ -80,9 +78,8 @@ def oidc_start(request: AuthorizedRequest) -> Response:
 
 
 def oidc_callback(request: AuthorizedRequest) -> Response:
-    """Begin a session of whom the provider has signed in.
-
-    An identity that nobody has is connected to the account that is signed in, which gives it all that the account may.
+    """Begin a session of the user whom the provider has signed in. An unconnected identity is connected to the account
+    that is signed in, and gets all its rights.
     """
     _count(request)
     provider, name = _provider(request), cookie_name(is_secure(request.service, request.http_request), "oidc")
@@ -101,7 +98,7 @@ def oidc_callback(request: AuthorizedRequest) -> Response:
 
 
 def _bound(request: AuthorizedRequest, browser: str) -> str:
-    """What an attempt at the provider belongs to: a browser, and the session in which it was started."""
+    """Return what an attempt at the provider is bound to: a browser, and the session in which it was started."""
     return f"{browser} {'' if request.caller is None else request.caller.session}"
 
 
@@ -143,7 +140,7 @@ def sign_out(request: AuthorizedRequest) -> Response:
 
 
 def begun(request: AuthorizedRequest, secret: str, following: str) -> Response:
-    """Go on with a session."""
+    """Return the answer that begins a session and leads to the next page."""
     response, secure = see(following), is_secure(request.service, request.http_request)
     response.set_cookie(
         cookie_name(secure), secret, max_age=_SECONDS, path="/", secure=secure, httponly=True, samesite="lax"
@@ -152,7 +149,7 @@ def begun(request: AuthorizedRequest, secret: str, following: str) -> Response:
 
 
 def is_secure(service: Service, request: Request) -> bool:
-    """Whether clients come by TLS."""
+    """Return whether clients connect by TLS."""
     return (service.url or request.scope["scheme"]).startswith("https")
 
 
@@ -161,10 +158,10 @@ def _count(request: AuthorizedRequest) -> None:
 
 
 def _next(address: str) -> str:
-    """A page of ours to go on with; never another site's."""
+    """Return a page of this server to show next; never another site's."""
     is_ours = address.startswith("/") and not address.startswith(("//", "/\\")) and "\n" not in address
     return address if is_ours and len(address) < 2000 else "/"
 
 
 FORMS = (sign_in, sign_in_with_token, link, use_link, sign_out, oidc_start, oidc_callback)
-"""What somebody may see and send who has not signed in."""
+"""The pages and forms that are open to users who have not signed in."""

@@ -1,4 +1,4 @@
-"""Pages that show what there is: the listing, namespaces, zoos, their files, history and changes."""
+"""Pages that show the listing, namespaces, zoos, their files, history and changes."""
 
 import sqlite3
 from collections import Counter
@@ -31,7 +31,7 @@ _MAX_SHOWN = 2**18
 _MAX_DIFF = 2**19
 """Characters of a diff that a page shows."""
 FACETS = {"arch": "arch:", "dataset": "dataset:", "license": "license:"}
-"""Names in queries, and how the tags begin that they choose by."""
+"""Names in queries, and the beginnings of the tags that they choose by."""
 _SHOWN_VALUES = 12
 _PICTURES = {
     "png": "image/png",
@@ -67,12 +67,12 @@ class Value:
 
 
 def listing(request: AuthorizedRequest) -> Response:
-    """The repositories that the caller may read, the last changed first, with search and facets."""
+    """Show the repositories that the caller may read, the last changed first, with search and facets."""
     return _listing(request, None)
 
 
 def namespace(request: AuthorizedRequest) -> Response:
-    """What is in a namespace, and for those who have a role there, who belongs to it."""
+    """Show the repositories of a namespace, and for those who have a role there, its members."""
     try:
         name = checked_user(request.piece("namespace"))
     except Refusal:
@@ -119,7 +119,7 @@ def _listing(request: AuthorizedRequest, owner: str | None) -> Response:
 
 
 def rows_of(request: AuthorizedRequest, connection: sqlite3.Connection, owner: str | None) -> list[Row]:
-    """The repositories that the caller may read, the last changed first."""
+    """Return the repositories that the caller may read, the last changed first."""
     rows: list[Row] = []
     for repository, commit, date in repositories.with_heads(connection):
         if owner is not None and repository.name.partition("/")[0] != owner:
@@ -147,7 +147,7 @@ def _values(request: AuthorizedRequest, query: dict[str, str], name: str, counts
 
 
 def zoo(request: AuthorizedRequest) -> Response:
-    """A repository: its card, facts and how to use it, and what a merge has left to do."""
+    """Show a repository: its card, facts and how to use it, and what a merge has not brought up to date."""
     with request.service.database.reading() as connection:
         context, commit = _of_repository(request, connection, "card")
         summaries, number = request.service.summaries, request.repository.id
@@ -174,7 +174,7 @@ def zoo(request: AuthorizedRequest) -> Response:
 
 
 def explorer(request: AuthorizedRequest) -> Response:
-    """The page ``pages/explorer.html`` of a zoo, in a frame of its own."""
+    """Show the page ``pages/explorer.html`` of a zoo, in a frame of its own."""
     with request.service.database.reading() as connection:
         context, commit = _of_repository(request, connection, "explorer")
         _explorer_file(request, connection, commit)
@@ -183,9 +183,8 @@ def explorer(request: AuthorizedRequest) -> Response:
 
 
 def explorer_frame(request: AuthorizedRequest) -> Response:
-    """The explorer as it was sent: of its scripts, those of released bundles run, and no other.
-
-    The frame and this policy both say ``sandbox``, so that it has an origin of its own, without our cookies.
+    """Return the explorer as it was sent: only scripts of released bundles run. The frame and this policy both say
+    ``sandbox``, so that it has an origin of its own, without our cookies.
     """
     with request.service.database.reading() as connection:
         commit = History(connection, request.repository.id).resolve(request.piece("revision"))
@@ -208,7 +207,7 @@ def _explorer_file(request: AuthorizedRequest, connection: sqlite3.Connection, c
 
 
 def files(request: AuthorizedRequest) -> Response:
-    """A page of a folder."""
+    """Show a page of a folder."""
     path, start = request.piece("path"), _page_of(request) * _PAGE
     if path:
         checked_path(path)
@@ -244,7 +243,7 @@ def _card_in(request: AuthorizedRequest, address: str, commit: Commit, folder: s
 
 
 def file(request: AuthorizedRequest) -> Response:
-    """One file: its size and digests, and its text where it is short."""
+    """Show one file: its size and digests, and its text where it is short."""
     path = checked_path(request.piece("path"))
     with request.service.database.reading() as connection:
         context, commit = _of_repository(request, connection, "files")
@@ -260,7 +259,7 @@ def file(request: AuthorizedRequest) -> Response:
 
 
 def raw(request: AuthorizedRequest) -> Response:
-    """The bytes of a file, for browsers: pictures as such, all else as text or to be kept."""
+    """Return the bytes of a file, for browsers: pictures as such, all else as text or as a download."""
     path = checked_path(request.piece("path"))
     with request.service.database.reading() as connection:
         commit = History(connection, request.repository.id).resolve(request.piece("revision"))
@@ -275,7 +274,7 @@ def raw(request: AuthorizedRequest) -> Response:
 
 
 def history(request: AuthorizedRequest) -> Response:
-    """A page of the commits before a revision."""
+    """Show a page of the commits before a revision."""
     number = _page_of(request)
     with request.service.database.reading() as connection:
         context, commit = _of_repository(request, connection, "history")
@@ -284,7 +283,7 @@ def history(request: AuthorizedRequest) -> Response:
 
 
 def change(request: AuthorizedRequest) -> Response:
-    """A commit and what it changed against the first one that it follows."""
+    """Show a commit and its changes against its first parent."""
     with request.service.database.reading() as connection:
         context, commit = _of_repository(request, connection, "history")
         history = History(connection, request.repository.id)
@@ -298,13 +297,7 @@ def change(request: AuthorizedRequest) -> Response:
 def diff_lines(
     request: AuthorizedRequest, trees: Trees, before: str | None, after: str
 ) -> tuple[list[tuple[str, str]], bool]:
-    """The lines of a diff, each with its class, and whether it was cut.
-
-    Parameters
-    ----------
-    before
-        None for an empty folder.
-    """
+    """Return the lines of a diff, each with its class, and whether it was cut; None is an empty folder."""
     text = diff(trees, request.service.blobs, before, after, is_abandoned=request.gone.is_set)
     classes = {"+": "added", "-": "removed", "@": "hunk"}
     lines: list[tuple[str, str]] = []
@@ -317,14 +310,14 @@ def diff_lines(
 def _of_repository(
     request: AuthorizedRequest, connection: sqlite3.Connection, tab: str
 ) -> tuple[dict[str, Any], Commit]:
-    """What all pages of a repository show, and the commit that is meant."""
+    """Return the values that all pages of a repository show, and the requested commit."""
     revision = request.piece("revision") or "main"
     commit = History(connection, request.repository.id).resolve(MAIN if revision == "main" else revision)
     return context_of(request, connection, tab) | {"revision": revision, "commit": commit}, commit
 
 
 def context_of(request: AuthorizedRequest, connection: sqlite3.Connection, tab: str) -> dict[str, Any]:
-    """What all pages of a repository show."""
+    """Return the values that all pages of a repository show."""
     repository = request.repository
     query = "SELECT COUNT(*) FROM discussions WHERE repository = ? AND status IN ('draft', 'open')"
     return {
@@ -340,7 +333,7 @@ def context_of(request: AuthorizedRequest, connection: sqlite3.Connection, tab: 
 
 
 def address_of(repository: Repository) -> str:
-    """The path of a repository's page, as on the hub."""
+    """Return the path of a repository's page, as on the hub."""
     prefixes = {kind: f"/{name}" for name, kind in KINDS.items() if kind != "model"}
     return f"{prefixes.get(repository.kind, '')}/{repository.name}"
 
@@ -361,7 +354,7 @@ def _is_text(data: bytes) -> bool:
 
 
 def _crumbs(path: str) -> list[tuple[str, str]]:
-    """Each folder above a path, and the path itself: its name and its path."""
+    """Return the name and the path of each folder above a path, and of the path itself."""
     parts = path.split("/") if path else []
     return [(part, "/".join(parts[: number + 1])) for number, part in enumerate(parts)]
 
@@ -371,7 +364,7 @@ def _page_of(request: AuthorizedRequest) -> int:
 
 
 def _pages(request: AuthorizedRequest, number: int, has_more: bool) -> dict[str, Any]:
-    """The addresses of the pages before and behind this one, empty where there is none."""
+    """Return the addresses of the pages before and behind this one, empty where there is none."""
     query = {name: text for name, text in request.query.items() if name != "p"}
     before = _address(request, {**query, "p": str(number - 1)}) if number else ""
     return {"before": before, "after": _address(request, {**query, "p": str(number + 1)}) if has_more else ""}

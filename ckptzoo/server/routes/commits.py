@@ -26,7 +26,7 @@ _UNKNOWN_SIZE = -1
 
 @dataclass
 class _Proposal:
-    """What a client wants to commit: kind, path and file of each operation, in order."""
+    """A client's proposal of a commit: kind, path and file of each operation, in order."""
 
     title: str | None = None
     description: str = ""
@@ -61,7 +61,7 @@ def _charge(request: AuthorizedRequest, proposal: _Proposal) -> None:
 
 
 async def _lines(request: AuthorizedRequest) -> AsyncIterator[bytes]:
-    """The lines of the body as they arrive (newline-delimited JSON), without empty ones."""
+    """Yield the lines of the body as they arrive (newline-delimited JSON), without empty ones."""
     limits, unfinished, total = request.service.limits, bytearray(), 0
     async for data in request.http_request.stream():
         total += len(data)
@@ -179,7 +179,7 @@ def _commit(request: AuthorizedRequest, proposal: _Proposal) -> Response:
 
 
 def _base(history: History, head: Commit, parent: str) -> Commit:
-    """The commit that a new pull request starts from, which its target has to have."""
+    """Return the commit that a new pull request starts from, which its target has to have."""
     base = history.resolve(parent)
     if not history.reaches(head.oid, base.oid):
         raise Refusal(412, f"Expected a parent that the target has, such as {head.oid}, got {base.oid}.")
@@ -187,7 +187,7 @@ def _base(history: History, head: Commit, parent: str) -> Commit:
 
 
 def _check_access(request: AuthorizedRequest, pull: StoredDiscussion | None) -> None:
-    """Callers without write access may commit to a pull request of their own while it is open."""
+    """Refuse callers without write access, except for a pull request of their own while it is open."""
     if pull is not None and pull.status not in ("draft", "open"):
         raise Refusal(403, f"Pull request {pull.number}: expected an open one, it is {pull.status}.")
     if not request.may("write") and (pull is None or pull.author != request.user):
@@ -221,7 +221,7 @@ def _changes(request: AuthorizedRequest, proposal: _Proposal, base: Commit, tree
 
 
 def _given_file(request: AuthorizedRequest, named: File, path: str, trees: Trees) -> File:
-    """A large file, which must have been uploaded to this repository and have the size that the client says."""
+    """Return a large file, which must have been uploaded to this repository and have the size that the client says."""
     size = repositories.given(trees.connection, request.repository.id, named.sha256)
     if size is None:
         raise Refusal(400, f"{path}: expected content that was uploaded to this repository, {named.sha256} was not.")

@@ -1,4 +1,4 @@
-"""What a repository holds: its folders, what is known of paths, the bytes of files."""
+"""The content of a repository: its folders, the facts about paths, the bytes of files."""
 
 import base64
 import time
@@ -20,7 +20,7 @@ from ckptzoo.server.store.tokens import usable
 
 
 def tree(request: AuthorizedRequest) -> Response:
-    """A page of a folder; the next page's address names the commit, so that all pages are of one commit."""
+    """Return a page of a folder; the next page's address names the commit, so that all pages are of one commit."""
     path = request.piece("path")
     if path:
         checked_path(path)
@@ -55,7 +55,7 @@ def tree(request: AuthorizedRequest) -> Response:
 
 
 def paths_info(request: AuthorizedRequest) -> Response:
-    """What is known of some paths; those that do not exist are left out."""
+    """Return the facts about some paths; those that do not exist are left out."""
     form = request.form
     paths = form.get("paths", [])
     if len(paths) > request.service.limits.batch_files:
@@ -72,7 +72,7 @@ def paths_info(request: AuthorizedRequest) -> Response:
 
 
 def resolve(request: AuthorizedRequest) -> Response:
-    """The bytes of a small file, or a redirect to the signed address of a large one."""
+    """Return the bytes of a small file, or a redirect to the signed address of a large one."""
     revision, path = request.piece("revision"), checked_path(request.piece("path"))
     service = request.service
     with service.database.reading() as connection:
@@ -99,7 +99,7 @@ def resolve(request: AuthorizedRequest) -> Response:
 
 
 def blob(request: AuthorizedRequest) -> Response:
-    """The bytes of a large file, for clients with its signed address."""
+    """Return the bytes of a large file, for clients with its signed address."""
     sha256 = request.raw_pieces["sha256"]
     fields = request.service.signer.check(f"read {sha256}", request.query)
     with request.service.database.reading() as connection:
@@ -151,7 +151,7 @@ def _entries(items: Sequence[tuple[str, Node]], trees: Trees, last: Mapping[str,
 def _last_commits(
     request: AuthorizedRequest, paths: Iterable[str], trees: Trees, history: History, head: Commit
 ) -> dict[str, Commit]:
-    """For each path, the last commit that changed it, back along the first parents; those found in time."""
+    """Return, for each path, the last commit that changed it, back along the first parents; those found in time."""
     last: dict[str, Commit] = {}
     remaining, commit = set(paths), head
     end = time.monotonic() + request.service.limits.expand_seconds

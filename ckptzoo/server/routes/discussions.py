@@ -20,11 +20,11 @@ EXPECTED_HEAD, EXPECTED_TARGET = "expectedHead", "expectedTarget"
 """Names in the body of a merge: the pull request's last commit, and that of its target."""
 _SHOWN_CONFLICTS, _SHOWN_OID = 20, 40
 _MERGE_SECONDS = 2.0
-"""How long conflicts are looked for before anybody merges."""
+"""Seconds for finding conflicts before a merge."""
 
 
 def listing(request: AuthorizedRequest) -> Response:
-    """A page of discussions, the last first."""
+    """Return a page of discussions, the last first."""
     query, size = request.query, request.service.limits.small_page
     with request.service.database.reading() as connection:
         discussions = Discussions(connection, request.repository.id).all()
@@ -63,7 +63,7 @@ def create(request: AuthorizedRequest) -> Response:
 
 
 def details(request: AuthorizedRequest) -> Response:
-    """A discussion with everything that happened; for a pull request also its conflicts and its diff."""
+    """Return a discussion with all its events; for a pull request also its conflicts and its diff."""
     with request.service.database.reading() as connection:
         discussions = Discussions(connection, request.repository.id)
         discussion = discussions.get(request.path_number("number"))
@@ -84,7 +84,7 @@ def details(request: AuthorizedRequest) -> Response:
 
 
 def conflicts_of(trees: Trees, base: str, target: str, proposed: str) -> list[str] | bool:
-    """The files with conflicts, by the ids of three folders; True, as the hub has it, where it takes too long."""
+    """Return the files with conflicts, from the ids of three folders; True, as on the hub, where it takes too long."""
     try:
         return list(merge(trees, base, target, proposed, seconds=_MERGE_SECONDS).conflicts)
     except Refusal:
@@ -175,15 +175,9 @@ def merge_reviewed(
 ) -> dict[str, str]:
     """Merge the pull request that the path names.
 
-    Parameters
-    ----------
-    text
-        of a comment and of the commit; may be empty.
-    expected
-        the commits that were reviewed, by ``EXPECTED_HEAD`` and ``EXPECTED_TARGET``.
-    check
-        called with the discussions, the pull request, its last commit and its target's, in the same transaction;
-        refuses.
+    ``text`` is that of a comment and of the commit, and may be empty; ``expected`` has the commits that were reviewed,
+    by ``EXPECTED_HEAD`` and ``EXPECTED_TARGET``. ``check`` is called with the discussions, the pull request, its last
+    commit and its target's, in the same transaction, and may refuse.
     """
     text = text[:MAX_TEXT]
     with request.writing() as connection:
@@ -228,10 +222,7 @@ def charge(
 ) -> None:
     """Charge a contributor for what was written, before the transaction ends.
 
-    Raises
-    ------
-    Refusal
-        With status 413: it is more than a discussion or the contributor's quota has room for.
+    Raises Refusal with status 413: it is more than a discussion or the contributor's quota has room for.
     """
     if not request.contributor:
         return
@@ -269,7 +260,7 @@ def _edited(request: AuthorizedRequest, text: str | None) -> Response:
 
 
 def _editable(request: AuthorizedRequest, discussions: Discussions) -> StoredDiscussion:
-    """The discussion that the path names; refused unless the caller opened it or may write."""
+    """Return the discussion that the path names; refuse unless the caller opened it or may write."""
     discussion = discussions.get(request.path_number("number"))
     if discussion.author != request.user and not request.may("write"):
         expected = f"expected a token that may write, or that of {discussion.author}"

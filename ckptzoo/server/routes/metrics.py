@@ -1,4 +1,4 @@
-"""What the server has done, for Prometheus."""
+"""The route of the metrics for Prometheus."""
 
 import hmac
 
@@ -11,7 +11,7 @@ from ckptzoo.server.request import AuthorizedRequest
 
 
 def answer(request: AuthorizedRequest) -> Response:
-    """All metrics, for whoever sends the token that the server was started with; without one there are none."""
+    """Return all metrics, to a client with the token that the server was started with; without one there are none."""
     token = request.service.metrics_token
     if token is None:
         raise Refusal(404, "There is nothing at this address.")

@@ -23,7 +23,7 @@ from ckptzoo.server.store.repositories import Repository
 _MAX_NUMBER = 10**9
 """The largest page or offset that a query may ask for."""
 _LISTED_BYTES = 100
-"""About what the answer about a revision says of a file besides its path."""
+"""Approximate bytes that the answer about a revision has for a file besides its path."""
 
 
 def create(request: AuthorizedRequest) -> Response:
@@ -95,7 +95,7 @@ def settings(request: AuthorizedRequest) -> Response:
 
 
 def listing(request: AuthorizedRequest) -> Response:
-    """The repositories of a kind that match every word and tag of the query, the newest first."""
+    """Return the repositories of a kind that match every word and tag of the query, the newest first."""
     query = request.http_request.query_params
     words = [word.lower() for word in query.getlist("search")]
     required_tags = {tag for value in query.getlist("filter") for tag in value.split(",")}
@@ -126,7 +126,7 @@ def listing(request: AuthorizedRequest) -> Response:
 
 
 def owned(request: AuthorizedRequest) -> Response:
-    """The repositories of an organisation, or of the caller, with the bytes of their files on the main branch."""
+    """Return the repositories of an organisation, or of the caller, with the bytes of their files on main."""
     namespace = request.piece("namespace") or request.user
     found: list[dict[str, Any]] = []
     with request.service.database.reading() as connection:
@@ -153,7 +153,7 @@ def owned(request: AuthorizedRequest) -> Response:
 
 
 def info(request: AuthorizedRequest) -> Response:
-    """What a repository is at a revision, and the names of all its files, unless there are very many."""
+    """Return the facts about a repository at a revision, and the names of all its files, unless there are very many."""
     with request.service.database.reading() as connection:
         history, trees = History(connection, request.repository.id), Trees(connection, request.repository.id)
         commit = history.resolve(request.piece("revision") or MAIN)
@@ -206,11 +206,11 @@ def _describe(request: AuthorizedRequest, repository: Repository, commit: Commit
 
 
 _cards = Kept[dict[str, Any]](2**26, lambda card: ENTRY_BYTES + 32 * len(json.dumps(card)))
-"""Values of JSON take up to about 32 bytes in memory for each of theirs as text."""
+"""Cards by path; values of JSON take up to about 32 bytes in memory for each of theirs as text."""
 
 
 def _card(path: Path) -> dict[str, Any]:
-    """The front matter of a stored README.md, empty where it is not well-formed."""
+    """Return the front matter of a stored README.md, empty where it is not well-formed."""
 
     def made() -> dict[str, Any]:
         with path.open("rb") as file:
@@ -231,7 +231,7 @@ def _kind(body: dict[str, Any]) -> str:
 
 
 def _private(body: dict[str, Any]) -> bool | None:
-    """Whether a body asks for a private repository, under the newer clients' name or the older ones'."""
+    """Return whether a body requests a private repository, under the newer clients' name or the older ones'."""
     visibility, private = body.get("visibility"), body.get("private")
     if visibility not in (None, "public", "private") or not isinstance(private, bool | None):
         raise Refusal(400, "visibility: expected public or private.")
@@ -239,7 +239,7 @@ def _private(body: dict[str, Any]) -> bool | None:
 
 
 def refs(request: AuthorizedRequest) -> Response:
-    """Every branch and tag, and every pull request where the query asks for them, with its commit."""
+    """Return every branch and tag, and every pull request where the query requests them, with its commit."""
     with request.service.database.reading() as connection:
         commit_of_ref = History(connection, request.repository.id).refs()
 
@@ -258,7 +258,7 @@ def refs(request: AuthorizedRequest) -> Response:
 
 
 def commits(request: AuthorizedRequest) -> Response:
-    """A page of the commits before a revision, the last first."""
+    """Return a page of the commits before a revision, the last first."""
     size, page = request.service.limits.small_page, request.page()
     with request.service.database.reading() as connection:
         history = History(connection, request.repository.id)
@@ -285,12 +285,12 @@ def commits(request: AuthorizedRequest) -> Response:
 
 
 def create_branch(request: AuthorizedRequest) -> Response:
-    """A new branch at a revision."""
+    """Make a branch at a revision."""
     return _create_ref(request, HEADS, request.piece("name"), request.json().get("startingPoint") or MAIN)
 
 
 def create_tag(request: AuthorizedRequest) -> Response:
-    """A new tag at the revision that the path names."""
+    """Make a tag at the revision that the path names."""
     return _create_ref(request, TAGS, text_of(request.json(), "tag"), request.piece("name"))
 
 
@@ -338,7 +338,7 @@ def _remove_ref(request: AuthorizedRequest, name: str) -> Response:
 
 
 def whoami(request: AuthorizedRequest) -> Response:
-    """The user that the token belongs to, and its role."""
+    """Return the user that the token belongs to, and its role."""
     assert request.caller is not None and request.caller.token is not None
     name, token_limits = request.user, request.caller.token.limits
     with request.service.database.reading() as connection:
@@ -368,12 +368,12 @@ def whoami(request: AuthorizedRequest) -> Response:
 
 
 def auth_check(request: AuthorizedRequest) -> Response:
-    """Answer that the caller may; access was checked before the handler was called."""
+    """Answer that the caller has access, which was checked before the handler was called."""
     return JSONResponse({"name": request.repository.name})
 
 
 def validate_yaml(request: AuthorizedRequest) -> Response:
-    """What is wrong with the front matter of a README.md."""
+    """Return the problems of the front matter of a README.md."""
     try:
         front_matter(text_of(request.json(), "content"))
     except ValueError as error:

@@ -22,12 +22,12 @@ from ckptzoo.server.store.git_objects import Trees
 from ckptzoo.server.store.repositories import LARGE
 
 _CHUNK_BYTES = 2**20
-"""A body is written to the disk this many bytes at a time."""
+"""Bytes of a body that are written to the disk at a time."""
 _LFS = "application/vnd.git-lfs+json"
 
 
 def preupload(request: AuthorizedRequest) -> Response:
-    """For each file: whether it is sent within the commit or apart (LFS), and what is at its path already."""
+    """Return, for each file, whether it is sent within the commit or apart (LFS), and what is at its path already."""
     body = request.json()
     with request.service.database.reading() as connection:
         trees = Trees(connection, request.repository.id)
@@ -51,7 +51,7 @@ def preupload(request: AuthorizedRequest) -> Response:
 
 
 def _is_sent_apart(path: str, size: int, sample: str, inline_bytes: int) -> bool:
-    """Whether a file is large, has a large file's ending, or begins with what is not text."""
+    """Return whether a file is large, has a large file's ending, or begins with bytes that are not text."""
     if size > inline_bytes or PurePosixPath(path).suffix.lower() in LARGE:
         return True
     try:
@@ -61,13 +61,13 @@ def _is_sent_apart(path: str, size: int, sample: str, inline_bytes: int) -> bool
 
 
 def _decode_sample(sample: str) -> str:
-    """The first bytes of a file, in base64, as text; the last character may be cut."""
+    """Decode the first bytes of a file, in base64, as text; the last character may be cut."""
     # huggingface_hub sends 512 bytes
     return codecs.getincrementaldecoder("utf-8")().decode(base64.b64decode(sample, validate=True))
 
 
 def batch(request: AuthorizedRequest) -> Response:
-    """For each large file: the address to send it to, or none where the repository has it."""
+    """Return, for each large file, the address to send it to, or none where the repository has it."""
     body, limits = request.json(), request.service.limits
     if body.get("operation") != "upload":
         raise Refusal(400, "operation: expected upload; files are read from their resolve addresses.")
@@ -107,7 +107,7 @@ def batch(request: AuthorizedRequest) -> Response:
 
 
 def _part_bytes(request: AuthorizedRequest, sizes: list[int]) -> int:
-    """The size of parts with which all files of one answer together have a bounded number of them."""
+    """Return the size of parts with which all files of one answer together have a bounded number of them."""
     limits = request.service.limits
     large = [size for size in sizes if size > limits.part_bytes]
     # every file has one part more than size / step at the most
@@ -125,7 +125,7 @@ def _whole(request: AuthorizedRequest, sha256: str, size: int) -> dict[str, Any]
 
 
 def _in_parts(request: AuthorizedRequest, sha256: str, size: int, step: int) -> dict[str, Any]:
-    """Addresses for every part, in the headers that huggingface_hub reads; all but the last have the same size."""
+    """Return addresses for every part, in the headers that huggingface_hub reads; all but the last are equal."""
     # huggingface_hub reads chunk_size, and takes every header whose name is a number for the address of that part;
     # it refuses any other count of them than size / chunk_size, rounded up
     limit, parts = request.service.limits.contributor_uploads, -(-size // step)
@@ -142,7 +142,7 @@ def _in_parts(request: AuthorizedRequest, sha256: str, size: int, step: int) -> 
 
 
 async def receive(request: AuthorizedRequest) -> Response:
-    """Receive a whole file; 200 is answered once it is on the disk and is what was announced."""
+    """Receive a whole file; answer 200 once it is on the disk and matches the announcement."""
     sha256, service = request.raw_pieces["sha256"], request.service
     fields = service.signer.check(f"write {sha256}", request.query)
     size, contributor = int(fields["size"]), fields.get("contributor", "")
@@ -213,7 +213,7 @@ async def _receive_body(request: AuthorizedRequest, arriving: Arriving, size: in
 
 
 def join(request: AuthorizedRequest) -> Response:
-    """Join the parts of a file, all of which are there."""
+    """Join the parts of a file, after checking that all are present."""
     sha256, service = request.raw_pieces["sha256"], request.service
     fields = service.signer.check(f"join {sha256}", request.query)
     body, size = request.json(), int(fields["size"])
@@ -235,7 +235,7 @@ def join(request: AuthorizedRequest) -> Response:
 
 
 def verify(request: AuthorizedRequest) -> Response:
-    """Whether the repository has a large file."""
+    """Return whether the repository has a large file."""
     body = request.json()
     sha256, size = digest_of(body, "oid"), integer_of(body, "size")
     with request.service.database.reading() as connection:

@@ -1,4 +1,4 @@
-"""What the server stores: bytes in files, everything else in one SQLite database. Knows no HTTP.
+"""The server's storage: bytes in files, everything else in one SQLite database, without HTTP.
 
 ::
 

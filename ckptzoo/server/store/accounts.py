@@ -16,12 +16,8 @@ USER, ORGANISATION = "user", "organisation"
 class Account:
     """A user or an organisation, whose name is a namespace.
 
-    Parameters
-    ----------
-    kind
-        ``user`` or ``organisation``.
-    disabled
-        whether it was revoked: its name stays taken, because its repositories do.
+    ``kind`` is ``user`` or ``organisation``. A ``disabled`` account was revoked: its name stays taken, because its
+    repositories do.
     """
 
     name: str
@@ -32,14 +28,10 @@ class Account:
 
 @dataclass(frozen=True)
 class Grant:
-    """A role that an account was given in what is not its own.
+    """A role of an account in a namespace or repository that is not its own.
 
-    Parameters
-    ----------
-    account
-        a user, or an organisation, for all its members, each up to their role in it.
-    target
-        a namespace, or ``dataset lab/zoo``.
+    The role of an organisation is for all its members, each up to their role in it. ``target`` is a namespace, or
+    ``dataset lab/zoo``.
     """
 
     account: str
@@ -48,13 +40,13 @@ class Grant:
 
 
 def find(connection: sqlite3.Connection, name: str) -> Account | None:
-    """The account of a name."""
+    """Return the account of a name."""
     row = connection.execute("SELECT * FROM accounts WHERE name = ?", (name,)).fetchone()
     return None if row is None else Account(row["name"], row["kind"], row["created"], bool(row["disabled"]))
 
 
 def listed(connection: sqlite3.Connection, kind: str) -> list[Account]:
-    """Every account of a kind, by name."""
+    """Return every account of a kind, by name."""
     rows = connection.execute("SELECT * FROM accounts WHERE kind = ? ORDER BY name", (kind,))
     return [Account(row["name"], row["kind"], row["created"], bool(row["disabled"])) for row in rows]
 
@@ -62,11 +54,8 @@ def listed(connection: sqlite3.Connection, kind: str) -> list[Account]:
 def add(connection: sqlite3.Connection, name: str, kind: str, *, actor: str) -> Account:
     """Make an account, or enable one that was revoked; one that is there already is left as it is.
 
-    Raises
-    ------
-    Refusal
-        The name cannot be a namespace, is that of an account of the other kind, or differs from another one in capital
-        letters alone.
+    Raises Refusal: the name cannot be a namespace, is that of an account of the other kind, or differs from another one
+    in capital letters alone.
     """
     checked_user(name)
     row = connection.execute("SELECT name, kind FROM accounts WHERE lower(name) = lower(?)", (name,)).fetchone()
@@ -83,7 +72,7 @@ def add(connection: sqlite3.Connection, name: str, kind: str, *, actor: str) -> 
 
 
 def is_taken(connection: sqlite3.Connection, name: str) -> bool:
-    """Whether an account has this name, or one that differs in capital letters alone."""
+    """Return whether an account has this name, or one that differs in capital letters alone."""
     return connection.execute("SELECT 1 FROM accounts WHERE lower(name) = lower(?)", (name,)).fetchone() is not None
 
 
@@ -99,13 +88,13 @@ def revoke(connection: sqlite3.Connection, name: str, *, actor: str) -> None:
 
 
 def members(connection: sqlite3.Connection, organisation: str) -> dict[str, str]:
-    """The role of every member of an organisation."""
+    """Return the role of every member of an organisation."""
     rows = connection.execute("SELECT user, role FROM members WHERE organisation = ? ORDER BY user", (organisation,))
     return {row["user"]: row["role"] for row in rows}
 
 
 def organisations(connection: sqlite3.Connection, user: str) -> dict[str, str]:
-    """The organisations of a user, and the user's role in each."""
+    """Return the organisations of a user, and the user's role in each."""
     rows = connection.execute("SELECT organisation, role FROM members WHERE user = ? ORDER BY organisation", (user,))
     return {row["organisation"]: row["role"] for row in rows}
 
@@ -121,7 +110,7 @@ def set_member(connection: sqlite3.Connection, organisation: str, user: str, rol
 
 
 def grants(connection: sqlite3.Connection, account: str | None = None) -> list[Grant]:
-    """Every grant, or those of an account."""
+    """Return every grant, or those of an account."""
     query = """SELECT g.account, g.role, COALESCE(g.namespace, r.kind || ' ' || r.name) AS target
         FROM grants g LEFT JOIN repositories r ON r.id = g.repository ORDER BY g.account, target"""
     rows = connection.execute(query).fetchall()
@@ -129,12 +118,8 @@ def grants(connection: sqlite3.Connection, account: str | None = None) -> list[G
 
 
 def set_grant(connection: sqlite3.Connection, account: str, target: str | int, role: str | None, *, actor: str) -> None:
-    """Give an account a role in a namespace or a repository, change it, or with None take it.
-
-    Parameters
-    ----------
-    target
-        the name of a namespace, or a repository's number.
+    """Give an account a role in a namespace, by its name, or a repository, by its number; change it, or with None take
+    it.
     """
     _known(connection, account)
     column = "repository" if isinstance(target, int) else "namespace"
@@ -150,7 +135,7 @@ def set_grant(connection: sqlite3.Connection, account: str, target: str | int, r
 
 
 def subject_of(connection: sqlite3.Connection, user: str, token: TokenLimits | None = None) -> Subject:
-    """What a user may, as ``access.may`` takes it; what everybody may, where the account was revoked."""
+    """Return a user's rights, as ``access.may`` takes them; those of everybody where the account was revoked."""
     account = find(connection, user)
     if account is None or account.disabled:
         return Subject(user, token=token)

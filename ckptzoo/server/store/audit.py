@@ -1,4 +1,4 @@
-"""What was done to accounts and repositories, by whom and when: a row for each, written with the change itself."""
+"""Changes of accounts and repositories, with actor and time: a row for each, written with the change itself."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -7,20 +7,12 @@ from dataclasses import dataclass
 from ckptzoo.server.store.commits import now
 
 OPERATOR = "(operator)"
-"""Who is at the server's machine; no account has such a name."""
+"""The actor at the server's machine; no account has such a name."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One change.
-
-    Parameters
-    ----------
-    actor
-        the account, or ``OPERATOR``.
-    action, target, detail
-        what was done, to what, and what else there is to say.
-    """
+    """One change of ``target`` by ``actor``, an account or ``OPERATOR``."""
 
     time: str
     actor: str
@@ -36,6 +28,6 @@ def note(connection: sqlite3.Connection, actor: str, action: str, target: str, d
 
 
 def entries(connection: sqlite3.Connection) -> Iterator[Entry]:
-    """Every change, the newest first."""
+    """Yield every change, the newest first."""
     query = "SELECT time, actor, action, target, detail FROM audit ORDER BY sequence DESC"
     return (Entry(*row) for row in connection.execute(query))

@@ -27,15 +27,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Copied:
-    """What a backup or its restoration did.
-
-    Parameters
-    ----------
-    blobs, nbytes
-        that there are.
-    added
-        blobs that were not there before.
-    """
+    """The result of a backup or its restoration: all its blobs and their bytes, and those of them that were added."""
 
     blobs: int
     nbytes: int
@@ -45,22 +37,11 @@ class Copied:
 def back_up(root: Path, target: Path, progress: Progress | None = None) -> Copied:
     """Bring a backup up to the present; the server may be running.
 
-    Parameters
-    ----------
-    root
-        the server's folder.
-    target
-        the backup's; made where there is none. Blobs are linked where it is on the same file system, else copied.
-    progress
-        called with the blobs that are there, and all of them.
+    Blobs are linked into ``target`` where it is on the same file system, else copied. ``progress`` is called with the
+    blobs that are there, and all of them.
 
-    Raises
-    ------
-    ZooError
-        There is no server's folder, or its tables are of another version.
+    Raises ZooError: there is no server's folder, or its tables are of another version.
 
-    Notes
-    -----
     The database is put in place last: a backup that is interrupted leaves the earlier one whole, and the same call goes
     on where it was.
     """
@@ -90,19 +71,9 @@ def back_up(root: Path, target: Path, progress: Progress | None = None) -> Copie
 
 
 def restore(backup: Path, root: Path, progress: Progress | None = None) -> Copied:
-    """Make a server's folder of a backup, which stays as it is.
+    """Make a server's folder from a backup, which stays as it is; a folder that an interrupted call began is continued.
 
-    Parameters
-    ----------
-    backup
-        its folder.
-    root
-        the new folder; one that an interrupted call began is continued.
-
-    Raises
-    ------
-    ZooError
-        There is no backup, or a server's folder there already.
+    Raises ZooError: there is no backup, or a server's folder there already.
     """
     _check_database(backup)
     if (root / DATABASE).exists():
@@ -123,7 +94,7 @@ def restore(backup: Path, root: Path, progress: Progress | None = None) -> Copie
 
 
 def problems(root: Path, progress: Progress | None = None) -> Iterator[Problem]:
-    """What is wrong with a backup, or with a server's folder that is not served: every byte is read."""
+    """Yield the problems of a backup, or of a server's folder that is not served, by reading every byte."""
     _check_database(root)
     step = "Restore another backup; what this one lacks is lost in it."
     with closing(sqlite3.connect(f"file:{root / DATABASE}?mode=ro", uri=True)) as connection:
@@ -208,6 +179,6 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what interrupted calls left."""
+    """Remove the temporary files of interrupted calls."""
     for path in (*folder.glob(f"{_TEMPORARY}*"), *folder.glob(f"blobs/*/{_TEMPORARY}*")):
         path.unlink(missing_ok=True)

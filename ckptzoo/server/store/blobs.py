@@ -30,21 +30,12 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def locked(root: Path, *, shared: bool = False, seconds: float = 600) -> Iterator[float]:
-    """Hold the lock of a folder's blobs; yields when it was got, by ``time.monotonic()``.
+    """Hold the lock of a folder's blobs; yield when it was acquired, by ``time.monotonic()``.
 
-    Parameters
-    ----------
-    root
-        the server's folder.
-    shared
-        with others, to store and name blobs; else alone, to remove some.
-    seconds
-        how long to wait for it alone.
+    It is ``shared`` with others to store and name blobs, and exclusive to remove some, for which ``seconds`` is the
+    longest wait.
 
-    Raises
-    ------
-    ZooError
-        Others keep it, such as a backup.
+    Raises ZooError: others keep it, such as a backup.
     """
     descriptor = os.open(root / "blobs.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -66,7 +57,7 @@ def locked(root: Path, *, shared: bool = False, seconds: float = 600) -> Iterato
 
 
 def named_blobs(connection: sqlite3.Connection) -> dict[str, int]:
-    """The sha256 and the size of every blob that a database names."""
+    """Return the sha256 and the size of every blob that a database names."""
     rows = connection.execute("SELECT sha256, size FROM files UNION SELECT sha256, size FROM contents ORDER BY sha256")
     return {row[0]: row[1] for row in rows}
 
@@ -81,7 +72,7 @@ class Arriving:
         self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
 
     def write(self, data: bytes) -> None:
-        """Append; more bytes than were announced are refused."""
+        """Append; refuse more bytes than were announced."""
         if self.size + len(data) > self._limit:
             raise Refusal(413, f"Body: expected at most {self._limit} bytes, got more.")
         self._file.write(data)
@@ -108,13 +99,8 @@ class Arriving:
 class Blobs:
     """The folders ``blobs/`` (complete files, never changed) and ``incoming/`` (files that are being written).
 
-    Parameters
-    ----------
-    root
-        the server's folder. Unfinished files of an earlier process are removed.
+    Unfinished files of an earlier process are removed.
 
-    Notes
-    -----
     A blob is flushed, renamed into place, and its folder flushed, before its name is given to anyone.
     ``test_killed_at_any_moment`` in ``tests/server/test_durability.py`` kills the process meanwhile.
     """
@@ -124,7 +110,7 @@ class Blobs:
         for first in range(256):
             (self._blobs / f"{first:02x}").mkdir(parents=True, exist_ok=True)
         self._uploads: dict[str, tuple[str, float]] = {}
-        """Uploads in parts that are under way, the oldest first: the contributor, and when they began."""
+        """Uploads in parts that are in progress, the oldest first: the contributor, and when they began."""
         self._lock = threading.Lock()
         shutil.rmtree(self._incoming, ignore_errors=True)
         self._incoming.mkdir()
@@ -135,15 +121,15 @@ class Blobs:
         sync(root)
 
     def path(self, sha256: str) -> Path:
-        """Where a complete blob is."""
+        """Return the path of a complete blob."""
         return self._blobs / sha256[:2] / sha256
 
     def held(self) -> AbstractContextManager[float]:
-        """While blobs are named, so that none of them is removed; see ``garbage``."""
+        """Hold the shared lock while blobs are named, so that none of them is removed; see ``garbage``."""
         return locked(self._root, shared=True)
 
     def touch(self, *digests: str) -> bool:
-        """Make stored blobs as young as new ones; whether all of them are there."""
+        """Make stored blobs as young as new ones; return whether all of them are there."""
         with self.held():
             try:
                 for sha256 in digests:
@@ -157,12 +143,9 @@ class Blobs:
         return Arriving(self._incoming / secrets.token_hex(16), limit)
 
     def keep(self, arriving: Arriving, sha256: str, size: int) -> None:
-        """Put a finished file in its place if it is what was announced.
+        """Put a finished file in its place if it matches the announced size and digest.
 
-        Raises
-        ------
-        Refusal
-            The size or the digest differ; the file is gone.
+        Raises Refusal: the size or the digest differ; the file is gone.
         """
         try:
             digest = arriving.finish()
@@ -178,7 +161,7 @@ class Blobs:
             arriving.discard()
 
     def add(self, data: bytes) -> str:
-        """Store bytes that are in memory; returns their sha256."""
+        """Store bytes that are in memory; return their sha256."""
         sha256 = hashlib.sha256(data).hexdigest()
         if not self.touch(sha256):
             arriving = self.arrive(len(data))
@@ -190,7 +173,7 @@ class Blobs:
         return sha256
 
     def begin_upload(self, contributor: str = "", limit: int = 0) -> str:
-        """Begin an upload in parts; returns its id. Where a contributor has ``limit`` of them, the oldest ends."""
+        """Begin an upload in parts; return its id. Where a contributor has ``limit`` of them, the oldest ends."""
         upload = secrets.token_hex(16)
         with self._lock:
             begun = [name for name, (owner, _) in self._uploads.items() if contributor and owner == contributor]
@@ -216,7 +199,7 @@ class Blobs:
         return Arriving(folder / secrets.token_hex(16), limit)
 
     def keep_part(self, arriving: Arriving, number: int, size: int) -> str:
-        """Put a finished part in its place; returns its ETag. A repeated part replaces the earlier one."""
+        """Put a finished part in its place; return its ETag. A repeated part replaces the earlier one."""
         try:
             digest = arriving.finish()
             if arriving.size != size:
@@ -227,9 +210,8 @@ class Blobs:
             arriving.discard()
 
     def join(self, upload: str, etags: list[str], sha256: str, size: int) -> None:
-        """Make the blob from all parts of an upload, in order.
-
-        A blob that is stored already is no reason to leave parts out: whoever knows its digest alone may not have it.
+        """Make the blob from all parts of an upload, in order. Parts are required even of a stored blob, because a
+        client that knows its digest may not have its bytes.
         """
         folder = self._folder(upload)
         paths = [folder / f"{number}-{etag}" for number, etag in enumerate(etags, 1)]

@@ -14,7 +14,7 @@ from ckptzoo.server.store.blobs import Blobs
 from ckptzoo.server.store.git_objects import Changes, Trees, commit_content, object_id, pointer
 
 HEADS, TAGS, PULLS = "refs/heads/", "refs/tags/", "refs/pr/"
-"""What the names of branches, tags and pull requests begin with; the last as on the hub."""
+"""The beginnings of the names of branches, tags and pull requests; the last as on the hub."""
 MAIN = "refs/heads/main"
 _REACHED = """WITH RECURSIVE reached (oid) AS (
     SELECT ? UNION SELECT p.parent FROM reached r JOIN parents p ON p.child = r.oid)"""
@@ -30,18 +30,18 @@ _CONTEXT = 3
 _HUNK = re.compile(r"^@@ -(\d+)((?:,\d+)?) \+(\d+)")
 """The head of a hunk; every other line of a diff's body begins with a space, a plus or a minus."""
 _DIFF_SECONDS = 2.0
-"""How long a diff may take."""
+"""Seconds that a diff may take."""
 _MERGE_SECONDS = 30.0
-"""How long other writers wait for a merge."""
+"""Seconds that other writers wait for a merge."""
 
 
 def now() -> str:
-    """The time, as the hub writes it."""
+    """Return the time, as the hub writes it."""
     return stamp(datetime.now(UTC))
 
 
 def stamp(time: datetime) -> str:
-    """A time as the hub writes it: UTC, to the millisecond."""
+    """Format a time as the hub writes it: UTC, to the millisecond."""
     return time.strftime("%Y-%m-%dT%H:%M:%S.") + f"{time.microsecond // 1000:03d}Z"
 
 
@@ -64,31 +64,28 @@ class History:
         self._connection, self._repository = connection, repository
 
     def commit(self, oid: str) -> Commit | None:
-        """A commit that belongs to this repository."""
+        """Return a commit that belongs to this repository."""
         query = "SELECT c.* FROM commits c JOIN history h ON h.oid = c.oid WHERE h.repository = ? AND c.oid = ?"
         row = self._connection.execute(query, (self._repository, oid)).fetchone()
         return None if row is None else Commit(*row)
 
     def refs(self) -> dict[str, str]:
-        """Every ref and its commit."""
+        """Return every ref and its commit."""
         rows = self._connection.execute(
             "SELECT name, oid FROM refs WHERE repository = ? ORDER BY name", (self._repository,)
         )
         return {row["name"]: row["oid"] for row in rows}
 
     def ref(self, name: str) -> str | None:
-        """The commit of a ref that is named in full."""
+        """Return the commit of a ref that is named in full."""
         query = "SELECT oid FROM refs WHERE repository = ? AND name = ?"
         row = self._connection.execute(query, (self._repository, name)).fetchone()
         return None if row is None else row["oid"]
 
     def resolve(self, revision: str) -> Commit:
-        """The commit that a branch, tag, ref in full or commit id means.
+        """Return the commit that a branch, tag, ref in full or commit id means.
 
-        Raises
-        ------
-        Refusal
-            With status 404 and ``RevisionNotFound``.
+        Raises Refusal with status 404 and ``RevisionNotFound``.
         """
         for name in (HEADS + revision, TAGS + revision, revision):
             oid = self.ref(name)
@@ -100,7 +97,7 @@ class History:
         return commit
 
     def writable(self, revision: str) -> str:
-        """The ref in full that commits for this revision go to: a branch or a pull request."""
+        """Return the ref in full that commits for this revision go to: a branch or a pull request."""
         for name in (HEADS + revision, revision):
             if name.startswith((HEADS, PULLS)) and self.ref(name) is not None:
                 return name
@@ -116,7 +113,7 @@ class History:
         message: str = "",
         date: datetime | None = None,
     ) -> str:
-        """Store a commit; returns its id, the sha1 that git gives it."""
+        """Store a commit; return its id, the sha1 that git gives it."""
         date = date or datetime.now(UTC)
         text = f"{title}\n\n{message}" if message else title
         oid = object_id("commit", commit_content(tree, parents, author, int(date.timestamp()), text))
@@ -148,17 +145,17 @@ class History:
         self.point(name, oid)
 
     def reaches(self, head: str, oid: str) -> bool:
-        """Whether a commit is another one or comes before it."""
+        """Return whether a commit is another one or comes before it."""
         query = f"{_REACHED} SELECT 1 FROM reached WHERE oid = ?"
         return self._connection.execute(query, (head, oid)).fetchone() is not None
 
     def parents(self, oid: str) -> list[str]:
-        """The commits that a commit follows; the first is the one that it was made on."""
+        """Return the parents of a commit; the first is the one that it was made on."""
         rows = self._connection.execute("SELECT parent FROM parents WHERE child = ? ORDER BY position", (oid,))
         return [row["parent"] for row in rows]
 
     def log(self, oid: str, limit: int, start: int = 0) -> list[Commit]:
-        """A commit and those before it, the newest first."""
+        """Return a commit and those before it, the newest first."""
         query = f"""{_REACHED} SELECT c.* FROM reached JOIN history h ON h.oid = reached.oid AND h.repository = ?
             JOIN commits c ON c.oid = h.oid ORDER BY h.sequence DESC LIMIT ? OFFSET ?"""
         return [Commit(*row) for row in self._connection.execute(query, (oid, self._repository, limit, start))]
@@ -187,21 +184,11 @@ class Merge:
 def merge(trees: Trees, base: str, target: str, proposed: str, *, seconds: float = _MERGE_SECONDS) -> Merge:
     """Merge three ways, file by file: what ``proposed`` changed since ``base`` is applied to ``target``.
 
-    Parameters
-    ----------
-    base, target, proposed
-        ids of folders.
-    seconds
-        how long it may take.
+    The arguments are ids of folders; ``seconds`` is the longest duration.
 
-    Raises
-    ------
-    Refusal
-        With status 413: it takes longer.
+    Contents are never mixed: a file that both sides changed differently is a conflict.
 
-    Notes
-    -----
-    Contents are never mixed: a file that both sides changed, and not to the same, is a conflict.
+    Raises Refusal with status 413: it takes longer.
     """
     end = time.monotonic() + seconds
     ours, theirs = trees.difference(base, target, end=end), trees.difference(base, proposed, end=end)
@@ -218,16 +205,10 @@ def diff(
     seconds: float = _DIFF_SECONDS,
     is_abandoned: Callable[[], bool] = lambda: False,
 ) -> str:
-    """The unified diff between two folders; large files are shown as their pointers, and a long diff is cut.
+    """Return the unified diff between two folders; large files are shown as their pointers, and a long diff is cut.
 
-    Parameters
-    ----------
-    before, after
-        ids of the folders; None before the first commit.
-    seconds
-        after this long it is cut.
-    is_abandoned
-        asked between files; where true, the diff is cut.
+    ``before`` and ``after`` are ids, None before the first commit. The diff is cut after ``seconds``, and where
+    ``is_abandoned``, called between files, returns True.
     """
     parts: list[str] = []
     size, end = 0, time.monotonic() + seconds
@@ -258,7 +239,7 @@ def diff(
 
 
 def _unified(old: list[str], new: list[str], names: Sequence[str]) -> str:
-    """The unified diff of two texts: what difflib finds, or one change where it would look for too long."""
+    """Return the unified diff of two texts: difflib's, or one change where difflib would take too long."""
     least = min(len(old), len(new))
     start = next((at for at in range(least) if old[at] != new[at]), least)
     end = next((at for at in range(least - start) if old[-1 - at] != new[-1 - at]), least - start)
@@ -280,7 +261,7 @@ def _shifted(hunk: re.Match[str], lines: int) -> str:
 
 
 def _text(trees: Trees, blobs: Blobs, oid: str | None) -> str | None:
-    """The text of a file, empty where there is no file; None where it is not text or too long."""
+    """Return the text of a file, empty where there is no file; None where it is not text or too long."""
     if oid is None:
         return ""
     file = trees.file(oid)

@@ -72,18 +72,18 @@ CREATE TABLE IF NOT EXISTS usage (user TEXT PRIMARY KEY, bytes INTEGER NOT NULL)
 CREATE INDEX IF NOT EXISTS events_of ON events (repository, number);
 """
 ROW_BYTES = 256
-"""About what a row of ids, names and times takes up, with its entries in indices."""
+"""Approximate bytes of a row of ids, names and times, with its entries in indices."""
 _BUSY_SECONDS = 30.0
-"""How long SQLite waits for another process, such as ``ckptzoo serve token``, to end its transaction."""
+"""Seconds that SQLite waits for another process, such as ``ckptzoo serve token``, to end its transaction."""
 
 
 def statement_of(table: str) -> str:
-    """The statement that makes a table."""
+    """Return the statement that makes a table."""
     return next(text for text in _SCHEMA.split(";") if f"EXISTS {table} (" in text)
 
 
 def setting(connection: sqlite3.Connection, name: str) -> str | None:
-    """A text that is kept under a name."""
+    """Return a text that is kept under a name."""
     row = connection.execute("SELECT value FROM settings WHERE name = ?", (name,)).fetchone()
     return None if row is None else row["value"].decode()
 
@@ -96,8 +96,6 @@ def set_setting(connection: sqlite3.Connection, name: str, text: str) -> None:
 class Database:
     """Reads run side by side; writes one after the other, each flushed to the disk before it returns.
 
-    Notes
-    -----
     Write-ahead log with ``synchronous=FULL``: a transaction that has returned survives the process and the power.
     """
 
@@ -113,7 +111,7 @@ class Database:
         self._writers.put(connection)
 
     def _make_tables(self, connection: sqlite3.Connection) -> None:
-        """Make the tables that are not there; an older database keeps the version that it has."""
+        """Make missing tables; an older database keeps its version."""
         connection.execute("BEGIN IMMEDIATE")
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version > VERSION:
@@ -154,18 +152,15 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection that sees the state of one moment, whatever is written meanwhile."""
+        """Yield a connection that sees the state of one moment, whatever is written meanwhile."""
         with self._borrowed(self._readers, "BEGIN") as connection:
             yield connection
 
     @contextmanager
     def writing(self, *, check_references: bool = True) -> Iterator[sqlite3.Connection]:
-        """The only connection that writes; everything is committed at the end, or nothing where it raises.
+        """Yield the only connection that writes; everything is committed at the end, or nothing where the block raises.
 
-        Parameters
-        ----------
-        check_references
-            of rows that are removed; without an index SQLite reads a whole table for each.
+        ``check_references`` checks those of removed rows; without an index SQLite reads a whole table for each.
         """
         with self._writer:
             if not check_references:

@@ -16,10 +16,8 @@ CHANGEABLE = ("draft", "open", "closed")
 
 @dataclass(frozen=True)
 class StoredDiscussion:
-    """One discussion; a pull request is one with a target and a base.
-
-    ``target`` is the ref that the changes are for, ``base`` the commit they start from, ``merged`` the commit that
-    merged them.
+    """One discussion; a pull request is one with a target and a base. ``target`` is the ref that the changes are for,
+    ``base`` the commit they start from, ``merged`` the commit that merged them.
     """
 
     repository: int
@@ -34,16 +32,15 @@ class StoredDiscussion:
 
     @property
     def ref(self) -> str:
-        """Where the commits of a pull request go."""
+        """The ref that the commits of a pull request go to."""
         return f"{PULLS}{self.number}"
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened in a discussion; ``type`` and ``data`` as the hub's clients read them.
-
-    ``role`` is what the author might do there, token included, when a comment was written that reads as it does now.
-    None for other events, and for those of before roles were stored.
+    """An event in a discussion, with ``type`` and ``data`` as the hub's clients read them. ``role`` is the author's
+    role there, token included, when the present text of a comment was written; None for other events, and for those of
+    before roles were stored.
     """
 
     id: str
@@ -55,9 +52,8 @@ class Event:
 
 
 class Discussions:
-    """The discussions of one repository, for as long as one transaction lasts.
-
-    ``written_bytes`` is what its rows take up that were added or changed.
+    """The discussions of one repository, for as long as one transaction lasts. ``written_bytes`` counts those of its
+    added or changed rows.
     """
 
     def __init__(self, connection: sqlite3.Connection, repository: int) -> None:
@@ -85,12 +81,12 @@ class Discussions:
         return self.get(number)
 
     def count(self) -> int:
-        """How many there are."""
+        """Return the number of discussions."""
         query = "SELECT COUNT(*) AS n FROM discussions WHERE repository = ?"
         return self.connection.execute(query, (self._repository,)).fetchone()["n"]
 
     def get(self, number: int) -> StoredDiscussion:
-        """The discussion of this number."""
+        """Return the discussion of this number."""
         query = "SELECT * FROM discussions WHERE repository = ? AND number = ?"
         row = self.connection.execute(query, (self._repository, number)).fetchone()
         if row is None:
@@ -98,12 +94,12 @@ class Discussions:
         return StoredDiscussion(*row)
 
     def all(self) -> list[StoredDiscussion]:
-        """Every discussion, the last first."""
+        """Return every discussion, the last first."""
         query = "SELECT * FROM discussions WHERE repository = ? ORDER BY number DESC"
         return [StoredDiscussion(*row) for row in self.connection.execute(query, (self._repository,))]
 
     def events(self, number: int) -> list[Event]:
-        """The events of a discussion, in order."""
+        """Return the events of a discussion, in order."""
         query = "SELECT * FROM events WHERE repository = ? AND number = ? ORDER BY sequence"
         return [_event(row) for row in self.connection.execute(query, (self._repository, number))]
 
@@ -134,14 +130,8 @@ class Discussions:
     ) -> Event:
         """Change a comment; without a text it is hidden.
 
-        Parameters
-        ----------
-        role
-            of who changes it, for what it reads as from now on.
-        versions
-            so many are kept, the first one among them.
-        moderates
-            the comment may be another author's.
+        ``role`` is that of the account that changes the comment, for its new text; ``versions`` limits the versions
+        that are kept, the first one among them. With ``moderates`` the comment may be another author's.
         """
         query = "SELECT * FROM events WHERE repository = ? AND number = ? AND id = ? AND type = 'comment'"
         row = self.connection.execute(query, (self._repository, number, id)).fetchone()
@@ -159,7 +149,7 @@ class Discussions:
         return replace(event, role=role)
 
     def size(self, number: int, author: str) -> int:
-        """What an author's events in a discussion take up, in bytes."""
+        """Return the bytes of an author's events in a discussion."""
         query = """SELECT COALESCE(SUM(LENGTH(CAST(data AS BLOB)) + ?), 0) AS n FROM events
             WHERE repository = ? AND number = ? AND author = ?"""
         return self.connection.execute(query, (ROW_BYTES, self._repository, number, author)).fetchone()["n"]

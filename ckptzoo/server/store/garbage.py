@@ -1,4 +1,4 @@
-"""What nothing names any more is removed from a server's folder, while it is served.
+"""Garbage collection: rows and blobs that nothing names are removed from a server's folder, while it is served.
 
 A removed repository, a squashed branch and an upload without a commit leave commits, folders and blobs behind. What
 stays is what a commit of a repository's history reaches, and for the grace time what was sent since.
@@ -24,31 +24,25 @@ from ckptzoo.server.store.git_objects import tree_nodes
 from ckptzoo.server.store.repositories import ATTRIBUTES
 
 _ROWS = 500
-"""Removed by one statement."""
+"""Rows that are removed by one statement."""
 _WRITE_SECONDS = 0.03
-"""How long a transaction goes on: uploads wait for it, and get as long a pause behind it."""
+"""Seconds of a transaction: uploads wait for it, and get as long a pause behind it."""
 _LOCK_SECONDS = 0.03
 """The same for blobs."""
 _TICK_SECONDS = 0.02
 """Times of files are those of the kernel's last tick, up to 10 ms ago (CONFIG_HZ=100; time(7))."""
 _PATHS = 50
-"""Blobs between two looks at the time."""
+"""Blobs between two checks of the time."""
 Progress = Callable[[int, int], None]
 Item = TypeVar("Item", int, str)
 
 
 @dataclass(frozen=True)
 class Collected:
-    """What was removed, or would be.
+    """The result of a collection, or what one would remove.
 
-    Parameters
-    ----------
-    commits, folders, files
-        rows that nothing reached.
-    contents
-        what repositories were sent and never committed.
-    blobs, nbytes
-        files on the disk.
+    ``commits``, ``folders`` and ``files`` count rows that nothing reached, ``contents`` those that were sent to
+    repositories and never committed, ``blobs`` and ``nbytes`` files on the disk.
     """
 
     commits: int
@@ -60,14 +54,14 @@ class Collected:
 
 
 class Reached:
-    """Everything that the commits of all histories reach, brought up to date with those that are added."""
+    """The objects that the commits of all histories reach, updated with commits that are added."""
 
     def __init__(self) -> None:
         self.commits, self.trees, self.files = set[str](), set[str](), set[str]()
         self._last = 0
 
     def update(self, connection: sqlite3.Connection) -> bool:
-        """Add what commits reach that were added since; whether there were some."""
+        """Add what new commits reach; return whether there were some."""
         query = """SELECT h.sequence, c.oid, c.tree FROM history h JOIN commits c ON c.oid = h.oid
             WHERE h.sequence > ? ORDER BY h.sequence"""
         rows = connection.execute(query, (self._last,)).fetchall()
@@ -97,23 +91,11 @@ def collect(
 ) -> Collected:
     """Remove what nothing names.
 
-    Parameters
-    ----------
-    root
-        the server's folder; it may be served, and may be backed up.
-    database
-        its database.
-    grace
-        what was sent within this long stays, because its commit may be on the way. Below an hour an upload that is
-        under way may have to be sent again.
-    dry_run
-        only count.
-    progress
-        called with the rows and blobs that are done, and all of them.
+    The folder may be served and backed up meanwhile. Objects sent within ``grace`` stay, because their commit may
+    follow; below an hour an upload in progress may have to be sent again. With ``dry_run`` they are only counted.
+    ``progress`` is called with the rows and blobs that are done, and all of them.
 
-    Notes
-    -----
-    Killed at any moment it leaves what it has not come to, and the same call goes on.
+    A call that is killed at any moment can be repeated, and continues.
     """
     reached, oldest = Reached(), time.time() - grace.total_seconds() - _TICK_SECONDS
     with database.reading() as connection:
@@ -153,7 +135,7 @@ def _missing(connection: sqlite3.Connection, query: str, reached: set[str]) -> l
 
 
 def _used(connection: sqlite3.Connection, reached: Reached) -> set[str]:
-    """The blobs of files that are reached."""
+    """Return the blobs of files that are reached."""
     rows = connection.execute("SELECT oid, sha256 FROM files")
     # every new repository begins with it, without sending it
     return {hashlib.sha256(ATTRIBUTES).hexdigest(), *(digest for oid, digest in rows if oid in reached.files)}
@@ -167,7 +149,7 @@ def _remove(
     columns: Mapping[str, str],
     note: Callable[[int], None],
 ) -> int:
-    """Remove rows by their ids, but those that were reached meanwhile; returns how many ids."""
+    """Remove rows by their ids, except those that were reached meanwhile; return how many ids."""
     removed = 0
     for connection, some in _transactions(database, oids):
         reached.update(connection)
@@ -203,7 +185,7 @@ def _remove_contents(
 
 
 def _transactions(database: Database, items: Sequence[Item]) -> Iterator[tuple[sqlite3.Connection, Sequence[Item]]]:
-    """Some of the items at a time, in short write transactions with pauses."""
+    """Yield some of the items at a time, in short write transactions with pauses."""
     start = 0
     while start < len(items):
         began = time.monotonic()
@@ -217,10 +199,9 @@ def _transactions(database: Database, items: Sequence[Item]) -> Iterator[tuple[s
 def _unlink(
     root: Path, database: Database, paths: Sequence[Path], oldest: float, note: Callable[[int], None]
 ) -> tuple[int, int]:
-    """Unlink blobs that no row names, and that nobody has touched; returns how many, and their bytes.
-
-    Whoever gives a blob a row touches it before, both under the lock. So the rows are read once, when all that held the
-    lock at the beginning have ended: who comes later makes the blob young.
+    """Unlink blobs that no row names, and that nobody has touched; return how many, and their bytes. A writer touches a
+    blob before it gives it a row, both under the lock. So the rows are read once, when all that held the lock at the
+    beginning have ended: later writers make the blob young.
     """
     count = nbytes = start = 0
     with locked(root):
@@ -247,7 +228,7 @@ def _blobs(root: Path) -> Iterator[Path]:
 
 
 def _is_old(root: Path, digest: str, oldest: float) -> bool:
-    """Whether a blob was stored and last used before a time; one that is not there is."""
+    """Return whether a blob was stored and last used before a time; an absent one is old."""
     try:
         return (root / "blobs" / digest[:2] / digest).stat().st_mtime < oldest
     except FileNotFoundError:

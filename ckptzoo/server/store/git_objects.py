@@ -17,33 +17,34 @@ _SHA1_BYTES = 20
 _QUERY_IDS = 500
 """Files that one query asks for; older versions of SQLite take at most 999 variables."""
 _POINTER_BYTES = 1024
-"""A pointer is shorter than this, by the Git LFS specification."""
+"""The largest number of bytes of a pointer, by the Git LFS specification."""
 _POINTER = re.compile(rb"\s*version https?://(?:git-lfs|hawser)\.github\.com/spec/")
 _POINTER_OID = re.compile(rb"^oid sha256:([0-9a-f]{64})\s*$", re.MULTILINE)
+# Numbers of 18 digits fit the signed 64 bits of SQLite's integers.
 _POINTER_SIZE = re.compile(rb"^size (\d{1,18})\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Node:
-    """What a name in a folder stands for."""
+    """The entry of a name in a folder."""
 
     oid: str
     folder: bool
 
 
 def object_id(kind: str, content: bytes) -> str:
-    """``sha1(kind + " " + size + "\\0" + content)``, in hex; kind is ``blob``, ``tree`` or ``commit``."""
+    """Return ``sha1(kind + " " + size + "\\0" + content)``, in hex; kind is ``blob``, ``tree`` or ``commit``."""
     # git's choice of a hash; contents are compared by their sha256.
     return hashlib.sha1(f"{kind} {len(content)}\0".encode() + content, usedforsecurity=False).hexdigest()
 
 
 def pointer(sha256: str, size: int) -> bytes:
-    """The text that stands for a large file, by the Git LFS specification."""
+    """Return the text that stands for a large file, by the Git LFS specification."""
     return f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n".encode()
 
 
 def is_pointer(content: bytes) -> bool:
-    """Whether clients of Git LFS would take these bytes for a pointer, whatever the version and the line ends."""
+    """Return whether clients of Git LFS would take these bytes for a pointer, in any version and with any line ends."""
     return (
         len(content) < _POINTER_BYTES
         and _POINTER.match(content) is not None
@@ -53,7 +54,7 @@ def is_pointer(content: bytes) -> bool:
 
 
 def pointer_file(content: bytes) -> "File | None":
-    """The large file whose pointer these bytes are, exactly as ``pointer`` writes it; None for other bytes."""
+    """Return the large file whose pointer these bytes are, exactly as ``pointer`` writes it; None for other bytes."""
     if not is_pointer(content):
         return None
     sha256, size = _POINTER_OID.search(content), _POINTER_SIZE.search(content)
@@ -63,12 +64,12 @@ def pointer_file(content: bytes) -> "File | None":
 
 
 def sort_key(name: str, node: Node) -> bytes:
-    """The order of git's trees: names of folders sort as if they ended with ``/``."""
+    """Return the key of the order of git's trees: names of folders sort as if they ended with ``/``."""
     return f"{name}/".encode() if node.folder else name.encode()
 
 
 def tree_content(nodes: Mapping[str, Node]) -> bytes:
-    """A folder as bytes: ``mode name \\0 id`` of each entry, sorted."""
+    """Return a folder as bytes: ``mode name \\0 id`` of each entry, sorted."""
     return b"".join(
         f"{_FOLDER if node.folder else _FILE} {name}\0".encode() + bytes.fromhex(node.oid)
         for name, node in sorted(nodes.items(), key=lambda item: sort_key(*item))
@@ -76,7 +77,7 @@ def tree_content(nodes: Mapping[str, Node]) -> bytes:
 
 
 def tree_nodes(content: bytes) -> dict[str, Node]:
-    """The entries of a folder, in git's order."""
+    """Return the entries of a folder, in git's order."""
     nodes: dict[str, Node] = {}
     start = 0
     while start < len(content):
@@ -88,7 +89,7 @@ def tree_nodes(content: bytes) -> dict[str, Node]:
 
 
 def commit_content(tree: str, parents: Iterable[str], author: str, seconds: int, message: str) -> bytes:
-    """A commit as bytes."""
+    """Return a commit as bytes."""
     person = f"{author} <{author}@localhost> {seconds} +0000"  # git wants an address; the server knows none
     above = [f"tree {tree}", *(f"parent {parent}" for parent in parents), f"author {person}", f"committer {person}"]
     return ("\n".join(above) + f"\n\n{message}\n").encode()
@@ -109,17 +110,17 @@ class File:
 
     @classmethod
     def small(cls, content: bytes) -> "File":
-        """A file that git stores as it is."""
+        """Return a file that git stores as it is."""
         return cls(object_id("blob", content), len(content), hashlib.sha256(content).hexdigest(), False)
 
     @classmethod
     def apart(cls, sha256: str, size: int) -> "File":
-        """A file for which git stores a pointer."""
+        """Return a file for which git stores a pointer."""
         return cls(object_id("blob", pointer(sha256, size)), size, sha256, True)
 
     @property
     def pointer_size(self) -> int:
-        """Size of the pointer that git stores for a large file."""
+        """The size of the pointer that git stores for a large file."""
         return len(pointer(self.sha256, self.size))
 
 
@@ -128,8 +129,6 @@ class Trees:
 
     ``written_bytes`` is what its new rows take up.
 
-    Notes
-    -----
     In a folder git names a large file by the id of its pointer, which a small file with the pointer's text would have,
     too. Commits refuse such a text (``is_pointer``). Where an earlier version took one, the id stands for the large
     file in repositories that were given its bytes, and for the text in all others, so that nobody gets by a digest
@@ -142,7 +141,7 @@ class Trees:
         self.written_bytes = 0
 
     def nodes(self, oid: str | None) -> dict[str, Node]:
-        """The entries of one folder; None is an empty one."""
+        """Return the entries of one folder; None is an empty one."""
         if oid is None:
             return {}
         if oid not in self._nodes:
@@ -151,7 +150,7 @@ class Trees:
         return self._nodes[oid]
 
     def add(self, nodes: Mapping[str, Node]) -> str:
-        """Store a folder; returns its id."""
+        """Store a folder; return its id."""
         content = tree_content(nodes)
         oid = object_id("tree", content)
         inserted = self.connection.execute("INSERT OR IGNORE INTO trees VALUES (?, ?)", (oid, content))
@@ -159,11 +158,11 @@ class Trees:
         return oid
 
     def file(self, oid: str) -> File:
-        """What is known of a file."""
+        """Return the facts about a file."""
         return self.files([oid])[oid]
 
     def files(self, oids: Iterable[str]) -> dict[str, File]:
-        """What is known of each of some files."""
+        """Return the facts about each of some files."""
         found: dict[str, File] = {}
         wanted = list(dict.fromkeys(oids))
         for start in range(0, len(wanted), _QUERY_IDS):
@@ -187,7 +186,7 @@ class Trees:
         self.written_bytes += inserted.rowcount * ROW_BYTES
 
     def find(self, root: str, path: str) -> Node | None:
-        """What has this path below a folder; the empty path is the folder itself."""
+        """Return the entry of this path below a folder; the empty path is the folder itself."""
         node = Node(root, True)
         for part in path.split("/") if path else ():
             child = self.nodes(node.oid).get(part) if node.folder else None
@@ -199,16 +198,10 @@ class Trees:
     def walk(
         self, root: str, path: str = "", *, recursive: bool = True, after: bytes = b""
     ) -> Iterator[tuple[str, Node]]:
-        """Everything below a folder, in the order of git's names.
+        """Yield everything below a folder, in the order of git's names.
 
-        Parameters
-        ----------
-        root
-            id of the folder.
-        path
-            of that folder; the paths begin with it.
-        after
-            ``position`` of an entry; those up to and including it are left out.
+        ``root`` is the folder's id, and ``path`` its path, with which the paths begin. ``after`` is the ``position`` of
+        an entry; those up to and including it are left out.
         """
         prefix = f"{path}/" if path else ""
         for name, node in self.nodes(root).items():
@@ -221,10 +214,7 @@ class Trees:
     def changed(self, root: str | None, changes: Changes) -> str:
         """Apply changes to a folder and store the result; folders that become empty are removed.
 
-        Raises
-        ------
-        Refusal
-            A path would be a file and a folder at once.
+        Raises Refusal: a path would be a file and a folder at once.
         """
         nodes = dict(self.nodes(root))
         below: dict[str, Changes] = {}
@@ -254,7 +244,7 @@ class Trees:
         return self.add(nodes)
 
     def differing(self, before: str | None, after: str | None, paths: Iterable[str]) -> Iterator[str]:
-        """Those of some paths, of files or folders, that are not the same below two folders."""
+        """Yield those of some paths, of files or folders, that are not the same below two folders."""
         if before == after:
             return
         old, new = self.nodes(before), self.nodes(after)
@@ -276,12 +266,9 @@ class Trees:
     def difference(
         self, before: str | None, after: str | None, prefix: str = "", *, end: float = math.inf
     ) -> dict[str, tuple[str | None, str | None]]:
-        """Paths of the files that differ between two folders, with their ids before and after.
+        """Return the paths of the files that differ between two folders, with their ids before and after.
 
-        Raises
-        ------
-        Refusal
-            With status 413: it is later than ``end``, by ``time.monotonic()``.
+        Raises Refusal with status 413: it is later than ``end``, by ``time.monotonic()``.
         """
         if before == after:
             return {}
@@ -304,5 +291,5 @@ class Trees:
 
 
 def position(path: str, node: Node) -> bytes:
-    """The key by which a walk is ordered and continued."""
+    """Return the key by which a walk is ordered and continued."""
     return sort_key(path, node)

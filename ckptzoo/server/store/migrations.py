@@ -1,4 +1,4 @@
-"""Databases of earlier versions are brought to the present tables, and what was wrong in them is mended and named."""
+"""Migrations of databases of earlier versions to the present tables; errors in them are corrected and reported."""
 
 import json
 import logging
@@ -16,10 +16,8 @@ _TEXT_BYTES = (100, 200)
 
 
 def migrate(database: Database, blobs: Blobs) -> list[str]:
-    """Bring a database to ``VERSION`` in one transaction; returns, and logs, what was wrong in it.
+    """Bring a database to ``VERSION`` in one transaction; return, and log, what was wrong in it.
 
-    Notes
-    -----
     To version 4: comments got the role with which they are written. That of earlier ones is not known.
 
     To version 3: tables of sessions, which are made with the database's others.
@@ -132,7 +130,9 @@ def _separate_pointers(connection: sqlite3.Connection, blobs: Blobs) -> Iterator
 
 
 def _file_paths(connection: sqlite3.Connection, repository: int) -> Iterator[tuple[str, str, str]]:
-    """Path, id and the last commit of every file that a repository has had; a folder is read once for all commits."""
+    """Yield path, id and the last commit of every file that a repository has had; a folder is read once for all
+    commits.
+    """
     trees = Trees(connection, repository)
     query = """SELECT c.oid, c.tree FROM history h JOIN commits c ON c.oid = h.oid
         WHERE h.repository = ? ORDER BY h.sequence DESC"""

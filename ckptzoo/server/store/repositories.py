@@ -16,13 +16,7 @@ ATTRIBUTES = "".join(f"*{ending} filter=lfs diff=lfs merge=lfs -text\n" for endi
 
 @dataclass(frozen=True)
 class Repository:
-    """One repository.
-
-    Parameters
-    ----------
-    closed
-        whether only those who have a role in it may open pull requests and discussions.
-    """
+    """One repository; in a ``closed`` one only accounts with a role may open pull requests and discussions."""
 
     id: int
     kind: str
@@ -33,7 +27,7 @@ class Repository:
 
     @property
     def target(self) -> Target:
-        """What ``access.may`` asks about."""
+        """The argument of ``access.may``."""
         return Target(self.name, self.id, self.private, self.closed)
 
 
@@ -42,25 +36,25 @@ def _repository(row: sqlite3.Row) -> Repository:
 
 
 def find(connection: sqlite3.Connection, kind: str, name: str) -> Repository | None:
-    """The repository of this kind and name."""
+    """Return the repository of this kind and name."""
     row = connection.execute("SELECT * FROM repositories WHERE kind = ? AND name = ?", (kind, name)).fetchone()
     return None if row is None else _repository(row)
 
 
 def by_id(connection: sqlite3.Connection, id: int) -> Repository | None:
-    """The repository that has this number."""
+    """Return the repository that has this number."""
     row = connection.execute("SELECT * FROM repositories WHERE id = ?", (id,)).fetchone()
     return None if row is None else _repository(row)
 
 
 def listed(connection: sqlite3.Connection, kind: str) -> list[Repository]:
-    """Every repository of a kind, the newest first."""
+    """Return every repository of a kind, the newest first."""
     rows = connection.execute("SELECT * FROM repositories WHERE kind = ? ORDER BY id DESC", (kind,))
     return [_repository(row) for row in rows]
 
 
 def with_heads(connection: sqlite3.Connection) -> list[tuple[Repository, str, str]]:
-    """Every repository with the last commit of main and its date, the last changed first."""
+    """Return every repository with the last commit of main and its date, the last changed first."""
     rows = connection.execute(
         """SELECT r.*, c.oid AS head, c.date AS changed FROM repositories r
         JOIN refs f ON f.repository = r.id AND f.name = ? JOIN commits c ON c.oid = f.oid ORDER BY c.date DESC, r.id""",
@@ -114,11 +108,8 @@ def give(connection: sqlite3.Connection, repository: int, sha256: str, size: int
 
 
 def given(connection: sqlite3.Connection, repository: int, sha256: str) -> int | None:
-    """The size of a content that the repository was given, None where it was not.
-
-    Notes
-    -----
-    A content has to be sent to each repository, so that its digest alone gives nobody its bytes.
+    """Return the size of a content that the repository was given, None where it was not. A content has to be sent to
+    each repository, so that its digest alone gives nobody its bytes.
     """
     query = "SELECT size FROM contents WHERE repository = ? AND sha256 = ?"
     row = connection.execute(query, (repository, sha256)).fetchone()

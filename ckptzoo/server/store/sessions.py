@@ -1,6 +1,6 @@
-"""Who has signed in to the pages: sessions, the one-time links that begin them, and identities at a provider.
+"""Sessions of users who have signed in to the pages, the one-time links that begin them, and identities at a provider.
 
-Of links and sessions only the digests are stored.
+Only the digests of links and sessions are stored.
 """
 
 import secrets
@@ -20,16 +20,10 @@ _RANDOM_BYTES = 32
 
 @dataclass(frozen=True)
 class Session:
-    """Somebody who has signed in.
+    """A session, stored by its digest.
 
-    Parameters
-    ----------
-    digest
-        by which the session is stored.
-    subject
-        what the account may; no more than the token with which it has signed in, if it was one.
-    token
-        that one; None for sessions that a one-time link or an identity began.
+    ``subject`` has the account's rights, limited to those of ``token``, which began the session; it is None for
+    sessions that a one-time link or an identity began.
     """
 
     digest: str
@@ -38,7 +32,7 @@ class Session:
 
 
 def make_link(connection: sqlite3.Connection, user: str, *, actor: str) -> str:
-    """The code of a link with which a user signs in once within ``LINK_HOURS``; earlier links of the user end."""
+    """Return the code of a link with which a user signs in once within ``LINK_HOURS``; earlier links end."""
     accounts.add(connection, user, accounts.USER, actor=actor)
     code = secrets.token_urlsafe(_RANDOM_BYTES)
     connection.execute("DELETE FROM links WHERE user = ? OR expires <= ?", (user, _now()))
@@ -49,14 +43,14 @@ def make_link(connection: sqlite3.Connection, user: str, *, actor: str) -> str:
 
 
 def user_of_link(connection: sqlite3.Connection, code: str) -> str | None:
-    """Whom a link is for; None where it is not known, was used, or is too old."""
+    """Return the user of a link; None where it is not known, was used, or is too old."""
     query = "SELECT user FROM links WHERE digest = ? AND expires > ?"
     row = connection.execute(query, (digest_of(code), _now())).fetchone()
     return None if row is None else row["user"]
 
 
 def use_link(connection: sqlite3.Connection, code: str) -> str | None:
-    """Sign in with a link, which ends; returns the session's secret, or None as ``user_of_link`` does."""
+    """Sign in with a link, which ends; return the session's secret, or None as ``user_of_link`` does."""
     user = user_of_link(connection, code)
     if user is None:
         return None
@@ -65,13 +59,13 @@ def use_link(connection: sqlite3.Connection, code: str) -> str | None:
 
 
 def use_token(connection: sqlite3.Connection, text: str) -> str | None:
-    """Sign in with a token; the session ends when the token does. None where it is not known."""
+    """Sign in with a token; the session ends when the token does. Return None where it is not known."""
     known = identify(connection, text)
     return None if known is None else begin(connection, known[0].user, token=known[0].number)
 
 
 def begin(connection: sqlite3.Connection, user: str, *, token: int | None = None) -> str:
-    """Begin a session; returns its secret, 256 random bits."""
+    """Begin a session; return its secret, 256 random bits."""
     secret = secrets.token_urlsafe(_RANDOM_BYTES)
     connection.execute("DELETE FROM sessions WHERE expires <= ?", (_now(),))
     row = (digest_of(secret), user, token, _now(), _now(timedelta(days=SESSION_DAYS)))
@@ -81,7 +75,7 @@ def begin(connection: sqlite3.Connection, user: str, *, token: int | None = None
 
 
 def find(connection: sqlite3.Connection, secret: str) -> Session | None:
-    """The session of a secret; None where there is none, or it has ended."""
+    """Return the session of a secret; None where there is none, or it has ended."""
     query = "SELECT digest, user, token FROM sessions WHERE digest = ? AND expires > ?"
     row = connection.execute(query, (digest_of(secret), _now())).fetchone()
     if row is None:
@@ -105,19 +99,16 @@ def end_all(connection: sqlite3.Connection, user: str) -> None:
 
 
 def user_of_identity(connection: sqlite3.Connection, issuer: str, subject: str) -> str | None:
-    """The user whom a provider calls so; None where nobody is."""
+    """Return the user with this identity at a provider; None where there is none."""
     query = "SELECT user FROM identities WHERE issuer = ? AND subject = ?"
     row = connection.execute(query, (issuer, subject)).fetchone()
     return None if row is None else row["user"]
 
 
 def set_identity(connection: sqlite3.Connection, issuer: str, subject: str, user: str) -> None:
-    """Note that a provider calls a user so.
+    """Connect an identity at a provider to a user.
 
-    Raises
-    ------
-    Refusal
-        With status 409: it is another user already.
+    Raises Refusal with status 409: it is another user already.
     """
     known = user_of_identity(connection, issuer, subject)
     if known not in (None, user):
@@ -127,18 +118,14 @@ def set_identity(connection: sqlite3.Connection, issuer: str, subject: str, user
 
 
 def identities_of(connection: sqlite3.Connection, user: str) -> list[tuple[str, str]]:
-    """Issuer and subject of each identity that a user has connected."""
+    """Return issuer and subject of each identity that a user has connected."""
     query = "SELECT issuer, subject FROM identities WHERE user = ? ORDER BY issuer, subject"
     return [(row["issuer"], row["subject"]) for row in connection.execute(query, (user,))]
 
 
 def remove_identity(connection: sqlite3.Connection, issuer: str, subject: str, user: str, *, session: str) -> None:
-    """Disconnect an identity from its user, and end what may have begun with it: all sessions but those of tokens.
-
-    Parameters
-    ----------
-    session
-        the digest of the one that goes on.
+    """Disconnect an identity from its user, and end the sessions that it may have begun: all but those of tokens, and
+    the one with the digest ``session``.
     """
     query = "DELETE FROM identities WHERE issuer = ? AND subject = ? AND user = ?"
     if connection.execute(query, (issuer, subject, user)).rowcount:

@@ -1,4 +1,4 @@
-"""Tokens: whose they are, and what they allow of what their owners may. Only their digests are stored."""
+"""Tokens: their owners, and their limits within the owners' rights. Only their digests are stored."""
 
 import hashlib
 import secrets
@@ -13,21 +13,14 @@ from ckptzoo.server.store.audit import OPERATOR, note
 from ckptzoo.server.store.commits import now
 
 USED_EVERY = timedelta(hours=1)
-"""How exact the last use of a token is: one write an hour, whatever is asked."""
+"""The accuracy of a token's last use: one write an hour, however many requests there are."""
 
 
 @dataclass(frozen=True)
 class StoredToken:
-    """A token, without its text.
+    """A token, without its text; ``number`` names it.
 
-    Parameters
-    ----------
-    number
-        by which it is named.
-    expires
-        the time from which it is refused; None for never.
-    used
-        when it was last used, within an hour; None for never.
+    It is refused from ``expires`` on, None for never; ``used`` is its last use, within an hour, None for never.
     """
 
     number: int
@@ -49,18 +42,9 @@ def make_token(
     expires: timedelta | None = None,
     actor: str = OPERATOR,
 ) -> str:
-    """Make a token; it is returned once and cannot be shown again. Makes the account where there is none.
+    """Make a token, and the account where there is none; return the token, which cannot be shown again.
 
-    Parameters
-    ----------
-    role
-        of ``TOKEN_ROLES``.
-    name
-        what its owner calls it.
-    scope
-        as in ``TokenLimits``.
-    expires
-        after this long.
+    ``role`` is one of ``TOKEN_ROLES``, ``name`` is the owner's name for it, and ``scope`` is as in ``TokenLimits``.
     """
     TOKEN_ROLES.index(role)  # raises for an unknown role
     if scope:
@@ -77,13 +61,13 @@ def make_token(
 
 
 def listed(connection: sqlite3.Connection, user: str | None = None) -> list[StoredToken]:
-    """Every token, or those of a user."""
+    """Return every token, or those of a user."""
     rows = connection.execute("SELECT * FROM tokens ORDER BY user, number").fetchall()
     return [_token(row) for row in rows if user in (None, row["user"])]
 
 
 def revoke(connection: sqlite3.Connection, user: str, number: int | None = None, *, actor: str = OPERATOR) -> int:
-    """Remove every token of a user, or the one of this number; returns how many there were."""
+    """Remove every token of a user, or the one of this number; return how many there were."""
     query = "DELETE FROM tokens WHERE user = ?1 AND (?2 IS NULL OR number = ?2)"
     count = connection.execute(query, (user, number)).rowcount
     if count:
@@ -92,13 +76,13 @@ def revoke(connection: sqlite3.Connection, user: str, number: int | None = None,
 
 
 def identify(connection: sqlite3.Connection, token: str) -> tuple[StoredToken, Subject] | None:
-    """A token and what its bearer may; None where it is not known, or has expired."""
+    """Return a token and its bearer's rights; None where it is not known, or has expired."""
     found = _unexpired(connection.execute("SELECT * FROM tokens WHERE digest = ?", (digest_of(token),)).fetchone())
     return None if found is None else (found, accounts.subject_of(connection, found.user, found.limits))
 
 
 def usable(connection: sqlite3.Connection, number: int) -> StoredToken | None:
-    """The token of a number; None where it was revoked, or has expired."""
+    """Return the token of a number; None where it was revoked, or has expired."""
     return _unexpired(connection.execute("SELECT * FROM tokens WHERE number = ?", (number,)).fetchone())
 
 
@@ -110,7 +94,7 @@ def _unexpired(row: sqlite3.Row | None) -> StoredToken | None:
 
 
 def is_use_due(token: StoredToken) -> bool:
-    """Whether the last use that is noted of a token is an hour ago."""
+    """Return whether the noted last use of a token is an hour ago."""
     return token.used is None or datetime.now(UTC) - datetime.fromisoformat(token.used) >= USED_EVERY
 
 
@@ -120,7 +104,7 @@ def note_use(connection: sqlite3.Connection, number: int) -> None:
 
 
 def digest_of(token: str) -> str:
-    """A token is 160 random bits, so a plain digest cannot be reversed by guessing."""
+    """Return the digest of a token; it has 160 random bits, so that a plain digest cannot be reversed by guessing."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 

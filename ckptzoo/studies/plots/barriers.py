@@ -21,7 +21,7 @@ _MARKERS = "osD^vP*"
 _WIDE = 4
 """Distances that differ by more than this factor are shown on a logarithmic axis."""
 _LEAST = 1e-3
-"""Nats: lower means, and lower ends of errors, are shown here, because the axis is logarithmic."""
+"""Nats; lower means, and lower ends of errors, are shown here, because the axis is logarithmic."""
 
 
 @styled
@@ -118,7 +118,7 @@ def widths(zoos: Sequence["ZooBarriers"]) -> Figure:
 
 
 def _columns(handles: Sequence[Line2D]) -> int:
-    """Columns of the key: four ways, as by default, are in one line."""
+    """The number of columns of the key: four ways, as by default, fit on one line."""
     return 4 if len(handles) == 4 else 3
 
 

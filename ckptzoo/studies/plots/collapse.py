@@ -16,23 +16,19 @@ from ckptzoo.text import counted
 
 Values = NDArray[np.float64]
 _NARROWEST = 1e-4
-"""Nats between the ends of an axis, at least: equal members differ by nothing."""
+"""The minimum of nats between the ends of an axis: equal members differ by nothing."""
 _HEXAGONS = 45
-"""Hexagons of the density, from left to right."""
+"""The number of hexagons of the density, from left to right."""
 _MANY = 1000
-"""Fewer pairs are points, not a density."""
+"""The number of pairs from which a density is drawn instead of points."""
 
 
 @styled
 def pairs(name: str, members: int, information: Mapping[str, Values], correlation: float | None) -> Figure:
     """Histograms of the mutual information of all pairs on two sets, and both together: points, or the density of many.
 
-    Parameters
-    ----------
-    information
-        of the own set and of the other one, (P,) each, in nats.
-    correlation
-        Pearson's; None where there is none.
+    ``information`` is on the own set and on the other one, (P,) each, in nats; ``correlation`` is Pearson's; None where
+    there is none.
     """
     (own, inside), (other, outside) = information.items()
     figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")

@@ -26,12 +26,8 @@ def discrepancies(
 ) -> Figure:
     """A row a layer, the first on top: ten dots of Laplace and ten of Gaussian kernels, their median, and chance.
 
-    Parameters
-    ----------
-    average
-        over layers, of the medians.
-    chance
-        how many exchanges there were, and the average's p-value; None where there were none.
+    ``average`` is over layers, of the medians; ``chance`` says how many exchanges there were, and the average's
+    p-value; None where there were none.
     """
     layers, left_out = thinned(measured, MAX_ROWS)
     figure = Figure(figsize=(WIDTH, 2.3 + (0.42 if len(layers) <= 24 else 0.26) * len(layers)), layout="constrained")

@@ -34,14 +34,8 @@ def masses(
 ) -> Figure:
     """Histograms of the masses and of the excess, and below them the largest elements, one row a layer.
 
-    Parameters
-    ----------
-    before, after, excess
-        (M,) each; what is not finite is not drawn.
-    peak
-        of the excess; None where there is none.
-    left_out
-        layers that are not shown.
+    The arrays are (M,) each, and values that are not finite are not drawn. ``peak`` is the excess's peak, None where
+    there is none; ``left_out`` counts layers that are not shown.
     """
     figure = Figure(figsize=(WIDTH, 5.0 + 0.34 * len(layers)), layout="constrained")
     grid = figure.add_gridspec(2, 2, height_ratios=[2.9, 1.0 + 0.34 * len(layers)])

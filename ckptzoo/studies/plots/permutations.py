@@ -20,19 +20,14 @@ NORMAL_COLOUR = "#009E73"
 """Okabe and Ito's bluish green."""
 
 Series = Mapping[str, Sequence[Movement]]
-"""What is compared, such as ``from the first``, to the movements in ascending steps."""
+"""A map of comparisons, such as ``from the first``, to the movements in ascending steps."""
 
 
 @styled
 def orders(name: str, members: int, movements: Mapping[str, Series]) -> Figure:
     """Tau and transpositions against the step, with what keys that move give: two rows of panels an order.
 
-    Parameters
-    ----------
-    name
-        the zoo's and the variant's.
-    movements
-        what is ordered to its series, one column each.
+    ``name`` is the zoo's and the variant's; ``movements`` maps each ordered quantity to its series, one column each.
     """
     shown, left_out = thinned(list(movements), MAX_ORDERS)
     columns = max(len(movements[label]) for label in shown)

@@ -25,12 +25,8 @@ MAX_ROWS = 24
 def margins(name: str, values: NDArray[np.float64]) -> Figure:
     """Histogram of the smallest gap between neighbouring keys of each checkpoint, on a logarithmic axis.
 
-    Parameters
-    ----------
-    name
-        the zoo's and the variant's.
-    values
-        (M,) margins, finite; those of 0 are ties, which the key counts.
+    ``name`` is the zoo's and the variant's; ``values`` are (M,) finite margins; those of 0 are ties, which the key
+    counts.
     """
     above = values[values > 0]
     figure = Figure(figsize=(WIDTH, 3.6), layout="constrained")

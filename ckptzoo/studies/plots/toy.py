@@ -25,12 +25,7 @@ MAX_MARKED = 6
 def panels(name: str, members: int, tensor: str, norm: float, items: Sequence[ToyPanel]) -> Figure:
     """Densities of the two weights, one panel a step, each with its modes and their shares of the mass.
 
-    Parameters
-    ----------
-    tensor
-        the name of the weights.
-    norm
-        what incoming norms were set to.
+    ``tensor`` is the tensor's name; ``norm`` is the value to which incoming norms were set.
     """
     figure = Figure(figsize=(WIDTH, 4.0), layout="compressed")
     titles = ["as trained", f"incoming norms set to {norm:g}", "and the smaller first"]

@@ -1,1 +1,1 @@
-"""What all studies share: selecting from a zoo, results, histograms of weights, and the style of pictures."""
+"""Parts shared by all studies: selecting from a zoo, results, histograms of weights, and the style of pictures."""

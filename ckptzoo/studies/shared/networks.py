@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from ckptzoo.derive.evaluation import Evaluator
 
 RAW, ALIGNED = "as trained", "aligned"
-"""Ways in which the two networks of a pair stand to one another."""
+"""Relations between the two networks of a pair."""
 PAIR_BYTES = 64 * 2**20
-"""Weights of pairs of networks that are in memory at a time, or one pair."""
+"""Bytes of weights of pairs of networks that are in memory at a time, unless one pair has more."""
 
 Weights = Mapping[str, NDArray[Any]]
 
@@ -33,21 +33,11 @@ def read_networks(zoo: Zoo, rows: Any, variant: str = layout.RAW) -> dict[str, N
 
 
 def evaluator_of(zoo: Zoo, labelled: Labelled, module: Any = None) -> "Evaluator":
-    """What scores the networks of a zoo.
+    """Return the evaluator of the networks of a zoo.
 
-    Parameters
-    ----------
-    labelled
-        what they are scored on.
-    module
-        the network as a torch module, for architectures that are not in ``ckptzoo.archs``.
-
-    Raises
-    ------
-    ZooError
-        The zoo holds Gaussians, the network does not take such inputs, or labels are no classes of it.
-    MissingExtraError
-        torch is not installed.
+    ``labelled`` holds the inputs and labels for the scores; ``module`` is the network as a torch module, for
+    architectures that are not in ``ckptzoo.archs``. Raises ``ZooError`` if the zoo holds Gaussians, the network does
+    not take such inputs, or labels are not classes of it, and ``MissingExtraError`` if torch is not installed.
     """
     base = archs.base_of(zoo.arch.forward)
     if base is not None:
@@ -65,7 +55,7 @@ def line_barriers(
 
 
 def pairs_at_once(arch: Architecture) -> int:
-    """How many pairs fit into ``PAIR_BYTES``."""
+    """The number of pairs that fit into ``PAIR_BYTES``."""
     return max(1, PAIR_BYTES // (2 * arch.nbytes))
 
 

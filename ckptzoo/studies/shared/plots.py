@@ -1,4 +1,4 @@
-"""How pictures look: matplotlib without pyplot, one style, colours that colour-blind readers can distinguish."""
+"""The style of pictures: matplotlib without pyplot, and colours that colour-blind readers can distinguish."""
 
 import io
 import warnings
@@ -71,10 +71,7 @@ def png(figure: Figure) -> bytes:
 def head(figure: Figure, title: str, handles: list[Any], *, columns: int = 3) -> None:
     """The title and the key, one above the other at the left.
 
-    Parameters
-    ----------
-    columns
-        of the key.
+    ``columns`` are the columns of the key.
     """
     # "outside" needs a layout that makes room: constrained, or compressed, in every figure here
     figure.legend(

@@ -89,10 +89,7 @@ class StudyResult(PrintedResult):
 class Spread:
     """Count, mean, standard deviation and three order statistics of some figures.
 
-    Parameters
-    ----------
-    sd
-        of the sample, with the divisor n - 1; 0 for a single figure.
+    ``sd`` is the standard deviation with the divisor n - 1; 0 for a single figure.
     """
 
     count: int

@@ -1,4 +1,4 @@
-"""What a study takes of a zoo: which tensors, checkpoints and predictions, and the symmetry table it needs."""
+"""A study's selection from a zoo: tensors, checkpoints, predictions, and the symmetry table it needs."""
 
 import math
 import re
@@ -25,10 +25,10 @@ from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GAUGES
 
 BATCH_BYTES = 16 * 2**20
-"""Weights that are read at a time, as far as whole rows allow."""
+"""Bytes of weights that are read at a time, as far as whole rows allow."""
 
 _MAX_SCALINGS = 8
-"""Ways of scaling images that are tried."""
+"""The maximum number of ways of scaling images that are tried."""
 _T = TypeVar("_T")
 
 
@@ -59,15 +59,7 @@ def usable_rows(metadata: pa.Table) -> NDArray[np.bool_]:
 def usable_members(zoo: Zoo, least: int) -> Zoo:
     """The members at their last step that are finite and did not diverge.
 
-    Parameters
-    ----------
-    least
-        how many are needed.
-
-    Raises
-    ------
-    ZooError
-        There are fewer.
+    ``least`` is the number needed. Raises ``ZooError`` if there are fewer.
     """
     last = zoo.last_steps()
     usable = last.take(usable_rows(last.metadata))
@@ -116,12 +108,8 @@ def blocks(shape: Sequence[int], limit: int) -> Iterator[tuple[int | slice, ...]
 def table_of(zoo: Zoo, variant: str) -> Symmetry:
     """The symmetry table of a zoo that has checkpoints and this variant.
 
-    Raises
-    ------
-    UnknownNameError
-        There is neither a variant nor a gauge of this name.
-    SymmetryError, ZooError
-        What is missing, and the command that makes it.
+    Raises ``UnknownNameError`` if there is neither a variant nor a gauge of this name, and ``SymmetryError`` or
+    ``ZooError``, which name what is missing and the command that makes it.
     """
     if not len(zoo):
         raise ZooError(Problem(zoo.name, "checkpoints", "at least one", "none", "Select others."))
@@ -142,10 +130,7 @@ def table_of(zoo: Zoo, variant: str) -> Symmetry:
 def own_table(zoo: Zoo) -> Symmetry:
     """The zoo's table, or where it has none that of its architecture in ``ckptzoo.archs``.
 
-    Raises
-    ------
-    SymmetryError
-        There is neither.
+    Raises ``SymmetryError`` if there is neither.
     """
     if zoo.symmetry is not None:
         return zoo.symmetry
@@ -157,10 +142,8 @@ def own_table(zoo: Zoo) -> Symmetry:
 def labels_of(zoo: Zoo, name: str) -> NDArray[np.int64]:
     """(N,) the labels of a set that was predicted: those that are stored, else those of the data set of its name.
 
-    Raises
-    ------
-    ZooError
-        The set has other classes than the networks, or its images are not on this machine or were others.
+    Raises ``ZooError`` if the set has other classes than the networks, or its images are not on this machine or were
+    others.
     """
     found = zoo.predictions(name)
     if found.targets is not None:
@@ -196,11 +179,11 @@ def is_sample(name: str) -> bool:
 
 
 def default_sets(zoo: Zoo) -> tuple[str | None, tuple[str, ...]]:
-    """The predicted set with labels that a study takes where none is named, and the sets of other data.
+    """Return the predicted set with labels that a study takes where none is named, and the sets of other data.
 
-    Of several with labels that of the networks' own data set is taken, uncorrupted, and not one of other images with
-    the same classes. A sample stands for no data set: it is taken where it has labels and no whole set has, and never
-    as other data.
+    Where several sets have labels, the uncorrupted one of the networks' own data set is taken, and not one of other
+    images with the same classes. A sample stands for no data set: it is taken where it has labels and no whole set has,
+    and never as other data.
     """
     datasets = {name.lower().rpartition("/")[2] for name in zoo.metadata["dataset"].drop_null().unique().to_pylist()}
     labelled = [name for name in zoo.predicted if zoo.predictions(name).targets is not None]

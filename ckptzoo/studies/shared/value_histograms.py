@@ -30,8 +30,6 @@ _CHUNK = 2**20
 class ValueHistogram:
     """Counts of float values, with their mean and standard deviation.
 
-    Notes
-    -----
     2 MB each, whatever is added; about 10 ns a value. Values are counted as float32. Tested in
     ``tests/studies/test_value_histograms.py``.
     """
@@ -105,14 +103,8 @@ def _edges() -> NDArray[np.float64]:
 class Histogram:
     """All elements of one tensor over all checkpoints, in one or two variants.
 
-    Parameters
-    ----------
-    edges
-        (B + 1,) of the bins, the same for every variant; they leave out the outermost 0.1 % at either end.
-    heights
-        variant to (B,) densities.
-    mean, sd
-        variant to figures of all the elements.
+    ``edges`` are (B + 1,) of the bins, the same for every variant; they leave out the outermost 0.1 % at either end;
+    ``heights`` maps variants to (B,) densities.
     """
 
     tensor: str
@@ -128,18 +120,8 @@ def histograms(
 ) -> tuple[Histogram, ...]:
     """The histogram of each of these tensors.
 
-    Parameters
-    ----------
-    tensors
-        their names, such as ``weight_names`` gives.
-    variants
-        the gauges that are compared; they share the bins.
-    progress
-        called as weights are read.
-
-    Notes
-    -----
-    One pass over the tensors in every variant, in bounded memory.
+    One pass over the tensors in every variant, in bounded memory. The variants are the gauges that are compared, which
+    share the bins; ``tensors`` are names such as ``weight_names`` gives.
     """
     total = sum(zoo[name, variant].nbytes for name in tensors for variant in variants)
     done, results = 0, list[Histogram]()

@@ -1,4 +1,4 @@
-"""Matching by activations: channels that answer alike on the same inputs are put in the same places."""
+"""Matching by activations: channels that respond alike to the same inputs are put in the same places."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -16,37 +16,24 @@ from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.kinds.registry import permutations_of
 
 Products = Mapping[str, Any]
-"""Group id to (K, n, n): ``sum_x a_i(x) b_j(x)``, what channel i of A and channel j of B hold on the same examples."""
+"""Group id to (K, n, n): ``sum_x a_i(x) b_j(x)`` of channel i of A and channel j of B on the same examples."""
 _PIECE_BYTES = 256 * 2**20
-"""Gains that are held at a time, or those of one network."""
+"""Bytes of gains that are in memory at a time, at least those of one network."""
 
 
 def match_activations(
     products: Products, symmetry: Symmetry, K: int
 ) -> tuple[GroupElement, NDArray[np.bool_], NDArray[np.int64]]:
-    r"""Permutations by which the activations of K networks correlate most with those of a reference.
+    r"""Return permutations by which the activations of K networks correlate most with those of a reference.
 
-    For every symmetric group one assignment on the products :math:`C_{ij} = \sum_x a_i(x) b_j(x)` (activation
-    matching: Ainsworth et al., arXiv 2209.04836, section 3.1); for wreath groups within and among blocks. Groups that
-    are ``Like`` another add their products to its, where they are given.
+    For every symmetric group one assignment on the products :math:`C_{ij} = \sum_x a_i(x) b_j(x)`, (K, n, n) or, where
+    K is 1, (n, n) (activation matching: Ainsworth et al., arXiv 2209.04836, section 3.1); for wreath groups within and
+    among blocks. Groups that are ``Like`` another add their products to its, where they are given.
 
-    Parameters
-    ----------
-    products
-        of each group (K, n, n), or (n, n) where K is 1.
-    K
-        networks.
-
-    Returns
-    -------
-    tuple[GroupElement, NDArray[np.bool_], NDArray[np.int64]]
-        The permutations; (K,) which networks have finite products, the others keep the identity; and (K,) channels
-        whose products are those of another one of their group, as of channels that are 0 on all examples.
-
-    Raises
-    ------
-    SymmetryError
-        A group that permutations move has no products, or their shape does not fit.
+    The second item, (K,) bool, is False for networks whose products are not finite; they keep the identity. The third
+    counts channels (K,) whose products are those of another one of their group, as of channels that are 0 on all
+    examples. Raises ``SymmetryError`` where a group that permutations move has no products, or their shape does not
+    fit.
     """
     given = {name: _stacked(name, array, symmetry, K) for name, array in products.items()}
     require_activations(symmetry, given)
@@ -67,13 +54,7 @@ def match_activations(
 
 
 def require_activations(symmetry: Symmetry, groups: Collection[str]) -> None:
-    """Refuse groups whose permutations nothing determines, where products of some groups alone are known.
-
-    Raises
-    ------
-    SymmetryError
-        Such a group.
-    """
+    """Raise ``SymmetryError`` for groups without products, whose permutations nothing then determines."""
     present = {symmetry.leader(name).id for name in groups}
     for joint in _joint_groups(symmetry):
         ids = {group.id for group in joint.groups}
@@ -86,7 +67,7 @@ def require_activations(symmetry: Symmetry, groups: Collection[str]) -> None:
 
 
 def in_gauge(products: Products, element: GroupElement, reference: GroupElement) -> dict[str, Any]:
-    """The products of networks after ``element`` with references after another one; what does not fit stays."""
+    """Return the products of networks after ``element`` with references after another one; what does not fit stays."""
     found: dict[str, Any] = {}
     for name, value in products.items():
         array = to_numpy(as_array(value))
@@ -106,7 +87,7 @@ def _joint_groups(symmetry: Symmetry) -> tuple[JointGroups, ...]:
 
 
 def _gains(leader: str, given: Mapping[str, NDArray[Any]], symmetry: Symmetry, rows: Any) -> NDArray[np.float64]:
-    """(rows, n, n) products of a group and of those that are like it; zeros where none are given."""
+    """Return the (rows, n, n) products of a group and of those that are like it; zeros where none are given."""
     total = np.zeros((len(rows), symmetry[leader].n, symmetry[leader].n))
     for name, array in given.items():
         if symmetry.leader(name).id == leader:
@@ -115,13 +96,14 @@ def _gains(leader: str, given: Mapping[str, NDArray[Any]], symmetry: Symmetry, r
 
 
 def _keys(gains: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(K, n) sums over the channels of the reference, taken in one order, so that equal columns have equal keys."""
+    """Return (K, n) sums over the channels of the reference, in one order: equal columns have equal keys."""
+    # fixed random weights: sums of different columns are equal only by chance
     weights = np.random.default_rng(0).uniform(0.5, 1.5, gains.shape[1])
     return (gains * weights[:, None]).sum(axis=1)
 
 
 def _stacked(name: str, value: Any, symmetry: Symmetry, K: int) -> NDArray[np.floating]:
-    """(K, n, n) of a group."""
+    """Return the products of a group as (K, n, n)."""
     known = {group.id: group.n for group in symmetry.groups}
     if name not in known:
         raise _refused(name, f"one of {', '.join(known)}", "another group")

@@ -1,4 +1,4 @@
-"""``align``: networks brought close to a reference by permutations of their channels."""
+"""``align`` brings networks close to a reference by permutations of their channels."""
 
 import os
 from collections.abc import Mapping
@@ -235,7 +235,7 @@ def align(
         # the gauge's variances were rounded
         element = not_below(element, least_scales(stack_of(weights, table)[0], table))
     if mixed:
-        # not from the raw weights: of blocks whose rank is short they are limits, that no element leads to
+        # not computed from the raw weights: blocks of lower rank are limits, to which no element leads
         placed = apply(matched.element, arrays, table, threads=threads)
         for name, array in placed.items():
             array[~usable] = arrays[name][~usable]
@@ -259,7 +259,7 @@ def align(
 
 
 def _check_names(**options: tuple[str, tuple[str, ...]]) -> None:
-    """Refuse names that there are not, each given with those that there are."""
+    """Raise for unknown names, with the list of those that exist."""
     for what, (name, known) in options.items():
         if name not in known:
             raise UnknownNameError("ckptzoo.symmetry.align", what, name, known)
@@ -311,7 +311,7 @@ def _check_options(
 
 
 def _gauged(reference: Arrays, table: Symmetry, gauge: GaugeName, threads: int) -> Canonical:
-    """References in a gauge; refuses those that it cannot hold."""
+    """Return references in a gauge; raise for those that have no representative there."""
     made = canonicalize(reference, table, gauge=gauge, threads=threads)
     if not made.report.gauged.all():
         raise _refused("weights", f"those of a network that the gauge {gauge!r} can hold", "others")
@@ -319,10 +319,10 @@ def _gauged(reference: Arrays, table: Symmetry, gauge: GaugeName, threads: int) 
 
 
 def _compared(placed: Stacked, theirs: Arrays) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(K,) ``<A, B>`` and ``||A - B||`` over some tensors of networks and references."""
+    """Return ``<A, B>`` and ``||A - B||``, each (K,), over some tensors of networks and references."""
     K = len(next(iter(placed.values())))
     value, square = np.zeros(K), np.zeros(K)
-    with np.errstate(all="ignore"):  # of networks that are not finite
+    with np.errstate(all="ignore"):  # some networks are not finite
         for name, array in placed.items():
             result = to_numpy(array)
             value += products(theirs[name], result)
@@ -359,7 +359,7 @@ def _search(
     seed: int,
     threads: int,
 ) -> None:
-    """Put the best permutations that several starts find in place of those that one has found."""
+    """Replace the permutations of one search by the best ones that several starts find."""
     several = len(next(iter(theirs.values()))) > 1
 
     def search(row: int) -> None:
@@ -376,7 +376,7 @@ def _search(
 def _fit(
     arrays: Arrays, target: Arrays, table: Symmetry, rows: NDArray[np.int64], threads: int, start: str
 ) -> tuple[Matched, NDArray[np.bool_]]:
-    """Permutations and scales of some rows, in pieces, and which of them have some; the others keep the identity."""
+    """Fit permutations and scales of some rows, in pieces, and say which rows have them; others keep the identity."""
     K, compared = len(next(iter(arrays.values()))), comparable(arrays, table)
     found = Matched(GroupElement.identity(table, K), np.full(K, np.nan), np.zeros(K, np.int64), np.zeros(K, np.int64))
     known = np.zeros(K, bool)
@@ -407,12 +407,9 @@ def _fit(
 def _balanced(
     arrays: Arrays, table: Symmetry, usable: NDArray[np.bool_]
 ) -> tuple[dict[str, NDArray[Any]], GroupElement]:
-    """Networks with balanced blocks, at least float32, and the elements that lead there.
+    """Return networks with balanced blocks, at least float32, and the elements that lead there.
 
-    Raises
-    ------
-    SymmetryError
-        Gains are not 1 where a stream has orthogonal matrices.
+    Raises ``SymmetryError`` where gains are not 1 at a stream with orthogonal matrices.
     """
     made = {name: array.astype(stored_dtype(array.dtype), order="C") for name, array in arrays.items()}
     rows, element = np.flatnonzero(usable), GroupElement.identity(table, len(usable))
@@ -427,7 +424,7 @@ def _balanced(
 
 
 def _double(array: NDArray[Any]) -> NDArray[Any]:
-    """In float64 where it is floating."""
+    """Return the array in float64 where it is floating."""
     return array.astype(np.float64, copy=False) if is_float(array) else array
 
 
@@ -439,7 +436,7 @@ def _with_bound(
     rows: NDArray[np.int64],
     ties: NDArray[np.int64],
 ) -> Matched:
-    """Permutations that did not come from weights, with what the value is at most."""
+    """Return permutations that did not come from weights, with an upper bound on their value."""
     K, matcher = len(element), Matcher(theirs, table)
     bound = np.zeros(K)
     if len(rows):
@@ -452,7 +449,7 @@ def _with_bound(
 def _reference(
     reference: Stacked, arrays: Mapping[str, NDArray[Any]], K: int, table: Symmetry
 ) -> dict[str, NDArray[Any]]:
-    """The reference stacked as the weights are, (1 or K, *shape); refuses what does not fit them."""
+    """Return the reference stacked as the weights are, (1 or K, *shape); raise where the shapes do not fit."""
     # counters that nothing moves may be missing, as they are of a mean
     needed = [name for name, array in arrays.items() if is_float(array) or table.actions_on(name)]
     found = {name: to_numpy(as_array(value)) for name, value in reference.items() if name in needed}
@@ -474,13 +471,13 @@ def _reference(
 
 
 def comparable(arrays: Mapping[str, NDArray[Any]], table: Symmetry) -> list[str]:
-    """Names of the floating tensors that are no running statistics."""
+    """Return the names of the floating tensors that are no running statistics."""
     following = {action.tensor for action in table.actions if action.role in _STATISTICS}
     return [name for name, array in arrays.items() if is_float(array) and name not in following]
 
 
 def _matched_dtype(array: NDArray[Any]) -> NDArray[np.floating]:
-    """In float64 where it is that, else in float32."""
+    """Return the array in float64 where it is float64, else in float32."""
     return array.astype(np.float64 if array.dtype == np.float64 else np.float32, copy=False)
 
 

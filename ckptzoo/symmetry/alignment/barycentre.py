@@ -1,4 +1,4 @@
-"""``barycentre``: the mean of many networks, each under the permutation that brings it closest to the others."""
+"""``barycentre`` is the mean of many networks, each under the permutation that brings it closest to the others."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,13 +22,15 @@ from ckptzoo.symmetry.tables import Arch, finite, fits, table_of
 from ckptzoo.text import brief_repr
 
 BLOCKS = 64
-"""Networks are matched in this many blocks a pass, or one by one: those of a block to the sum before the block."""
+"""The number of blocks in a pass: the networks of a block are matched to the sum before the block. Fewer networks
+than this are matched one by one."""
 MAX_PASSES = 50
+"""The largest number of passes over all networks."""
 _LEAST_RISE = 1e-7
-"""Of the objective, in a pass, for another one."""
+"""The relative rise of the objective in a pass below which no further pass follows."""
 
 Batches = Callable[[], Iterable[Any]]
-"""Called for every pass: the same networks in the same order, at a time tensor name to (K, *shape), or a ``Batch``."""
+"""Called for every pass: the same networks in the same order, each item tensor name to (K, *shape), or a ``Batch``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,13 +138,7 @@ def barycentre(batches: Batches, arch: Arch) -> Barycentre:
 
 
 class _Sum:
-    """The sum of networks under their permutations so far.
-
-    Parameters
-    ----------
-    table
-        the symmetry table.
-    """
+    """The sum of networks under their permutations so far."""
 
     def __init__(self, table: Symmetry) -> None:
         self._table = table
@@ -154,11 +150,11 @@ class _Sum:
         self._first: Matcher | NestedMatcher | None = None
 
     def copy(self) -> tuple[dict[str, NDArray[np.float64]], dict[str, NDArray[np.int64]]]:
-        """The sums and the permutations as they are now."""
+        """Return copies of the sums and the permutations."""
         return dict(self.sums), {name: perm.copy() for name, perm in self.perms.items()}
 
     def objective(self) -> float:
-        """``(|S|^2 - sum |B_k|^2) / 2`` over the tensors that count."""
+        """Return ``(|S|^2 - sum |B_k|^2) / 2`` over the tensors that count."""
         names = comparable(self.sums, self._table)
         return (sum(float(np.vdot(self.sums[name], self.sums[name])) for name in names) - self._squares) / 2
 
@@ -211,7 +207,7 @@ class _Sum:
 
 
 def _read(batches: Batches, table: Symmetry, arch: Arch) -> Iterator[tuple[dict[str, NDArray[Any]], NDArray[np.bool_]]]:
-    """The networks batch by batch, in numpy and at least float32, with which of them are finite."""
+    """Yield the networks batch by batch, in numpy and at least float32, with which of them are finite."""
     for batch in batches():
         weights = {name: batch[name] for name in getattr(batch, "tensors", batch)}
         arrays, K = stack_of(weights, table)

@@ -11,26 +11,21 @@ from ckptzoo.symmetry.kinds.assignment import assign, by_block, gained, greatest
 from ckptzoo.symmetry.kinds.registry import permutations_of
 
 _MAX_TURNS = 50
-"""Times that the groups within a pair of blocks take turns, at most."""
+"""The largest number of times that the groups within a pair of blocks take turns."""
 
 Gains = Mapping[str, NDArray[np.floating]]
 """Group id to (K, n, n)."""
 Perms = dict[str, NDArray[np.int64]]
 """Group id to (K, n)."""
 _Inside = dict[str, NDArray[np.int64]]
-"""Group id to (K, g, g, k): for every pair of blocks the permutation within."""
+"""Group id to (K, g, g, k): the permutation within each pair of blocks."""
 
 
 @dataclass(frozen=True, eq=False)
 class PairSlices:
-    """One tensor in which two groups meet within blocks.
+    """One tensor in which two groups, ``rows`` and ``columns``, meet within blocks.
 
-    Parameters
-    ----------
-    rows, columns
-        ids of the groups.
-    reference, array
-        (1 or K, g, k of rows, k of columns, features) and (K, ...).
+    ``reference`` is (1 or K, g, k of rows, k of columns, features), ``array`` the same with K in front.
     """
 
     rows: str
@@ -40,24 +35,24 @@ class PairSlices:
 
     @classmethod
     def of(cls, pair: Pair, g: int, reference: NDArray[np.floating], array: NDArray[np.floating]) -> "PairSlices":
-        """Of a tensor (1 or K, *shape) of the reference and of the networks."""
+        """Return the slices of a tensor (1 or K, *shape) of the reference and of the networks."""
         return cls(pair.rows.leader, pair.columns.leader, _split(pair, g, reference), _split(pair, g, array))
 
     def gains(self, group: str, inside: _Inside) -> NDArray[np.floating]:
-        """(K, g, g, k, k) of one of the two groups, for the permutations of the other one."""
+        """Return the gains (K, g, g, k, k) of one of the two groups, for the permutations of the other one."""
         if group == self.rows:
             return _gains(self.reference, self.array, inside[self.columns])
         return _gains(self.reference.swapaxes(2, 3), self.array.swapaxes(2, 3), inside[self.rows])
 
     def sorted_gains(self, group: str) -> NDArray[np.floating]:
-        """As ``gains``, with the channels of the other group sorted on both sides, which no permutation changes."""
+        """Return ``gains`` with the channels of the other group sorted on both sides, which no permutation changes."""
         sides = [side if group == self.rows else side.swapaxes(2, 3) for side in (self.reference, self.array)]
         first, second = (np.sort(side, axis=3).reshape(*side.shape[:3], -1) for side in sides)
         return first[:, :, None] @ second[:, None].swapaxes(3, 4)
 
 
 def greatest_jointly(joint: JointGroups, gains: Gains) -> NDArray[np.float64]:
-    """The values (K,) of ``assign_jointly`` without pairs, and nothing else."""
+    """Return only the values (K,) of ``assign_jointly`` without pairs."""
     by_pair = [
         permutations_of(group).greatest(group, by_block(gains[group.id], joint.g)).astype(np.float64)
         for group in joint.groups
@@ -68,21 +63,11 @@ def greatest_jointly(joint: JointGroups, gains: Gains) -> NDArray[np.float64]:
 def assign_jointly(
     joint: JointGroups, gains: Gains, pairs: Sequence[PairSlices], before: Perms | None
 ) -> tuple[Perms, NDArray[np.float64], NDArray[np.float64]]:
-    """The best permutations of joint groups: within every pair of blocks, and of blocks by their values.
+    """Return the best permutations of joint groups, their values (K,), and the values of ``before`` (zeros without).
 
-    Parameters
-    ----------
-    gains
-        of each group, of the tensors in which it is alone.
-    pairs
-        the tensors in which two groups meet within blocks.
-    before
-        the permutations so far, from which the blocks that are together go on; None where there are none.
-
-    Returns
-    -------
-    tuple[Perms, NDArray[np.float64], NDArray[np.float64]]
-        The permutations; their values (K,); and those of ``before`` (zeros without).
+    Channels are assigned within every pair of blocks, and blocks by the values that this gives. ``gains`` are those of
+    each group from the tensors in which it is alone, ``pairs`` the tensors in which two groups meet within blocks.
+    Pairs of blocks that ``before`` matches start from its permutations within them.
     """
     if joint.g == 1 and len(joint.groups) == 1:  # no blocks to assign
         ((name, gain),) = gains.items()
@@ -126,7 +111,7 @@ def _take_turns(split: Gains, pairs: Sequence[PairSlices], inside: _Inside) -> N
             for pair in (pair for pair in pairs if name in (pair.rows, pair.columns)):
                 total = total + pair.gains(name, inside)
             found = assign(total)
-            # of equals the present one stays, so that this ends
+            # the present permutation stays where another is only equal, so that the loop ends
             better = gained(total, found) > gained(total, inside[name])
             inside[name][better] = found[better]
             changed |= bool(better.any())
@@ -135,7 +120,7 @@ def _take_turns(split: Gains, pairs: Sequence[PairSlices], inside: _Inside) -> N
 
 
 def _values(split: Gains, pairs: Sequence[PairSlices], inside: _Inside) -> NDArray[np.float64]:
-    """(K, g, g) of every pair of blocks."""
+    """Return the values (K, g, g) of every pair of blocks."""
     alone = sum(gained(gain, inside[name]) for name, gain in split.items())
     together = sum(gained(pair.gains(pair.rows, inside), inside[pair.rows]) for pair in pairs)
     return np.asarray(alone + together, np.float64)
@@ -144,7 +129,7 @@ def _values(split: Gains, pairs: Sequence[PairSlices], inside: _Inside) -> NDArr
 def _gains(
     reference: NDArray[np.floating], array: NDArray[np.floating], others: NDArray[np.int64]
 ) -> NDArray[np.floating]:
-    """(K, g, g, k, k) of the third axis, with the fourth of ``array`` in the order of ``others`` (K, g, g, m)."""
+    """Return (K, g, g, k, k) of the third axis, the fourth of ``array`` in the order of ``others`` (K, g, g, m)."""
     K, g, k, m, features = array.shape
     found = np.empty((K, g, g, k, k), array.dtype)
     first = np.broadcast_to(reference, (K, *reference.shape[1:])).reshape(K, g, k, m * features)
@@ -157,7 +142,7 @@ def _gains(
 
 
 def _split(pair: Pair, g: int, array: NDArray[np.floating]) -> NDArray[np.floating]:
-    """(K, g, k of rows, k of columns, features) of a tensor (K, *shape)."""
+    """Return a tensor (K, *shape) as (K, g, k of rows, k of columns, features)."""
     rows, columns = pair.rows.listings[0], pair.columns.listings[0]
     array = np.moveaxis(array, pair.columns.action.axis + 1, 2)
     sizes = len(rows) // g, rows.shape[1], len(columns) // g, columns.shape[1]

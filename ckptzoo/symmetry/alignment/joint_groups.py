@@ -1,7 +1,7 @@
-"""The groups that are permuted jointly, which alignment goes through in turn, and the tensors that they permute.
+"""The groups that are permuted jointly, which alignment visits in turn, and the tensors that they permute.
 
-Joint are a symmetric group and those that are ``Like`` it, or all wreath groups that share a block permutation. Each
-axis that they permute gives a view of its tensor by channels.
+A joint group is a symmetric group and those that are ``Like`` it, or all wreath groups that share a block permutation.
+Each axis that they permute gives a view of its tensor by channels.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -28,18 +28,9 @@ Arrays = Mapping[str, NDArray[np.floating]]
 class ChannelView:
     """One axis of one tensor, as the channels of one group meet it.
 
-    Parameters
-    ----------
-    action
-        what the group does there.
-    leader
-        id of the group whose permutation it is.
-    listings
-        every listing of the channels: positions (n, inner), on an axis with blocks counted through all of them.
-    others
-        the actions on the tensor's other axes.
-    applied
-        of these the ones whose permutations are applied before channels are compared: those of other groups.
+    ``leader`` is the id of the group whose permutation it is. ``listings`` are positions (n, inner) of the channels, on
+    an axis with blocks counted through all of them. ``others`` are the actions on the tensor's other axes, and
+    ``applied`` those of them whose permutations, of other groups, are applied before channels are compared.
     """
 
     action: AxisAction
@@ -49,7 +40,7 @@ class ChannelView:
     applied: tuple[AxisAction, ...]
 
     def slices(self, array: NDArray[np.floating]) -> NDArray[np.floating]:
-        """What belongs to each channel: (K, n, features) of a tensor (K, *shape)."""
+        """Return the slices (K, n, features) of the channels in a tensor (K, *shape)."""
         channels = by_channel(array, self.action)
         size = channels.shape[1] * channels.shape[2]
         channels = channels.reshape(len(array), size, -1)
@@ -62,7 +53,7 @@ class ChannelView:
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2)
 
     def sorted_slices(self, array: NDArray[np.floating], symmetry: Symmetry) -> NDArray[np.floating]:
-        """As ``slices``, each sorted along the other axes that permutations move: no other permutation changes them."""
+        """Return ``slices``, sorted along the other axes that permutations move: no other permutation changes them."""
         moving = [action for action in self.others if _moves(action, symmetry)]
         for action in moving[:1] if len(moving) == 1 else []:
             array = _sorted_along(array, action, self.action, symmetry)
@@ -77,10 +68,7 @@ class ChannelView:
 class Pair:
     """A tensor on two axes of which a block permutation moves the blocks, and channels move within them.
 
-    Parameters
-    ----------
-    rows, columns
-        the views of axis 0 and of the axis with blocks.
+    ``rows`` and ``columns`` are the views of axis 0 and of the axis with blocks.
     """
 
     rows: ChannelView
@@ -89,14 +77,12 @@ class Pair:
 
 @dataclass(frozen=True, eq=False)
 class JointGroups:
-    """Groups that are permuted together.
+    """Groups that are permuted together: one symmetric group, or the wreath groups of one block permutation.
 
     Parameters
     ----------
-    groups
-        one symmetric group, or the wreath groups of one block permutation.
     g
-        blocks; 1 for a symmetric group.
+        the number of blocks; 1 for a symmetric group.
     views
         by group, those that are linear in its permutation while all others stay.
     pairs
@@ -104,8 +90,6 @@ class JointGroups:
     quadratic
         names of tensors that are permuted on two axes otherwise; their views are linear only where the other axis
         stays.
-    symmetry
-        the table.
     """
 
     groups: tuple[Group, ...]
@@ -128,11 +112,11 @@ class JointGroups:
 
     @cached_property
     def tensors(self) -> set[str]:
-        """Names of the tensors that it moves."""
+        """Names of the tensors that the groups move."""
         return {view.action.tensor for view in self.all_views()}
 
     def all_views(self) -> Iterator[ChannelView]:
-        """Those of all groups, and of pairs."""
+        """Yield the views of all groups, and of pairs."""
         for views in self.views.values():
             yield from views
         for pair in self.pairs:
@@ -140,17 +124,10 @@ class JointGroups:
 
 
 def joint_groups_of(symmetry: Symmetry, tensors: Collection[str], *, in_place: bool = False) -> tuple[JointGroups, ...]:
-    """The joint groups of a table that permute some of these tensors, in its order.
+    """Return the joint groups of a table that permute some of these tensors, in its order.
 
-    Parameters
-    ----------
-    in_place
-        whether groups that keep their order, and have signs, are among them.
-
-    Raises
-    ------
-    SymmetryError
-        A group permutes positions inside the channels of another one.
+    With ``in_place`` groups that keep their order, and have signs, are among them. Raises ``SymmetryError`` where a
+    group permutes positions inside the channels of another one.
     """
     for _, inside in symmetry.nested:
         expected = "groups that permute no positions inside the channels of another one"
@@ -168,7 +145,7 @@ def joint_groups_of(symmetry: Symmetry, tensors: Collection[str], *, in_place: b
 
 
 def put(element: GroupElement, found: GroupElement, rows: NDArray[np.int64] | slice, symmetry: Symmetry) -> None:
-    """Give some networks other elements of some groups, in place, and what is like them their permutations."""
+    """Put elements of some groups into some networks, in place; groups that are like them take the permutations."""
     perms = {member.id: perm for name, perm in found.perms.items() for member in symmetry.family(name)}
     element.put(rows, replace(found, perms=perms))
 
@@ -176,7 +153,7 @@ def put(element: GroupElement, found: GroupElement, rows: NDArray[np.int64] | sl
 def moved(
     array: NDArray[np.floating], actions: Sequence[AxisAction], element: GroupElement, symmetry: Symmetry
 ) -> NDArray[np.floating]:
-    """A stacked tensor with the permutations of some of its actions; the array itself where they leave it alone."""
+    """Return a stacked tensor permuted by some of its actions; the array itself where they leave it alone."""
     names = {name for action in actions for name in action.groups}
     if not names:
         return array
@@ -220,7 +197,7 @@ def _joint(groups: list[Group], symmetry: Symmetry, tensors: Collection[str]) ->
 def _views(
     action: AxisAction, actions: Sequence[AxisAction], own: Sequence[AxisAction], ids: set[str], symmetry: Symmetry
 ) -> Iterator[ChannelView]:
-    """The views of one axis: one for each of the joint groups there."""
+    """Yield the views of one axis: one for each of the joint groups there."""
     listings: dict[str, list[NDArray[np.int64]]] = {}
     for group, places in positions(action, symmetry):
         leader = symmetry.leader(group).id
@@ -237,7 +214,7 @@ def _leaders(action: AxisAction, symmetry: Symmetry) -> set[str]:
 
 
 def _moving_inside(group: Group, blocks: int) -> int:
-    """How many channels of a block may change places; 1 where they keep their order."""
+    """Return how many channels of a block may change places; 1 where they keep their order."""
     return 1 if permutations_of(group).keeps_order(group) else group.n // blocks
 
 
@@ -254,7 +231,7 @@ def is_moved(group: Group) -> bool:
 def _sorted_along(
     array: NDArray[np.floating], action: AxisAction, own: AxisAction, symmetry: Symmetry
 ) -> NDArray[np.floating]:
-    """A tensor sorted along another axis: channels among those of their group; on axes with blocks, of their block.
+    """Return a tensor sorted along another axis: channels among those of their group, or of their block.
 
     Channels that keep their order within their block are sorted block by block.
     """

@@ -1,8 +1,8 @@
 """Signs of groups that are permuted together, where a gain takes the sign of what it normalises beside its own.
 
 A stream under RMSNorm with channels x and a gain g has the products ``e <a, x>``, ``e n <b, g>`` and ``n <c, y>`` with
-a reference, for the signs e of the stream and n of the gain's own channels y. The groups and the gains that two of them
-share are a graph, in which signs that are best together follow from its leaves, channel pair by channel pair.
+a reference, for the signs e of the stream and n of the gain's own channels y. The groups, joined by the gains that two
+of them share, are a graph. Where it is a forest, the best signs follow from its leaves, channel pair by channel pair.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.matrices.gauge import BLOCKS
 
 Terms = Mapping[frozenset[str], NDArray[np.float64]]
-"""By the groups whose signs multiply them, none, one or two, the products of channels with a reference's."""
+"""The products of channels with a reference's, by the groups (none, one or two) whose signs multiply them."""
 
 
 def takes_signs(action: AxisAction, members: Sequence[Group]) -> bool:
@@ -26,7 +26,7 @@ def takes_signs(action: AxisAction, members: Sequence[Group]) -> bool:
 
 
 def signs_on(action: AxisAction, group: str, signed: set[str], position: int | None = None) -> frozenset[str]:
-    """The groups whose signs multiply the channels that a group has on an axis, or those around one position."""
+    """Return the groups whose signs multiply the channels that a group has on an axis, or those around one position."""
     taken = (
         item.group for item in action.signs if position is None or 0 <= position - item.offset < item.inner * item.count
     )
@@ -34,7 +34,7 @@ def signs_on(action: AxisAction, group: str, signed: set[str], position: int | N
 
 
 def signs_that_meet(symmetry: Symmetry) -> set[str]:
-    """The groups that may be -1 and that a tensor has beside blocks of matrices, or other signs, on another axis."""
+    """Return the groups that may be -1 in a tensor with blocks of matrices, or other signs, on another axis."""
     found: set[str] = set()
     for name in dict.fromkeys(action.tensor for action in symmetry.actions):
         for one, other in itertools.permutations(symmetry.actions_on(name), 2):
@@ -47,8 +47,8 @@ def signs_that_meet(symmetry: Symmetry) -> set[str]:
 def moved_signs(symmetry: Symmetry) -> bool:
     """Whether a table with matrices has signs of which version 1 of alignment missed some, in disguised copies too.
 
-    Gains take them; they meet blocks or other signs in a tensor; or they are of channels that keep their order, or that
-    are permuted in blocks with others.
+    So it has where gains take them; where they meet blocks or other signs in a tensor; or where they are of channels
+    that keep their order, or that are permuted in blocks with others.
     """
     if not symmetry.has_matrices:
         return False
@@ -62,7 +62,7 @@ def moved_signs(symmetry: Symmetry) -> bool:
 
 
 def is_forest(actions: Sequence[AxisAction], signed: set[str]) -> bool:
-    """Whether the signs that two groups share on these axes join no groups in a circle."""
+    """Whether the graph of the signs that two groups share on these axes has no circle."""
     root: dict[str, str] = {}
 
     def find(name: str) -> str:
@@ -86,17 +86,17 @@ def is_forest(actions: Sequence[AxisAction], signed: set[str]) -> bool:
 
 
 def greatest(terms: Terms) -> NDArray[np.float64]:
-    """The greatest sum of terms under any signs, entry by entry."""
+    """Return the greatest sum of terms under any signs, entry by entry."""
     return _solve(terms)[0]
 
 
 def best_signs(terms: Terms) -> dict[str, NDArray[np.float64]]:
-    """The signs of each group that make the sum the greatest, entry by entry; 1 where both are as good."""
+    """Return the signs of each group that make the sum greatest, entry by entry; 1 where both are as good."""
     return _solve(terms)[1]
 
 
 def value_of(terms: Terms, scales: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
-    """The sum of terms under signs."""
+    """Return the sum of terms under signs."""
     total = np.zeros(next(iter(terms.values())).shape)
     for names, term in terms.items():
         factor = np.ones_like(term)
@@ -128,7 +128,7 @@ def _solve(terms: Terms) -> tuple[NDArray[np.float64], dict[str, NDArray[np.floa
                         parents[other] = here
                         waiting.append(other)
     order = list(parents)
-    # of each group's sums for the signs 1 and -1
+    # each group's sums for the signs 1 and -1
     own = {name: [terms.get(frozenset({name}), zero).copy(), -terms.get(frozenset({name}), zero)] for name in names}
     total = terms.get(frozenset(), zero).copy()
     for name in reversed(order):

@@ -25,25 +25,17 @@ from ckptzoo.symmetry.tables import take_rows
 _PIECE = 2**18
 """Elements that are multiplied in float64 at a time."""
 MAX_SWEEPS = 100
-"""Times that all groups are gone through, at most; ten are rarely needed."""
+"""The largest number of sweeps through all groups; ten are rarely needed."""
 _ROUNDING = 8.0
-"""Units of rounding, of the sum of absolute gains, by which a permutation must be better to be taken."""
+"""The rounding of a gain over the sum of absolute gains: a permutation is taken only where it is better by more."""
 
 
 @dataclass(frozen=True, eq=False)
 class Matched:
-    """Permutations of K networks.
+    """Permutations of K networks, with all scales 1, and an upper bound (K,) on ``<A, g B>``.
 
-    Parameters
-    ----------
-    element
-        the permutations; all scales 1.
-    bound
-        (K,) what ``<A, g B>`` is at most.
-    sweeps
-        (K,) how often the groups were gone through.
-    ties
-        (K,) channels of B that sorted slices do not tell from another one of their group.
+    ``sweeps`` (K,) are those through the groups. ``ties`` (K,) counts channels of B whose sorted slices equal those of
+    another one of their group.
     """
 
     element: GroupElement
@@ -53,23 +45,16 @@ class Matched:
 
 
 Improved = Callable[[int, Arrays, GroupElement, NDArray[np.int64]], tuple[GroupElement, NDArray[np.bool_]]]
-"""From the place of a turn, its tensors of some networks, the elements so far and the numbers of these networks to
+"""Maps the number of a turn, its tensors of some networks, the elements so far and the numbers of these networks to
 elements of the groups that take the turn, and which of them are better."""
 
 
 class Ascent:
-    """Groups in turn take a better element while all others stay, until none has one.
+    """Coordinate ascent: groups in turn take a better element while all others stay, until none has one.
 
-    Parameters
-    ----------
-    reference
-        A: tensor name to (1, *shape), for all networks, or (K, *shape), one for each; finite floats. Tensors that are
-        not in it do not count.
-    symmetry
-        the table.
-    turns
-        in their order, names of the tensors that are moved, and whether what one visit finds is best while the others
-        stay.
+    ``reference`` is A: tensor name to (1, *shape), for all networks, or (K, *shape), one for each; finite floats.
+    Tensors that are not in it do not count. ``turns`` are in their order the names of the tensors that are moved, and
+    whether one visit finds the best element while the others stay.
     """
 
     def __init__(self, reference: Arrays, symmetry: Symmetry, turns: Iterable[tuple[Collection[str], bool]]) -> None:
@@ -84,12 +69,9 @@ class Ascent:
     def _ascend(
         self, arrays: Arrays, element: GroupElement, waiting: NDArray[np.bool_], improved: Improved
     ) -> NDArray[np.int64]:
-        """Improve elements in place until no turn finds a better one; the sweeps of each network.
+        """Improve elements in place until no turn finds a better one, and return the sweeps (K,).
 
-        Parameters
-        ----------
-        waiting
-            (K, turns) those that may find one; overwritten.
+        ``waiting`` (K, turns) says which turns may find a better one; it is overwritten.
         """
         sweeps = np.zeros(len(waiting), np.int64)
         for _ in range(MAX_SWEEPS):
@@ -104,7 +86,7 @@ class Ascent:
                 risen = rows[better]
                 put(element, found[better], risen, self.symmetry)
                 waiting[risen[:, None], self._neighbours[place]] = True
-                # what was looked at is best while the others stay, unless two groups or two axes depend on each other
+                # the element is the best while the others stay, unless two groups or two axes depend on each other
                 waiting[risen, place] = not is_exact
             if not waiting.any():
                 break
@@ -113,13 +95,13 @@ class Ascent:
     def _placed(
         self, array: NDArray[np.floating], actions: Sequence[AxisAction], element: GroupElement
     ) -> NDArray[np.floating]:
-        """A stacked tensor under some of its actions."""
+        """Return a stacked tensor under some of its actions."""
         return moved(array, actions, element, self.symmetry)
 
     def _objective(
         self, tensors: Iterable[str], arrays: Arrays, element: GroupElement, rows: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """(rows,) ``<A, g B>`` over these tensors."""
+        """Return ``<A, g B>`` (rows,) over these tensors."""
         total = np.zeros(len(rows))
         for name in sorted(tensors):
             placed = self._placed(arrays[name], self.symmetry.actions_on(name), element)
@@ -129,7 +111,7 @@ class Ascent:
     def _pairs(
         self, joint: JointGroups, arrays: Arrays, element: GroupElement, rows: NDArray[np.int64]
     ) -> list[PairSlices]:
-        """The tensors in which two of the joint groups meet, all others in their places."""
+        """Return the tensors in which two of the joint groups meet, all others in their places."""
         return [
             PairSlices.of(
                 pair,
@@ -141,19 +123,13 @@ class Ascent:
         ]
 
     def _rows(self, tensor: str, rows: NDArray[np.int64]) -> NDArray[np.floating]:
-        """A tensor of the references of some networks."""
+        """Return a tensor of the references of some networks."""
         array = self._reference[tensor]
         return array if len(array) == 1 else array[rows]
 
 
 class Matcher(Ascent):
-    """Matches networks to references by permutations.
-
-    Parameters
-    ----------
-    reference, symmetry
-        as of ``Ascent``.
-    """
+    """Matches networks to references by permutations; parameters are those of ``Ascent``."""
 
     def __init__(self, reference: Arrays, symmetry: Symmetry) -> None:
         self.joint_groups = joint_groups_of(symmetry, reference.keys())
@@ -161,17 +137,14 @@ class Matcher(Ascent):
         self._slices: dict[tuple[int, str], NDArray[np.floating]] = {}
 
     def bound(self, arrays: Arrays) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """``Matched.bound`` and ``Matched.ties`` of K networks."""
+        """Return ``Matched.bound`` and ``Matched.ties`` of K networks."""
         _, bound, ties = self._signatures(arrays)
         return bound, ties
 
     def match(self, arrays: Arrays, *, start: str = "signature") -> Matched:
         """Match K networks (K, *shape); a network's result does not depend on the others.
 
-        Parameters
-        ----------
-        start
-            ``signature``, or ``identity`` for the order that the networks have.
+        ``start`` is ``signature``, or ``identity`` for the order that the networks have.
         """
         K = len(next(iter(arrays.values())))
         element, bound, ties = self._signatures(arrays)
@@ -184,13 +157,13 @@ class Matcher(Ascent):
         return Matched(GroupElement(element.perms, one.scales), bound, sweeps, ties)
 
     def ascend(self, arrays: Arrays, perms: Perms) -> Perms:
-        """Permutations that no group alone improves, from given ones on."""
+        """Return permutations that no group alone improves, found from given ones."""
         made = GroupElement(perms, {}).copy()
         self._ascend(arrays, made, np.ones((len(made), len(self.joint_groups)), bool), self._improved)
         return dict(made.perms)
 
     def _signatures(self, arrays: Arrays) -> tuple[GroupElement, NDArray[np.float64], NDArray[np.int64]]:
-        """Permutations by sorted slices, with the bound and the ties that these show."""
+        """Return permutations by sorted slices, with the bound and the ties that these show."""
         K = len(next(iter(arrays.values())))
         element = GroupElement(GroupElement.identity(self.symmetry, K).perms, {})
         bound, ties = self._still(arrays), np.zeros(K, np.int64)
@@ -203,7 +176,7 @@ class Matcher(Ascent):
     def _improved(
         self, place: int, arrays: Arrays, element: GroupElement, rows: NDArray[np.int64]
     ) -> tuple[GroupElement, NDArray[np.bool_]]:
-        """Better permutations of joint groups, and for which networks there are."""
+        """Return better permutations of joint groups, and which networks have one."""
         joint = self.joint_groups[place]
         gains: dict[str, NDArray[np.floating]] = {}
         for group in joint.groups:
@@ -229,7 +202,7 @@ class Matcher(Ascent):
         return GroupElement(found, {}), better
 
     def _reference_slices(self, place: int, group: Group, rows: NDArray[np.int64]) -> NDArray[np.floating]:
-        """(1 or rows, n, features) of a group's views, one after the other."""
+        """Return the slices (1 or rows, n, features) of a group's views, one after the other."""
         key = place, group.id
         if key not in self._slices:
             views = self.joint_groups[place].views[group.id]
@@ -239,7 +212,7 @@ class Matcher(Ascent):
         return held if len(held) == 1 else held[rows]
 
     def _by_signature(self, joint: JointGroups, arrays: Arrays) -> tuple[Perms, NDArray[np.float64], NDArray[np.int64]]:
-        """Permutations by sorted slices, which no other permutation changes; what they add to the bound; ties."""
+        """Return permutations by sorted slices, which no other permutation changes; their part of the bound; ties."""
         K = len(next(iter(arrays.values())))
         dtype = np.result_type(*(arrays[name] for name in joint.tensors))
         gains = {group.id: np.zeros((K, group.n, group.n), dtype) for group in joint.groups}
@@ -271,7 +244,7 @@ class Matcher(Ascent):
         return chosen
 
     def _still(self, arrays: Arrays) -> NDArray[np.float64]:
-        """(K,) what the bound has of tensors that nothing moves, and of positions that stay on axes that bound it."""
+        """Return (K,) the bound's part from tensors that nothing moves, and from positions that stay on its axes."""
         moving = self._bounding
         total = np.zeros(len(next(iter(arrays.values()))))
         for name in sorted(self._reference.keys() - moving.keys()):
@@ -288,7 +261,7 @@ class Matcher(Ascent):
 
 
 def count_ties(joint: JointGroups, keys: Mapping[str, NDArray[np.float64]]) -> NDArray[np.int64]:
-    """(K,) channels of a block with the key of another one there, and blocks with the keys of another one."""
+    """Count (K,) channels of a block with the key of another one there, and blocks with the keys of another one."""
     ties, blocks = np.zeros(1, np.int64), np.zeros(1)
     kept = {group.id for group in joint.groups if permutations_of(group).keeps_order(group)}
     for number, (name, key) in enumerate(keys.items()):
@@ -301,12 +274,13 @@ def count_ties(joint: JointGroups, keys: Mapping[str, NDArray[np.float64]]) -> N
 
 
 def weights_of(number: int, count: int) -> NDArray[np.float64]:
-    """Random weights of features, always the same."""
+    """Return random weights of features, always the same."""
+    # a fixed seed, so that a network's keys do not depend on the call
     return np.random.default_rng(np.random.SeedSequence(0, spawn_key=(number,))).uniform(0.5, 1.5, count)
 
 
 def products(first: NDArray[np.floating], second: NDArray[np.floating]) -> NDArray[np.float64]:
-    """(K,) inner products of stacked tensors, summed in float64; the first may be (1, *shape)."""
+    """Return (K,) inner products of stacked tensors, summed in float64; the first may be (1, *shape)."""
     one, other = (array.reshape(len(array), -1) for array in (first, second))
     found, step = np.empty(len(other)), max(1, _PIECE // max(1, other.shape[1]))
     for start in range(0, len(other), step):

@@ -51,19 +51,19 @@ from ckptzoo.symmetry.matrices.gauge import basis_of_stream
 from ckptzoo.symmetry.matrix_action import mixed_channels, multiply
 
 LEAST_FALL = 1e-6
-"""Of the squared distance: matrices that lower it by less are not taken."""
+"""The relative fall of the squared distance below which matrices are not taken."""
 _ROUNDING = 8.0 * float(np.finfo(np.float64).eps)
-"""Of the sum of absolute gains: by how much an element must be better to be taken."""
+"""The rounding of a gain over the sum of absolute gains: an element is taken only where it is better by more."""
 _OPEN = 1e-6
-"""Of the norm of the products that determine a stream's matrix: what its eigenvectors count for beside these."""
+"""The weight of a stream's eigenvectors, relative to the norm of the products that determine the stream's matrix."""
 _STREAMS = ("orthogonal", "orthogonal_mean")
 _Gains = Mapping[str, NDArray[Any]]
-"""Group id to (K, n, n); of complex numbers complex, real and imaginary parts of the products of pairs."""
+"""Group id to (K, n, n); complex for complex numbers: real and imaginary parts of the products of pairs."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """What one visit finds for joint groups: elements, their values, and the values of the elements so far."""
+    """The result of one visit to joint groups: elements, their values, and the values of the elements so far."""
 
     found: GroupElement
     value: NDArray[np.float64]
@@ -73,17 +73,8 @@ class _Step:
 class MatrixMatcher(Ascent):
     """Matches networks to references, as ``Matcher``, for a table with matrices.
 
-    Parameters
-    ----------
-    reference
-        A: tensor name to (1 or K, *shape), finite float64, with balanced blocks. Others do not count.
-    symmetry
-        the table.
-
-    Raises
-    ------
-    SymmetryError
-        Blocks of matrices move with those of a convolution in groups.
+    ``reference`` is A: tensor name to (1 or K, *shape), finite float64, with balanced blocks; tensors that are not in
+    it do not count. Raises ``SymmetryError`` where blocks of matrices move with those of a convolution in groups.
     """
 
     def __init__(self, reference: Arrays, symmetry: Symmetry) -> None:
@@ -124,7 +115,7 @@ class MatrixMatcher(Ascent):
         return Matched(element, bound, sweeps, ties)
 
     def _improving(self, arrays: Arrays, element: GroupElement) -> Improved:
-        """What finds better elements of joint groups, from the values of those that there are."""
+        """Return the function that finds better elements of joint groups, from the values of the present ones."""
         squares = np.zeros(len(element))
         for name, reference in self._reference.items():
             squares += products(reference, reference) + products(arrays[name], arrays[name])
@@ -144,6 +135,7 @@ class MatrixMatcher(Ascent):
                 put(after, step.found, slice(None), self.symmetry)
                 rise = self._objective(joint.tensors, some, after, rows)
                 rise -= self._objective(joint.tensors, some, current, rows)
+                # where two axes of a tensor move at once a step may lower the objective; less than this is rounding
                 better &= rise > 1e-12 * squares[rows]
             value[rows[better]] += rise[better]
             return step.found, better
@@ -151,13 +143,13 @@ class MatrixMatcher(Ascent):
         return improved
 
     def _visit(self, joint: JointGroups, arrays: Arrays, current: GroupElement, rows: NDArray[np.int64]) -> _Step:
-        """The best elements of joint groups while all others stay."""
+        """Return the best elements of joint groups while all others stay."""
         terms = {
             group.id: self._terms(joint, group, arrays, current, rows)
             for group in joint.groups
             if self._signed & {item.id for item in self.symmetry.family(group.id)}
         }
-        # of channels that may change signs the greatest sums count
+        # channels that may change signs are assigned by the greatest sums over signs
         gains = {
             group.id: greatest(terms[group.id])
             if group.id in terms
@@ -208,7 +200,7 @@ class MatrixMatcher(Ascent):
         current: GroupElement,
         rows: NDArray[np.int64],
     ) -> tuple[dict[str, NDArray[np.int64]], NDArray[np.float64], NDArray[np.float64]]:
-        """Permutations of blocks and within these, their values, and those of the present ones without signs."""
+        """Return permutations of blocks and within these, their values, and those of the present ones without signs."""
         held = {group.id: current.perms[group.id] for group in joint.groups}
         perms, value, before = assign_jointly(joint, gains, self._pairs(joint, arrays, current, rows), held)
         for group in joint.groups:
@@ -219,7 +211,7 @@ class MatrixMatcher(Ascent):
     def _terms(
         self, joint: JointGroups, group: Group, arrays: Arrays, current: GroupElement, rows: NDArray[np.int64]
     ) -> dict[frozenset[str], NDArray[np.float64]]:
-        """C (rows, n, n) of a group and those that are like it, by the groups whose signs multiply it."""
+        """Return C (rows, n, n) of a group and those that are like it, by the groups whose signs multiply it."""
         terms: dict[frozenset[str], NDArray[np.float64]] = {}
         for item in self.symmetry.family(group.id):
             views: dict[frozenset[str], list[ChannelView]] = {}
@@ -245,7 +237,7 @@ class MatrixMatcher(Ascent):
         current: GroupElement,
         rows: NDArray[np.int64],
     ) -> NDArray[Any]:
-        """C (rows, n, n) of a group and of those that are like it."""
+        """Return C (rows, n, n) of a group and of those that are like it."""
         group = self.symmetry[leader]
         return self._gains_of(_views(joint, group, self.symmetry), group, arrays, current, rows)
 
@@ -257,7 +249,7 @@ class MatrixMatcher(Ascent):
         current: GroupElement,
         rows: NDArray[np.int64],
     ) -> NDArray[Any]:
-        """The same of some views."""
+        """Return C (rows, n, n) of some views."""
         leader = group.id
         total: NDArray[Any] = np.zeros((len(rows), group.n, group.n))
         for view in views:
@@ -274,7 +266,7 @@ class MatrixMatcher(Ascent):
     def _placed(
         self, array: NDArray[np.floating], actions: Sequence[AxisAction], element: GroupElement
     ) -> NDArray[np.floating]:
-        """A stacked tensor under the permutations, signs and matrices of some of its actions."""
+        """Return a stacked tensor under the permutations, signs and matrices of some of its actions."""
         names = sorted({name for action in actions for name in action.groups})
         if not names:
             return array
@@ -288,7 +280,7 @@ class MatrixMatcher(Ascent):
         actions: Sequence[AxisAction],
         matrices: Mapping[str, NDArray[np.float64]],
     ) -> NDArray[np.floating]:
-        """A stacked tensor with mixed channels: orthogonal matrices are their own inverse transposes."""
+        """Return a stacked tensor with mixed channels: orthogonal matrices are their own inverse transposes."""
         mixed = [replace(item, inverted=False) for item in mixed_channels(actions, self.symmetry)]
         mixed = [item for item in mixed if item.group in matrices]
         if not mixed:
@@ -298,7 +290,7 @@ class MatrixMatcher(Ascent):
         return work
 
     def _stream_start(self, joint: JointGroups, arrays: Arrays) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Matrices (K, 1, n, n) of a stream by what no other group changes, and how many channels nothing tells."""
+        """Return a stream's matrices (K, 1, n, n) by what no other group changes, and the count of open channels."""
         (group,) = joint.groups
         K = len(next(iter(arrays.values())))
         total = np.zeros((K, 1, group.n, group.n))
@@ -315,9 +307,9 @@ class MatrixMatcher(Ascent):
         return procrustes(total, mean=mean), untold
 
     def _heads_start(self, arrays: Arrays, element: GroupElement) -> list[int]:
-        """Find blocks one after the other by the tensors in which only those meet that are known, in place.
+        """Find blocks in place, one after the other, from the tensors in which only groups meet that are known.
 
-        Returns the places of those of which that is all.
+        Returns the numbers of the joint groups for which these are all their tensors.
         """
         best: list[int] = []
         open_groups = {group.id for joint in self.joint_groups if not _turn(joint.groups) for group in joint.groups}
@@ -352,16 +344,16 @@ class MatrixMatcher(Ascent):
         return best
 
     def _own(self, joint: JointGroups) -> set[str]:
-        """The groups of a joint group, and those that are like them."""
+        """Return the groups of a joint group, and those that are like them."""
         return {item.id for group in joint.groups for item in self.symmetry.family(group.id)}
 
     def _known_now(self, place: int, open_groups: set[str]) -> dict[str, tuple[ChannelView, ...]]:
-        """The views that are known of a joint group, in whose tensors its own signs are no others'."""
+        """Return the known views of a joint group, in whose tensors its own signs are no others'."""
         joint = self.joint_groups[place]
         return self._known(joint, open_groups if _is_mixed(joint) else open_groups - self._own(joint))
 
     def _next(self, waiting: Sequence[int], open_groups: set[str]) -> int:
-        """The first joint group of which tensors tell all that they can, else of which they tell most."""
+        """Return the first joint group with known views, of every group where matrices act, else the best known one."""
         unknown: dict[int, tuple[bool, bool]] = {}
         for place in waiting:
             known, mixed = self._known_now(place, open_groups), _is_mixed(self.joint_groups[place])
@@ -371,7 +363,7 @@ class MatrixMatcher(Ascent):
         return min(waiting, key=unknown.__getitem__)
 
     def _known(self, joint: JointGroups, open_groups: set[str]) -> dict[str, tuple[ChannelView, ...]]:
-        """The views of joint groups in whose tensors no open group acts on other axes."""
+        """Return the views of joint groups in whose tensors no open group acts on other axes."""
         return {
             name: tuple(view for view in views if not _groups(view.others, self.symmetry) & open_groups)
             for name, views in joint.views.items()
@@ -387,7 +379,7 @@ class MatrixMatcher(Ascent):
     def _by_signature(
         self, joint: JointGroups, arrays: Arrays
     ) -> tuple[dict[str, NDArray[np.int64]], NDArray[np.int64]]:
-        """Permutations by sorted slices, which no other group changes; ties."""
+        """Return permutations by sorted slices, which no other group changes; and ties."""
         K = len(next(iter(arrays.values())))
         gains = {group.id: np.zeros((K, group.n, group.n)) for group in joint.groups}
         keys = {group.id: np.zeros((K, group.n)) for group in joint.groups}
@@ -400,7 +392,7 @@ class MatrixMatcher(Ascent):
         return found, count_ties(joint, keys)
 
     def _invariant(self, array: NDArray[np.floating], view: ChannelView) -> NDArray[np.floating]:
-        """Sorted slices (K, n, features) with norms in place of what matrices mix, and moduli where signs are open."""
+        """Return sorted slices (K, n, features) with norms of what matrices mix, and moduli where signs are open."""
         made = np.array(array, np.float64)
         for mixed in mixed_channels(view.others, self.symmetry):
             moved = np.moveaxis(made, mixed.axis + 1, 1)
@@ -415,7 +407,7 @@ class MatrixMatcher(Ascent):
 
 
 def _turn(groups: Sequence[Group]) -> int:
-    """Heads and pairs first, streams last."""
+    """Return the order of a turn: heads and pairs first, streams last."""
     return 2 if _is_stream(groups) else 0 if any(map(matrix_kind_of, groups)) else 1
 
 
@@ -433,7 +425,7 @@ def _groups(actions: Sequence[AxisAction], symmetry: Symmetry) -> set[str]:
 
 
 def _signed(joint: JointGroups, symmetry: Symmetry) -> list[str]:
-    """The groups that may change signs, among those that are permuted together."""
+    """Return the groups that may change signs, among those that are permuted together."""
     if joint.quadratic:
         return []
     members = [member for group in joint.groups for member in symmetry.family(group.id)]
@@ -457,7 +449,7 @@ def _signed(joint: JointGroups, symmetry: Symmetry) -> list[str]:
 
 
 def _views(joint: JointGroups, group: Group, symmetry: Symmetry, only: set[str] | None = None) -> Iterator[ChannelView]:
-    """The views of a group, or of some of those that are like it; gains, which matrices do not act on, are left out."""
+    """Yield the views of a group, or of some that are like it, without gains, on which matrices do not act."""
     for view in joint.views[group.id]:
         if matrix_kind_of(group) and view.action.role == "gain":
             continue
@@ -468,7 +460,7 @@ def _views(joint: JointGroups, group: Group, symmetry: Symmetry, only: set[str] 
 
 
 def _by_signs(view: ChannelView, group: str, signed: set[str]) -> Iterator[tuple[frozenset[str], ChannelView]]:
-    """A view of a group's channels by the groups whose signs multiply them: listing by listing where these differ."""
+    """Split a view of a group's channels by the groups whose signs multiply them, by listing where these differ."""
     found = [signs_on(view.action, group, signed, int(places[0, 0])) for places in view.listings]
     if len(set(found)) == 1:
         yield found[0], view
@@ -478,7 +470,7 @@ def _by_signs(view: ChannelView, group: str, signed: set[str]) -> Iterator[tuple
 
 
 def _present_value(group: Group, gains: NDArray[Any], element: GroupElement, g: int) -> NDArray[np.float64]:
-    """(K,) the sum of the products of a group's slices under an element."""
+    """Return (K,) the sum of the products of a group's slices under an element."""
     kind, perm = within_blocks_of(group), element.perms[group.id]
     inside = perm.reshape(len(perm), g, -1)
     value = element.matrices[group.id] if kind.part == "matrices" else inside % (group.n // g)
@@ -486,6 +478,6 @@ def _present_value(group: Group, gains: NDArray[Any], element: GroupElement, g: 
 
 
 def _of_blocks(gains: NDArray[Any], outer: NDArray[np.int64]) -> NDArray[Any]:
-    """(K, g, k, k) of each block with the one that comes in its place."""
+    """Return (K, g, k, k) of each block with the one that comes in its place."""
     split = by_block(gains, outer.shape[1])
     return np.ascontiguousarray(np.take_along_axis(split, outer[:, :, None, None, None], 2)[:, :, 0])

@@ -27,36 +27,27 @@ from ckptzoo.symmetry.nested import from_blocks, from_unnested, is_nested, movin
 from ckptzoo.symmetry.tables import take_rows
 
 MAX_TURNS = 50
-"""Times that heads within blocks and everything else take turns, at most; five are rarely needed."""
+"""The largest number of turns of heads within blocks and everything else; five are rarely needed."""
 _LEAST_RISE = 1e-12
-"""Of the squared norms: by how much an element must be better to be taken."""
+"""The rise, relative to the squared norms, by which an element must be better to be taken."""
 
 
 def matcher_of(reference: Arrays, symmetry: Symmetry) -> "Matcher | MatrixMatcher | NestedMatcher":
-    """What matches networks to references (1 or K, *shape) by a table of any kind."""
+    """Return the matcher of networks to references (1 or K, *shape) by a table of any kind."""
     return NestedMatcher(reference, symmetry) if is_nested(symmetry) else _within(symmetry)(reference, symmetry)
 
 
 def _within(symmetry: Symmetry) -> type[Matcher] | type[MatrixMatcher]:
-    """What matches networks by a table without groups inside the channels of others."""
+    """Return the matcher for a table without groups inside the channels of others."""
     return MatrixMatcher if symmetry.has_matrices else Matcher
 
 
 class NestedMatcher:
     """Matches networks to references, as ``Matcher`` and ``MatrixMatcher``, where groups act inside channels.
 
-    Parameters
-    ----------
-    reference
-        A: tensor name to (1 or K, *shape), finite; float64 with balanced blocks where the table has matrices. Others do
-        not count.
-    symmetry
-        the table.
-
-    Raises
-    ------
-    SymmetryError
-        As ``MatrixMatcher``; or channels inside which others act are inside others, too.
+    ``reference`` is A: tensor name to (1 or K, *shape), finite; float64 with balanced blocks where the table has
+    matrices; tensors that are not in it do not count. Raises ``SymmetryError`` as ``MatrixMatcher``, and where channels
+    inside which others act are inside others, too.
     """
 
     def __init__(self, reference: Arrays, symmetry: Symmetry) -> None:
@@ -93,23 +84,20 @@ class NestedMatcher:
     def _take_turns(
         self, arrays: Arrays, element: GroupElement, squares: NDArray[np.float64], swept: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Improve elements in place until no turn finds a better one; how often all groups were gone through.
+        """Improve elements in place until no turn finds a better one, and return the sweeps (K,).
 
-        Parameters
-        ----------
-        swept
-            (K,) how often the heads were, which are the best ones while all others stay.
+        ``swept`` (K,) is the number of sweeps so far in which the heads were the best ones while all others stay.
         """
         rows, sweeps = np.arange(len(element)), np.zeros(len(element), np.int64)
         value = self._value(self._placed(arrays, element), rows)
         for _ in range(MAX_TURNS):
             better, others_swept = self._turn(self._others, arrays, element, value, squares, rows)
             sweeps[rows] += np.maximum(swept, others_swept)
-            rows = rows[better]  # the heads are the best ones still where the others stayed
+            rows = rows[better]  # where the others stayed the heads are still the best
             if not len(rows):
                 break
             better, swept = self._turn(self._heads, arrays, element, value, squares, rows)
-            rows, swept = rows[better], swept[better]  # and the others where the heads stayed
+            rows, swept = rows[better], swept[better]  # and where the heads stayed the others are
             if not len(rows):
                 break
         return sweeps
@@ -123,7 +111,7 @@ class NestedMatcher:
         squares: NDArray[np.float64],
         rows: NDArray[np.int64],
     ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-        """Improve the elements and values of some networks in place; which of them rose, and sweeps."""
+        """Improve the elements and values of some networks in place; return which of them rose, and sweeps."""
         some, current = take_rows(arrays, rows), element[rows]
         found, sweeps = better_ones(self._placed(some, current), self._rows(rows))
         after = found.compose(current)
@@ -134,7 +122,7 @@ class NestedMatcher:
         return better, sweeps
 
     def _heads(self, arrays: Arrays, reference: Arrays) -> tuple[GroupElement, NDArray[np.int64]]:
-        """Better orders of heads within blocks: the best ones while all others stay, where no tensor has them twice."""
+        """Return better orders of heads within blocks: the best with others fixed, where no tensor has them twice."""
         found = self._matched_heads(arrays, reference, "identity")
         return from_blocks(found.element, self.symmetry), found.sweeps
 
@@ -144,12 +132,12 @@ class NestedMatcher:
         return Matcher(theirs, self._within).match(ours, start=start)
 
     def _others(self, arrays: Arrays, reference: Arrays) -> tuple[GroupElement, NDArray[np.int64]]:
-        """Better elements that keep the order of heads within blocks."""
+        """Return better elements that keep the order of heads within blocks."""
         found = self._make(reference, self._unnested).match(arrays, start="identity")
         return from_unnested(found.element, self.symmetry), found.sweeps
 
     def _bound(self, arrays: Arrays) -> NDArray[np.float64]:
-        """(K,) what ``<A, g B>`` is at most: with matrices the sum of the products of the tensors' norms."""
+        """Return (K,) an upper bound on ``<A, g B>``: with matrices the sum of the products of the tensors' norms."""
         total = np.zeros(len(next(iter(arrays.values()))))
         if self._make is MatrixMatcher:
             for name, reference in self._reference.items():
@@ -164,7 +152,7 @@ class NestedMatcher:
         return total
 
     def _with_means(self, arrays: Arrays) -> dict[str, NDArray[np.floating]]:
-        """The networks with the mean of the heads of a block in place of each."""
+        """Return the networks with the mean of the heads of a block in place of each."""
         made, moving = dict(arrays), moving_within(self.symmetry)
         for name in self._permuted:
             array = arrays[name].copy()
@@ -183,7 +171,7 @@ class NestedMatcher:
         return made
 
     def _placed(self, arrays: Arrays, element: GroupElement) -> dict[str, NDArray[np.floating]]:
-        """The networks under elements."""
+        """Return the networks under elements."""
         made: dict[str, NDArray[np.floating]] = {}
         for name, array in arrays.items():
             actions = self.symmetry.actions_on(name)
@@ -199,10 +187,10 @@ class NestedMatcher:
         return made
 
     def _value(self, arrays: Arrays, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        """(rows,) ``<A, B>``."""
+        """Return ``<A, B>`` (rows,)."""
         return sum((products(array, arrays[name]) for name, array in self._rows(rows).items()), np.zeros(len(rows)))
 
     def _rows(self, rows: NDArray[np.int64]) -> Arrays:
-        """The references of some networks."""
+        """Return the references of some networks."""
         shared = len(next(iter(self._reference.values()))) == 1
         return self._reference if shared else take_rows(self._reference, rows)

@@ -17,7 +17,7 @@ from ckptzoo.symmetry.arrays import Stacked, stack_of
 from ckptzoo.symmetry.tables import Arch, finite, fits, table_of
 
 _TILE_BYTES = 8 * 2**20
-"""Gains that a thread holds, or those of one pair."""
+"""Bytes of gains that a thread holds, at least those of one pair."""
 
 
 @checked
@@ -113,7 +113,7 @@ def pair_distances(weights: Stacked, arch: Arch, *, threads: Count | None = None
 
 
 def _slices(joint: JointGroups, group: str, arrays: Arrays) -> NDArray[np.floating]:
-    """(K, n, features) of a group; no features where it has no tensor of its own."""
+    """Return the slices (K, n, features) of a group; no features where it has no tensor of its own."""
     parts = [view.slices(arrays[view.action.tensor]) for view in joint.views[group]]
     if parts:
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2)
@@ -123,7 +123,7 @@ def _slices(joint: JointGroups, group: str, arrays: Arrays) -> NDArray[np.floati
 
 
 def _gains(slices: NDArray[np.floating], one: slice, other: slice) -> NDArray[np.floating]:
-    """(pairs, n, n) of all pairs of some networks and some others."""
+    """Return the gains (pairs, n, n) of all pairs of some networks and some others."""
     first, second = slices[one], slices[other]
     n, features = first.shape[1:]
     products_of_all = first.reshape(-1, features) @ second.reshape(-1, features).T
@@ -132,7 +132,7 @@ def _gains(slices: NDArray[np.floating], one: slice, other: slice) -> NDArray[np
 
 
 def _tiles(count: int, size: int) -> Iterator[tuple[slice, slice]]:
-    """Tiles on and above the diagonal of a square."""
+    """Yield the tiles on and above the diagonal of a square."""
     starts = range(0, count, size)
     for row in starts:
         yield from ((slice(row, row + size), slice(column, column + size)) for column in starts if column >= row)

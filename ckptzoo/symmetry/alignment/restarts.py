@@ -1,7 +1,7 @@
-"""Weight matching from several starts, each an iterated local search: between small networks that are no copies.
+"""Weight matching from several starts, each an iterated local search: for small networks that are no copies.
 
-Coordinate ascent ends at permutations that no group alone improves, of which there are many. From each start on, some
-channels of every group change places, the ascent begins again, and what is nearer to the reference is kept (Lourenço,
+Coordinate ascent ends at one of many permutations that no group alone improves. From each start, some channels of every
+group change places, the ascent begins again, and the result is kept where it is nearer to the reference (Lourenço,
 Martin and Stützle 2003, Iterated Local Search).
 """
 
@@ -16,8 +16,8 @@ from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.kinds.registry import permutations_of
 
 ROUNDS = 300
-"""How often each start changes some channels: of 20 pairs of random networks with two hidden layers of 16, ten starts
-were within 0.001 of the best that any run found, and there in 19; with 200 rounds of 4 channels in 15."""
+"""Rounds of a start, each of which moves some channels: of 20 pairs of random networks with two hidden layers of 16,
+ten starts were within 0.001 of the best that any run found in 19; with 200 rounds of 4 channels in 15."""
 _MOVED = 6
 """Channels of a group that change places in a round, in one cycle; fewer leave the ascent where it was more often."""
 
@@ -25,25 +25,11 @@ _MOVED = 6
 def nearest_of(
     matcher: Matcher, arrays: Arrays, first: GroupElement, theirs: Arrays, *, starts: int, seed: int
 ) -> GroupElement:
-    """The best permutations of one network that several starts find.
+    """Return the best permutations of one network that several starts find: one element.
 
-    Parameters
-    ----------
-    matcher
-        of its reference.
-    arrays, theirs
-        the network's and the reference's tensors, (1, *shape).
-    first
-        the first start, as it is; the others are uniform permutations.
-    starts
-        how many.
-    seed
-        of the other starts and of what changes places, which do not depend on the network.
-
-    Returns
-    -------
-    GroupElement
-        one element; the first start where nothing is nearer.
+    ``arrays`` and ``theirs`` are the network's and the reference's tensors, (1, *shape). ``first`` is the first start,
+    which is also the result where nothing is nearer; the other starts are uniform permutations. They and what changes
+    places follow from ``seed`` and do not depend on the network.
     """
     table, rng = matcher.symmetry, np.random.default_rng(np.random.SeedSequence(seed))
     stack = {name: np.repeat(array, starts, axis=0) for name, array in arrays.items()}
@@ -63,7 +49,7 @@ def nearest_of(
 
 
 def _kicks(table: Symmetry, K: int, rng: np.random.Generator) -> GroupElement:
-    """K elements that move a few channels of every group whose channels move one by one, in a cycle."""
+    """Return K elements that move a few channels of every group whose channels move one by one, in a cycle."""
     perms = dict(GroupElement.identity(table, K).perms)
     for group in table.groups:
         if group.n > 1 and permutations_of(group).exchangeable(group) == [(0, group.n)]:
@@ -76,7 +62,7 @@ def _kicks(table: Symmetry, K: int, rng: np.random.Generator) -> GroupElement:
 
 
 def _values(arrays: Arrays, theirs: Arrays, perms: Perms, table: Symmetry) -> NDArray[np.float64]:
-    """(K,) ``<A, g B>``."""
+    """Return ``<A, g B>`` (K,)."""
     element, total = GroupElement(perms, {}), np.zeros(len(next(iter(arrays.values()))))
     for name, array in arrays.items():
         total += products(theirs[name], moved(array, table.actions_on(name), element, table))

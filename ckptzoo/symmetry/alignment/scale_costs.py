@@ -18,22 +18,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 _MAX_STEPS = 100
-"""Of Newton's method; ten are usual, and 50 are needed for a double root."""
+"""The largest number of Newton steps; ten are usual, and 50 are needed for a double root."""
 
 
 def least_costs(
     p: ArrayLike, u: ArrayLike, q: ArrayLike, v: ArrayLike
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The scales s > 0 of least cost ``c(s) = p s^2 - 2 u s + q / s^2 - 2 v / s``, and these costs.
+    """Return the scales s > 0 of least cost ``c(s) = p s^2 - 2 u s + q / s^2 - 2 v / s``, and these costs.
 
-    Parameters
-    ----------
-    p, q
-        positive; with u and v they broadcast to one shape.
-
-    Notes
-    -----
-    Tested in tests/symmetry/alignment/test_scale_costs.py.
+    p and q are positive; with u and v they broadcast to one shape.
 
     Examples
     --------
@@ -51,7 +44,7 @@ def least_costs(
 
 
 def _greatest_root(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The greatest root of ``t^4 - a t^3 + b t - 1`` where it is at least a / 2, else some t > 0."""
+    """Return the greatest root of ``t^4 - a t^3 + b t - 1`` where it is at least a / 2, else some t > 0."""
     t = 2 * np.maximum(1, np.maximum(np.abs(a), np.cbrt(np.abs(b))))
     done = np.zeros(t.shape, bool)
     for _ in range(_MAX_STEPS):
@@ -60,7 +53,7 @@ def _greatest_root(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np
         step = np.divide(value, slope, out=np.zeros_like(t), where=slope > 0)
         done |= t - step < np.maximum(a / 2, 0)
         t = np.where(done, t, t - step)
-        # what is done stays, so that a root does not depend on how long others take
+        # converged entries stay, so that a root does not depend on how long others take
         done |= np.abs(step) <= 4 * np.finfo(np.float64).eps * t
         if done.all():
             break

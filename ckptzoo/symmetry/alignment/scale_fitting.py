@@ -26,25 +26,18 @@ from ckptzoo.symmetry.element import GroupElement
 _Doubles = Mapping[str, NDArray[np.float64]]
 """Tensor name to (K, *shape)."""
 _LEAST_FALL = 1e-9
-"""Of the squared norms of a step's tensors, by which their squared distance must fall for it to be taken."""
+"""The fall of the squared distance, over the squared norms of a step's tensors, above which it is taken."""
 _BELOW_LEAST = 1 - 2.0**-51
-"""Of the scale at which a running variance is 0: a little below it comes out as 0."""
+"""The rounding of the scale at which a running variance is 0: a variance is exactly 0 down to this much below it."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Family:
     """Groups that are permuted together, and those that are like them.
 
-    Parameters
-    ----------
-    joint
-        their permutations; None where channels stay in place.
-    members
-        by the leading group, all groups that take its permutation.
-    tensors
-        names of those that they permute or scale.
-    is_exact
-        whether they act on one axis of each tensor, so that one step is exact while all others stay.
+    ``joint`` holds their permutations, None where channels stay in place; ``members`` all groups that take the
+    permutation of a leading one; ``tensors`` the names of those that they permute or scale. ``is_exact`` says whether
+    they act on one axis of each tensor, so that one step is exact while all others stay.
     """
 
     joint: JointGroups | None
@@ -55,14 +48,10 @@ class _Family:
 
 @dataclass(frozen=True, eq=False)
 class _Sums:
-    """What a group's channels add to the costs of pairs: (K or 1, n, 1) of A, (K, 1, n) of B, (K, n, n) of both.
+    """A group's terms in the costs of pairs of channels: (K or 1, n, 1) of A, (K, 1, n) of B, (K, n, n) of both.
 
-    Parameters
-    ----------
-    own, own_reference
-        squared norms.
-    signed, absolute
-        products, by whether the channel's sign acts.
+    ``own`` and ``own_reference`` are squared norms; ``signed`` and ``absolute`` products, by whether the channel's sign
+    acts.
     """
 
     own: NDArray[np.float64]
@@ -74,13 +63,8 @@ class _Sums:
 class ScaleFitter(Ascent):
     """Fits permutations and scales to references.
 
-    Parameters
-    ----------
-    reference
-        A: tensor name to (1, *shape), for all networks, or (K, *shape), float64. Tensors that are not in it do not
-        count.
-    symmetry
-        the table.
+    ``reference`` is A: tensor name to (1, *shape), for all networks, or (K, *shape), float64; tensors that are not in
+    it do not count.
     """
 
     def __init__(self, reference: _Doubles, symmetry: Symmetry) -> None:
@@ -88,12 +72,9 @@ class ScaleFitter(Ascent):
         super().__init__(reference, symmetry, ((family.tensors, family.is_exact) for family in self._families))
 
     def fit(self, arrays: _Doubles, start: GroupElement) -> tuple[GroupElement, NDArray[np.int64]]:
-        """Better elements than those of the start, and the sweeps of each network.
+        """Return better elements than those of the start, and the sweeps (K,).
 
-        Parameters
-        ----------
-        arrays
-            B: all floating tensors (K, *shape), float64, with running variances.
+        ``arrays`` is B: all floating tensors (K, *shape), float64, with running variances.
         """
         least = least_scales(arrays, self.symmetry)
         element = not_below(start, least).copy()
@@ -119,7 +100,7 @@ class ScaleFitter(Ascent):
         return element, self._ascend(arrays, element, np.ones((len(start), len(self._families)), bool), improved)
 
     def _moved(self, name: str, array: NDArray[np.floating], element: GroupElement) -> NDArray[np.float64]:
-        """A tensor under permutations and scales, in memory of its own."""
+        """Return a tensor under permutations and scales, in memory of its own."""
         made = transform(array, self.symmetry.actions_on(name), element, self.symmetry)
         return made.copy() if made is array else made
 
@@ -131,7 +112,7 @@ class ScaleFitter(Ascent):
         least: Mapping[str, NDArray[np.float64]],
         rows: NDArray[np.int64],
     ) -> GroupElement:
-        """The best permutations and scales of a family, from where networks are now."""
+        """Return the best permutations and scales of a family, starting from the present ones."""
         K = len(rows)
         gains: dict[str, NDArray[np.float64]] = {}
         pair_scales: dict[str, NDArray[np.float64]] = {}
@@ -164,7 +145,7 @@ class ScaleFitter(Ascent):
     def _pair_costs(
         self, group: Group, arrays: _Doubles, bound: NDArray[np.float64] | None, rows: NDArray[np.int64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Costs and scales (K, n, n) of all pairs of channels, but for what no scale changes."""
+        """Return costs and scales (K, n, n) of all pairs of channels, without the terms that no scale changes."""
         written, read, still = (self._sums(group, exponent, arrays, rows) for exponent in (1, -1, 0))
         if not group.scaled:
             unscaled = np.sum([part.signed + part.absolute for part in (written, read, still)], axis=0)
@@ -214,7 +195,7 @@ class ScaleFitter(Ascent):
         return _Sums(own, own_reference, signed, absolute)
 
     def _of_gain(self, action: AxisAction, array: NDArray[np.floating]) -> NDArray[np.floating]:
-        """A gain without the signs that it takes: they will be those of the reference's."""
+        """Return a gain without the signs that it takes: they will be those of the reference's."""
         flipped = [places for name, places in _sign_positions(action, self.symmetry) if self.symmetry[name].flips]
         if not flipped:
             return array
@@ -225,7 +206,7 @@ class ScaleFitter(Ascent):
         return array
 
     def _signs_of_gains(self, group: Group, arrays: _Doubles, rows: NDArray[np.int64]) -> NDArray[np.float64] | None:
-        """(K, n, n) signs by which gains come to have those of the reference; None where no gain takes them."""
+        """Return (K, n, n) signs that give gains the sign of the reference; None where no gain takes them."""
         for action in self.symmetry.actions:
             if action.tensor not in arrays:
                 continue
@@ -240,7 +221,7 @@ class ScaleFitter(Ascent):
 
 
 def least_scales(arrays: _Doubles, symmetry: Symmetry) -> dict[str, NDArray[np.float64]]:
-    """Group id to the scales (K, n) at which a running variance becomes 0, of groups that normalisations read."""
+    """Return by group the scales (K, n) at which a running variance becomes 0, where normalisations read it."""
     found: dict[str, NDArray[np.float64]] = {}
     for action in symmetry.actions:
         for name, places in positions(action, symmetry) if action.exponent == 2 and action.eps else ():
@@ -253,7 +234,7 @@ def least_scales(arrays: _Doubles, symmetry: Symmetry) -> dict[str, NDArray[np.f
 
 
 def not_below(element: GroupElement, least: Mapping[str, NDArray[np.float64]]) -> GroupElement:
-    """The element with scales of at least those bounds of the networks' channels: ``least_scales``."""
+    """Return the element with scales of at least ``least_scales`` of the networks' channels."""
     scales = dict(element.scales)
     for name, bound in least.items():
         if name in scales:
@@ -271,7 +252,7 @@ def _sizes(
     v: NDArray[np.float64],
     bound: NDArray[np.float64] | None,
 ) -> NDArray[np.float64]:
-    """The sizes (K, n, n) of the scales of all pairs."""
+    """Return the sizes (K, n, n) of the scales of all pairs."""
     if not group.resizes:
         return np.ones_like(u)
     p, q = (np.broadcast_to(part.own, u.shape) for part in (written, read))
@@ -286,7 +267,7 @@ def _sizes(
 
 
 def _sign_positions(action: AxisAction, symmetry: Symmetry) -> list[tuple[str, NDArray[np.int64]]]:
-    """As ``positions``, of the signs that an axis takes."""
+    """Return ``positions`` of the signs that an axis takes."""
     if not action.signs:
         return []
     bare = AxisAction(action.tensor, action.axis, action.signs, action.exponent, action.in_mass, action.role)
@@ -298,7 +279,7 @@ def _squared(array: NDArray[np.floating]) -> NDArray[np.float64]:
 
 
 def _families(symmetry: Symmetry, tensors: set[str]) -> Iterator[_Family]:
-    """In the order of the table: groups that move, and those that stay and are scaled."""
+    """Yield the families in the order of the table: groups that move, and those that stay and are scaled."""
     moving = joint_groups_of(symmetry, tensors)
     joints = {group.id: joint for joint in moving for group in joint.groups}
     done: set[str] = set()

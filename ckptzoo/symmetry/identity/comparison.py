@@ -1,9 +1,9 @@
-"""When two checkpoints are one network: how far apart their weights are, once one is laid on the other.
+"""Whether two checkpoints are one network: the distance of their weights, once one is laid on the other.
 
 Rounding can put channels with almost equal keys in another order, and turn what matrices mix. So channels and signs are
-matched by what describes them (``invariants.py``), and then every stream, head and complex number is turned to where
-its weights are closest, by orthogonal Procrustes problems in turn, until nothing comes closer. Weights decide.
-``ambiguous`` says of which checkpoints a copy may be missed.
+matched by their descriptions (``invariants.py``), and then every stream, head and complex number is turned to where its
+weights are closest, by orthogonal Procrustes problems in turn, until nothing comes closer. The weights decide.
+``ambiguous`` reports the checkpoints of which a copy may be missed.
 """
 
 from collections.abc import Iterator
@@ -33,20 +33,20 @@ STAY = 1e-3
 SWEEPS = 12
 """The greatest number of times that all matrices are turned."""
 LEAST_GAIN = 0.9
-"""A sweep after which more than this share of the distance is left is the last one."""
+"""The last sweep is the one that leaves more than this share of the distance."""
 
 
 def near_bound(tolerance: float, symmetry: Symmetry) -> float:
-    """The distance up to which two checkpoints are near, half of the weights' norm at most; the tolerance or more."""
+    """Return the distance up to which checkpoints are near: at least the tolerance, at most half the weights' norm."""
     return max(tolerance, min((form_of(symmetry).near or 0) * tolerance, FARTHEST))
 
 
 def distances(first: Arrays, others: Arrays, symmetry: Symmetry, tolerance: float) -> tuple[np.ndarray, np.ndarray]:
-    """How far K canonical forms (K, *shape) are from the first (1, *shape), and (K,) bool which equal it bit for bit.
+    """Return distances (K,) of canonical forms (K, *shape) from the first (1, *shape), and (K,) which equal it bitwise.
 
     The distance is the largest ``|a_t - b_t| / N_t`` of the floating tensors t, with the sizes N of the form that the
     table needs, once the other is laid on the first as closely as is found, unless it is within the tolerance as it is.
-    It is infinite where other tensors differ. Others may be closer: networks are never found closer than they are. A
+    It is infinite where other tensors differ. It is an upper bound: networks are never found closer than they are. A
     comparison takes the invariants of two checkpoints, and with matrices up to twelve sweeps of singular value
     decompositions: 1.5 s for a transformer of 4 layers and 192 channels on one core.
     """
@@ -75,7 +75,7 @@ def distances(first: Arrays, others: Arrays, symmetry: Symmetry, tolerance: floa
 
 
 def _distances(first: Arrays, others: Arrays, sizes: Arrays) -> tuple[np.ndarray, np.ndarray]:
-    """Distances (K,) of weights as they are, and which are equal bit for bit."""
+    """Return distances (K,) of weights as they are, and which are equal bit for bit."""
     K = len(next(iter(others.values())))
     found, same = np.zeros(K), np.ones(K, bool)
     for name, array in others.items():
@@ -92,7 +92,7 @@ def _distances(first: Arrays, others: Arrays, sizes: Arrays) -> tuple[np.ndarray
 
 
 def _matched(first: Invariants, second: Invariants, symmetry: Symmetry, reach: float | None) -> Arrays | None:
-    """By leader the places in the second network of the channels of the first that look alike, each once.
+    """Return by leader the places in the second network of the channels of the first that look alike, each once.
 
     None where channels of the first have no counterpart within reach, or all are as they are and nothing else can move.
     """
@@ -124,7 +124,7 @@ def _matched(first: Invariants, second: Invariants, symmetry: Symmetry, reach: f
 
 
 def _nearest(first: np.ndarray, second: np.ndarray, reach: float | None) -> np.ndarray | None:
-    """For every point of the first (n, D) the place of one of the second, each once, and near ones first.
+    """Return for every point of the first (n, D) the place of one of the second, each once, and near ones first.
 
     With a reach, points stay where they are where that is within it in every coordinate; None where one of the others
     has no neighbour.
@@ -160,7 +160,7 @@ def _nearest(first: np.ndarray, second: np.ndarray, reach: float | None) -> np.n
 def _ordered(
     first: Invariants, second: Invariants, weights: Arrays, perms: Arrays, symmetry: Symmetry
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """One checkpoint with channels in another order, and with the signs of the first: what turns with them, and it."""
+    """Return the features that turn, and one checkpoint, with channels in another order and the signs of the first."""
     element = _permutation(perms, symmetry)
     turning: dict[str, np.ndarray] = {}
     for name, values in second.turning.items():
@@ -174,7 +174,7 @@ def _ordered(
 
 
 def _permutation(perms: Arrays, symmetry: Symmetry) -> GroupElement:
-    """The element that moves the channels of some groups, and of those like them, into another order."""
+    """Return the element that moves the channels of some groups, and of those like them, into another order."""
     element = GroupElement.identity(symmetry, 1)
     for group in symmetry.groups:
         if (leader := symmetry.leader(group.id).id) in perms:
@@ -183,7 +183,7 @@ def _permutation(perms: Arrays, symmetry: Symmetry) -> GroupElement:
 
 
 def _start(first: Invariants, turning: Arrays, moved: dict[str, np.ndarray], symmetry: Symmetry) -> None:
-    """Turn all channels to where what describes them is closest, and leave them where that says nothing."""
+    """Turn all channels to where their descriptions are closest; leave them where descriptions determine nothing."""
     for group in symmetry.groups:
         if (shape := group.matrix_shape) is not None:
             blocks, k = shape[:2]
@@ -194,7 +194,7 @@ def _start(first: Invariants, turning: Arrays, moved: dict[str, np.ndarray], sym
 
 
 def _turned(first: Arrays, moved: dict[str, np.ndarray], sizes: Arrays, symmetry: Symmetry, tolerance: float) -> float:
-    """The distance to the first of one checkpoint, whose matrices are turned in place."""
+    """Return the distance to the first of one checkpoint, whose matrices are turned in place."""
     groups = [group for group in symmetry.groups if group.matrix_shape is not None]
     best = float(_distances(first, moved, sizes)[0][0])
     for _ in range(SWEEPS if groups else 0):
@@ -223,11 +223,11 @@ def _multiply(moved: dict[str, np.ndarray], group: Group, turn: np.ndarray, symm
 
 
 def ambiguous(weights: Arrays, described: Invariants, symmetry: Symmetry, tolerance: float) -> np.ndarray:
-    """Which of K checkpoints have channels or blocks that look alike and are not: (K,) bool.
+    """Return which of K checkpoints have channels or blocks that look alike and are not: (K,) bool.
 
-    They look alike where what describes them is within rounding, and are alike where the weights agree within the
-    tolerance when they are exchanged. A sign that rounding decides counts too. Of such a checkpoint a scaled copy may
-    be missed by ``distances``; of others it is not. With matrices nothing is known of it.
+    They look alike where their descriptions are within rounding, and are alike where the weights agree within the
+    tolerance when they are exchanged. A sign that rounding decides counts too. Of such a checkpoint ``distances`` may
+    miss a scaled copy; of others it does not. With matrices there is no such guarantee.
     """
     K = len(described.sketches)
     unsure = np.zeros(K, bool)
@@ -266,7 +266,7 @@ def ambiguous(weights: Arrays, described: Invariants, symmetry: Symmetry, tolera
 
 
 def _exchanges(points: np.ndarray, labels: np.ndarray, reach: float, n: int) -> Iterator[tuple[int, np.ndarray]]:
-    """For each checkpoint with points that look alike the permutations (n,) that exchange neighbours among them."""
+    """Yield by checkpoint the permutations (n,) that exchange neighbours among points that look alike."""
     sets: dict[int, list[np.ndarray]] = {}
     for places in apart(points, reach, labels):
         sets.setdefault(int(places[0]) // n, []).append(places % n)

@@ -31,11 +31,11 @@ PIECE = 2**16
 
 
 def _sketch(weights: Mapping[str, Any]) -> np.ndarray:
-    """Sixteen numbers for each of K checkpoints (K, 16), close for close weights and far for others.
+    """Return sixteen numbers for each of K checkpoints (K, 16), close for close weights and far for others.
 
-    ``z_k = sum_t sum_j s_t(16 j + k) w_t[16 j + k] / ||w_t||`` over the floating tensors t in the order of their
-    names, with random signs s_t that follow from the tensor's name: weights that differ by a relative norm of d in
-    one tensor give numbers that differ by about d / 4.
+    ``z_k = sum_t sum_j s_t(16 j + k) w_t[16 j + k] / ||w_t||`` over the floating tensors t in the order of their names,
+    with random signs s_t that follow from the tensor's name: weights that differ by a relative norm of d in one tensor
+    give numbers that differ by about d / 4.
     """
     K = len(next(iter(weights.values())))
     sums = np.zeros((K, SUMS))
@@ -55,7 +55,7 @@ def _padded(size: int) -> int:
 
 
 def _sums(flat: np.ndarray, signs: np.ndarray) -> np.ndarray:
-    """The sixteen sums of one tensor (k, size), over its norms."""
+    """Return the sixteen sums of one tensor (k, size), over its norms."""
     k, size = flat.shape
     width = min(PIECE, _padded(size))
     lane = min(LANE, width)
@@ -72,7 +72,7 @@ def _sums(flat: np.ndarray, signs: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=4096)
 def _signs(name: str, size: int) -> np.ndarray:
-    """Random signs that follow from a tensor's name: (size,) int8, 1 or -1."""
+    """Return random signs that follow from a tensor's name: (size,) int8, 1 or -1."""
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "little")
     bits = np.frombuffer(np.random.default_rng(seed).bytes(-(-size // 8)), np.uint8)
     return 1 - 2 * np.unpackbits(bits, count=size).view(np.int8)

@@ -1,7 +1,7 @@
-"""Forms of descriptions: what a table needs, by the kinds of its groups, so that rounding changes no number by much.
+"""Forms of descriptions: the descriptions that a table needs, by the kinds of its groups, to be stable under rounding.
 
 Where no matrices act, the gauge settles scales and signs to rounding, and eight numbers describe what an order of
-channels leaves. Where matrices act, rounding can turn canonical weights far: singular vectors and eigenvectors of
+channels leaves. Where matrices act, rounding can change canonical weights a lot: singular vectors and eigenvectors of
 values that are almost equal, and signs of sums that are almost 0. There sixteen numbers depend on no sign and no matrix
 either, and each is smooth in the weights, as singular values and eigenvalues enter by products alone.
 """
@@ -29,14 +29,13 @@ and float64: at most 3.4.
 FLOOR = 1e-11
 """Invariants of equal weights differ by at most this: float64 sums of up to 2 ** 24 terms, in any order."""
 SMALL = 0.1
-"""The share of a typical weight below which tensors count by their size, as what is left of 0 by rounding does."""
+"""The share of a typical weight that weights count as at least, since small ones may be the rounding of 0."""
 SPREAD = 8
 """Sketches are divided by it, so that rounding to float16 at condition 10 stays below the bound of ``BOUNDS``."""
 BOUNDS = {"float64": 1e-12, "float32": 1e-6, "float16": 1e-3, "bfloat16": 1e-2}
-"""By the dtype in which weights are stored, how far the sketches of one network are apart at most.
+"""The largest distance between the sketches of one network, by the dtype in which weights are stored.
 
-Measured on elements with matrices of condition 10 (tests/symmetry/identity/test_matrix_invariants.py).
-"""
+Measured on elements with matrices of condition 10 (tests/symmetry/identity/test_matrix_invariants.py)."""
 NEAR = 10
 """The number of tolerances within which checkpoints that are not the same are near."""
 
@@ -55,23 +54,23 @@ class Form(Description):
         return KINDS["none"]
 
     def values(self, tensors: Sequence[TensorSums], arrays: Arrays, symmetry: Symmetry) -> list[Scaled]:
-        """The weights of each tensor, scaled, and what its size adds to the sketches."""
+        """Return the weights of each tensor, scaled, and what its size adds to the sketches."""
         return [(tensor.of_norm_one(arrays[tensor.name]), 0.0) for tensor in tensors]
 
     def share(self, tensors: int) -> float:
-        """The number by which sketches are divided."""
+        """Return the number by which sketches are divided."""
         return 1.0
 
     def sizes(self, arrays: Arrays, symmetry: Symmetry) -> dict[str, np.ndarray]:
-        """The size (K,) of each tensor, of which a difference of weights is a share."""
+        """Return the size (K,) of each tensor, of which a difference of weights is a share."""
         return {name: norms(array) for name, array in arrays.items()}
 
     def width(self, tolerance: float, rounding: float, dtypes: Iterable[np.dtype[Any]]) -> float:
-        """How far, in any number, sketches are apart at most of networks that agree or are near, by all tensors."""
+        """Return how far sketches differ at most in any number, of networks that agree or are near, by all tensors."""
         return REACH * tolerance * float(np.sqrt(len(list(dtypes)))) + FLOOR
 
     def reach(self, tolerance: float) -> float | None:
-        """How far apart the descriptions of one channel are at most; None where no bound is known."""
+        """Return the largest distance of the descriptions of one channel; None where no bound is known."""
         return REACH * tolerance + FLOOR
 
 
@@ -99,7 +98,7 @@ class _Open(Form):
         return SPREAD * np.sqrt(tensors)
 
     def sizes(self, arrays: Arrays, symmetry: Symmetry) -> dict[str, np.ndarray]:
-        # of tensors of small weights at least what these are, as only rounding may be left of 0
+        # small weights may be the rounding of 0, so that a tensor's size is at least this share of a typical one
         weighted = {action.tensor for action in symmetry.actions if action.in_mass}
         found = {name: norms(array) for name, array in arrays.items()}
         counts = {name: np.sqrt(max(1, array[0].size)) if len(array) else 1.0 for name, array in arrays.items()}
@@ -122,12 +121,12 @@ SETTLED, OPEN = Form(), _Open()
 
 
 def form_of(symmetry: Symmetry) -> Form:
-    """The form that the kinds of a table need."""
+    """Return the form that the kinds of a table need."""
     return OPEN if any(KINDS[group.scale].turns for group in symmetry.groups) else SETTLED
 
 
 def rounding_tolerance(dtypes: Iterable[np.dtype[Any]], symmetry: Symmetry) -> float:
-    """The relative norm by which canonical weights of one network may differ, copy for copy.
+    """Return the relative norm by which canonical weights of one network may differ from copy to copy.
 
     A copy is rounded when it is stored, by a few machine epsilons of the coarsest dtype, and the gauge settles scales
     and matrices to an error of its own, which exceeds the rounding of float64: ``max(4 eps, 8 * 2^-40)``, ``4 eps``

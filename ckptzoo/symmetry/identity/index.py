@@ -28,11 +28,11 @@ class CanonicalWeights(Protocol):
         ...
 
     def load(self, rows: np.ndarray) -> None:
-        """Hold these rows, if they are not too many, and no others."""
+        """Hold these rows, if they are at most ``capacity``, and no others."""
         ...
 
     def of(self, rows: np.ndarray) -> Iterator[Mapping[str, np.ndarray]]:
-        """The weights of rows in order, batch by batch."""
+        """Yield the weights of rows in order, batch by batch."""
         ...
 
 
@@ -41,22 +41,16 @@ class Copies:
     """Checkpoints by row that are one network, and those that nearly are."""
 
     groups: list[tuple[list[int], bool]]
-    """Rows of at least two, ascending, and whether their canonical weights are equal bit for bit."""
+    """Yield rows of at least two, ascending, and whether their canonical weights are equal bit for bit."""
     near: list[tuple[float, tuple[int, int]]] | None
     """Distances and pairs of rows that no group joins, the nearest first; None where none are looked for."""
 
 
 class Index:
-    """Tells which checkpoints are one network but for permutations, scales and matrices.
+    """Finds which checkpoints are one network up to permutations, scales and matrices.
 
-    Parameters
-    ----------
-    symmetry
-        the table.
-    dtypes
-        of all tensors, as they are stored.
-    tolerance
-        up to which weights agree; by default ``rounding``, what rounding can do to a copy.
+    ``dtypes`` are those of all tensors as they are stored. Weights agree up to ``tolerance``, by default ``rounding``,
+    the effect of rounding on a copy.
     """
 
     def __init__(self, symmetry: Symmetry, dtypes: Iterable[np.dtype[Any]], tolerance: float | None = None) -> None:
@@ -69,26 +63,26 @@ class Index:
         self._near_bound = near_bound(self.tolerance, symmetry)
 
     def describe(self, canonical: Canonical) -> tuple[np.ndarray, Invariants]:
-        """Which checkpoints (K,) are described, and how; not those that are not in the gauge, as far as it counts."""
+        """Return which checkpoints (K,) are described, and how: those in the gauge, as far as it counts."""
         # where matrices act, no description depends on what is unresolved
         usable = canonical.report.gauged & (~canonical.report.unresolved | self._form.turns)
         return usable, invariants(_rows(canonical, usable), self.symmetry)
 
     def unsure(self, canonical: Canonical, usable: np.ndarray, described: Invariants) -> np.ndarray:
-        """Whether a scaled copy may be missed, for each of the checkpoints that are described."""
+        """Return for each of the described checkpoints whether a scaled copy may be missed."""
         found = ambiguous(_rows(canonical, usable), described, self.symmetry, self.rounding)
         return found | canonical.report.unresolved[usable]
 
     def neighbours(self, sketches: np.ndarray) -> Neighbours:
-        """Checkpoints by sketches, of which those that may be the same as one can be asked for."""
+        """Return checkpoints by sketches, which can be asked for those that may be the same as one."""
         return Neighbours(sketches, self._width)
 
     def agree(self, first: Arrays, others: Arrays) -> np.ndarray:
-        """Which of K canonical forms are the network of the first, (K,) bool."""
+        """Return which of K canonical forms are the network of the first, (K,) bool."""
         return distances(first, others, self.symmetry, self.tolerance)[0] <= self.tolerance
 
     def copies(self, rows: np.ndarray, sketches: np.ndarray, weights: CanonicalWeights) -> Copies:
-        """Groups among the rows of a zoo with these sketches (N, F); a group is what agreements connect."""
+        """Return groups among the rows of a zoo with these sketches (N, F); a group is what agreements connect."""
         groups: list[tuple[list[int], bool]] = []
         near: dict[tuple[int, int], float] = {}
         for sets in _runs(apart(sketches, self._width), weights.capacity):
@@ -107,7 +101,7 @@ class Index:
     def _connected(
         self, rows: np.ndarray, left: Neighbours, weights: CanonicalWeights, near: dict[tuple[int, int], float]
     ) -> Iterator[tuple[list[int], bool]]:
-        """Groups among some rows, and whether their weights are equal bit for bit; notes pairs that are near.
+        """Yield groups among some rows, and whether their weights are equal bit for bit; record pairs that are near.
 
         Each row is compared with those near it that have no group yet, and so is every row that joins its group:
         rounding can put a network close to two others that are not close to each other.
@@ -139,13 +133,13 @@ class Index:
 
 
 def _rows(canonical: Canonical, usable: np.ndarray) -> dict[str, np.ndarray]:
-    """The weights of some checkpoints, without a copy where these are all."""
+    """Return the weights of some checkpoints, without a copy where these are all."""
     weights = {name: to_numpy(array) for name, array in canonical.weights.items()}
     return weights if usable.all() else {name: array[usable] for name, array in weights.items()}
 
 
 def _runs(sets: Iterable[np.ndarray], capacity: int) -> Iterator[Sequence[np.ndarray]]:
-    """Sets of places in runs of at most ``capacity`` places, or one set."""
+    """Yield sets of places in runs of at most ``capacity`` places, or one set."""
     run: list[np.ndarray] = []
     for places in sets:
         if run and sum(map(len, run)) + len(places) > capacity:

@@ -28,17 +28,17 @@ class Invariants:
     """Numbers that describe K checkpoints, whatever their order, and their signs and matrices where these are open."""
 
     sketches: np.ndarray
-    """(K, F), the same for all networks of an orbit."""
+    """The sketches (K, F), the same for all networks of an orbit."""
     channels: Mapping[str, np.ndarray]
-    """By leader of a permutation (K, n, F), a description of each channel that moves with it and depends on no other
+    """By leader of a permutation (K, n, F): a description of each channel that moves with it and depends on no other
     order; all channels of a block that a matrix mixes have the same one."""
     turning: Mapping[str, np.ndarray]
-    """By group with signs or matrices (K, n, F), a description of each channel that these turn as they do the channels;
-    (K, 2 n, F) for real and imaginary parts, (K, n, 2 F) for invertible matrices. Empty where the gauge settles
-    them."""
+    """By group with signs or matrices (K, n, F): a description of each channel that these change as they do the
+    channels; (K, 2 n, F) for real and imaginary parts, (K, n, 2 F) for invertible matrices. Empty where the gauge
+    settles them."""
 
     def __getitem__(self, rows: Any) -> "Invariants":
-        """Those of some checkpoints."""
+        """Return the invariants of some checkpoints."""
         some = ({name: values[rows] for name, values in part.items()} for part in (self.channels, self.turning))
         return Invariants(self.sketches[rows], *some)
 
@@ -99,7 +99,7 @@ def _joined(parts: Sequence[Invariants]) -> Invariants:
 def _prepared(
     symmetry: Symmetry, form: Form, shapes: tuple[tuple[str, tuple[int, ...]], ...]
 ) -> tuple[tuple[TensorSums, ...], int]:
-    """The sums over all tensors, and the rounds that are needed; the batches of a zoo share them."""
+    """Return the sums over all tensors, and the rounds that are needed; the batches of a zoo share them."""
     tensors = tuple(TensorSums(name, shape, symmetry, form) for name, shape in shapes)
     return tensors, _rounds(tensors, symmetry)
 
@@ -119,21 +119,21 @@ def describe_blocks(channels: Mapping[str, np.ndarray], outer: str, symmetry: Sy
 
 
 def _waves(values: np.ndarray, slope: int = 1) -> np.ndarray:
-    """Smooth features (..., F) of size about 1 of what describes a channel, (..., F), over a slope."""
+    """Return smooth features (..., F) of size about 1 from descriptions (..., F) of channels, divided by a slope."""
     frequencies, phases = _wave_parameters(values.shape[-1], slope)
     return np.sqrt(2) * np.cos(values @ frequencies + phases)
 
 
 @lru_cache(maxsize=4)
 def _wave_parameters(features: int, slope: int) -> tuple[np.ndarray, np.ndarray]:
-    """Random frequencies (F, F) and phases (F,), always the same."""
+    """Return random frequencies (F, F) and phases (F,), always the same."""
     rng = generator("waves")
     return rng.standard_normal((features, features)) / slope, rng.uniform(0, 2 * np.pi, features)
 
 
 @lru_cache(maxsize=2)
 def _mixing(features: int) -> np.ndarray:
-    """A fixed orthogonal matrix (F, F), so that each feature comes to depend on all."""
+    """Return a fixed orthogonal matrix (F, F), so that each feature comes to depend on all."""
     return np.linalg.qr(generator("mixing").standard_normal((features, features)))[0]
 
 
@@ -153,7 +153,7 @@ class _Features:
         self._keys = {name: order_key(symmetry[name]) for name in self._ordered}
 
     def initial(self, K: int) -> dict[str, np.ndarray]:
-        """1 for channels that are permuted or whose matrices keep the ones, 0 for others."""
+        """Return 1 for channels that are permuted or whose matrices keep the ones, 0 for others."""
         F = self._form.features
         found = {
             turning.key: np.full((K, turning.blocks * turning.size, F), turning.start)
@@ -162,7 +162,7 @@ class _Features:
         return found | {self._keys[name]: np.ones((K, n, F)) for name, n in self._ordered.items()}
 
     def next(self, sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The features that follow."""
+        """Return the features that follow."""
         found = {
             self._keys[name]: _waves(values, self._form.slope)
             for name, values in self.described(sums).items()
@@ -174,7 +174,7 @@ class _Features:
         return found
 
     def described(self, sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """By leader a description of each channel (K, n, F), between -1 and 1, that no sign or matrix changes."""
+        """Return by leader a description of each channel (K, n, F) in -1 to 1 that no sign or matrix changes."""
         totals = {name: sums[key] for name, key in self._keys.items()}
         for key, (leader, turning) in self._leaders.items():
             # one complex number is two positions
@@ -184,7 +184,7 @@ class _Features:
         return {name: value / np.sqrt(1 + value * value) for name, value in totals.items()}
 
     def turning(self, sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """By group the sums that signs or matrices turn."""
+        """Return by group the sums that signs or matrices turn."""
         return {
             name: np.concatenate([sums[turning.key] for turning in turnings], axis=2)
             for name, turnings in self._turnings.items()
@@ -193,14 +193,14 @@ class _Features:
 
 
 def _squares(sums: np.ndarray, turning: Turning) -> np.ndarray:
-    """The mean squares of each block, (K, positions, F), the same for all of its positions."""
+    """Return the mean squares of each block, (K, positions, F), the same for all of its positions."""
     values = sums.reshape(len(sums), turning.blocks, turning.size, sums.shape[-1])
     squares = (values * values).mean(axis=2, keepdims=True)
     return np.broadcast_to(squares, values.shape).reshape(sums.shape)
 
 
 def _rounds(tensors: Sequence[TensorSums], symmetry: Symmetry) -> int:
-    """Rounds until all channels that signs or matrices act on have features, wherever weights lead there."""
+    """Return the rounds until all channels that signs or matrices act on have features, wherever weights lead there."""
     weighted = {action.tensor for action in symmetry.actions if action.in_mass}
     known = {order_key(group) for group in leaders(symmetry)}
     rounds = 1

@@ -26,7 +26,7 @@ from ckptzoo.symmetry.kinds.orthogonal import procrustes
 
 @dataclass(frozen=True)
 class Turning:
-    """Features (K, blocks * size, F) that signs or matrices turn as they do the channels, one each for every block."""
+    """Features (K, blocks * size, F) that signs or matrices change as they do the channels, one set a block."""
 
     key: str
     blocks: int
@@ -48,7 +48,7 @@ class Kind:
     """Whether channels move within their block."""
 
     def turnings(self, group: Group) -> tuple[Turning, ...]:
-        """The features of a group's channels that are turned with them."""
+        """Return the features of a group's channels that are turned with them."""
         return ()
 
     def turned_by(self, action: AxisAction) -> bool:
@@ -56,15 +56,15 @@ class Kind:
         return False
 
     def keys(self, group: Group, inverted: bool) -> tuple[str, str]:
-        """Keys of the features that are read where the channels are, and of those that the axis adds to."""
+        """Return the keys of the features that are read where the channels are, and of those that the axis adds to."""
         return group.id, group.id
 
     def positions(self, channels: np.ndarray, part: int | None) -> np.ndarray:
-        """Places among the turned features of a group's channels (n, positions)."""
+        """Return the places among the turned features of a group's channels (n, positions)."""
         return channels
 
     def closest(self, first: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> np.ndarray:
-        """Matrices that bring sides of every block, (1, blocks, k, m) each, closest to those of the first."""
+        """Return the matrices that bring sides of every block, (1, blocks, k, m), closest to those of the first."""
         raise NotImplementedError
 
 
@@ -95,7 +95,7 @@ class _Nonzero(_Sign):
 class _Orthogonal(Kind):
     """Blocks of channels that orthogonal matrices mix."""
 
-    # matrices of condition 10 multiply what the entries of a copy were rounded by
+    # matrices of condition 10 multiply the rounding of a copy's entries
     roundings = 32
     gauge_error = 1e-11
     turns = True
@@ -173,7 +173,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
 
 
 class Description:
-    """How much describes a channel and a network, and which kinds it tells apart."""
+    """The number of features that describe a channel and a network, and the kinds that they distinguish."""
 
     features: int
     """Numbers that describe a channel or a network."""
@@ -181,5 +181,5 @@ class Description:
     """Whether it leaves open what signs and matrices do."""
 
     def kind(self, group: Group) -> Kind:
-        """The kind of a group, as it is described."""
+        """Return the kind of a group, as it is described."""
         raise NotImplementedError

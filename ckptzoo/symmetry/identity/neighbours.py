@@ -14,13 +14,13 @@ SAMPLE = 256
 MOST_CELLS = 2.0**20
 """Cells along one coordinate, so that three fit into 64 bits."""
 PAIRS = 2**20
-"""Pairs that are looked at at a time."""
+"""Pairs that are compared at a time."""
 NUMBERS = 2**22
 """Coordinates of pairs that are compared at a time."""
 
 
 def apart(points: np.ndarray, width: float, labels: np.ndarray | None = None) -> Iterator[np.ndarray]:
-    """Sets of points, so that no two in different sets are within ``width`` in every coordinate.
+    """Yield sets of points, so that no two in different sets are within ``width`` in every coordinate.
 
     Points (N, D) with different labels (N,) are in different sets; those of a set are ascending, and at least two. The
     points are sorted by one coordinate after the other and cut where neighbours are further apart, until no coordinate
@@ -47,7 +47,7 @@ def apart(points: np.ndarray, width: float, labels: np.ndarray | None = None) ->
 
 
 class Neighbours:
-    """Points (N, D) of which some are taken away, and those left that are within a width of one in every coordinate."""
+    """Points (N, D) of which some are taken away, with queries for those left within one in every coordinate."""
 
     def __init__(self, points: np.ndarray, width: float) -> None:
         axis = int(np.ptp(points, axis=0).argmax()) if len(points) else 0
@@ -63,7 +63,7 @@ class Neighbours:
         return free
 
     def near(self, place: int) -> np.ndarray:
-        """Places of the points that are left and close to one, ascending; a search along one axis, then a scan."""
+        """Return the places of points left that are close to one, ascending: a search along one axis, then a scan."""
         value = self._line[place]
         reach = self._width + 1e-12 * (abs(value) + self._width)  # so that rounding leaves out no point at the edge
         start = np.searchsorted(self._values, value - reach, side="left")
@@ -76,12 +76,12 @@ class Neighbours:
 def close_pairs(
     first: np.ndarray, second: np.ndarray, distance: float, labels: tuple[np.ndarray, np.ndarray]
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Pairs of a point of the first (N, D) and one of the second (M, D) that are nearer than a distance.
+    """Yield places and Euclidean distances of pairs of points (N, D) and (M, D) that are nearer than a distance.
 
     Points that are not finite are near to nothing, and those with one label are no pair; where both are the same array
-    each pair comes once. Yields places in both, and Euclidean distances. No projection makes a distance larger: points
-    are projected onto the principal directions of some, sorted into cells as wide as the distance in three of these,
-    and compared with those of the cells around, first in sixteen coordinates and then in all.
+    each pair comes once. No projection makes a distance larger: points are projected onto the principal directions of
+    some, sorted into cells as wide as the distance in three of these, and compared with those of the cells around,
+    first in sixteen coordinates and then in all.
     """
     with np.errstate(all="ignore"):
         sizes = [np.einsum("ij,ij->i", side, side) for side in (first, second)]
@@ -110,7 +110,7 @@ def close_pairs(
 
 
 def _directions(first: np.ndarray, rows: np.ndarray, second: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Orthonormal directions (D, up to 16) along which some of the points at these places are most spread."""
+    """Return orthonormal directions (D, up to 16) along which some of the points at these places are most spread."""
     sides = ((first, rows), (second, places))
     sample = np.concatenate(
         [side[some[np.linspace(0, len(some) - 1, min(len(some), SAMPLE)).astype(np.int64)]] for side, some in sides]
@@ -121,7 +121,7 @@ def _directions(first: np.ndarray, rows: np.ndarray, second: np.ndarray, places:
 
 
 def _in_near_cells(left: np.ndarray, right: np.ndarray, width: float) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Pairs of places, a million at a time, among which are all pairs within a width in the first three coordinates."""
+    """Yield pairs of places, a million at a time, with all pairs within a width in the first three coordinates."""
     axes = min(SORTED, left.shape[1])
     low = np.minimum(left[:, :axes].min(axis=0), right[:, :axes].min(axis=0))
     spans = np.maximum(left[:, :axes].max(axis=0), right[:, :axes].max(axis=0)) - low

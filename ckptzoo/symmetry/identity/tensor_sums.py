@@ -1,4 +1,4 @@
-"""Sums over a tensor with features of channels in place of the order of channels: what invariants are made of."""
+"""Sums over a tensor weighted by features of channels, so that they do not depend on the order of channels."""
 
 import hashlib
 from collections.abc import Mapping
@@ -15,17 +15,17 @@ from ckptzoo.symmetry.ordering import shape_of
 
 
 def generator(name: str) -> np.random.Generator:
-    """Random numbers that follow from a name."""
+    """Return random numbers that follow from a name."""
     return np.random.default_rng(int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "little"))
 
 
 def random_signs(name: str, count: int, features: int) -> np.ndarray:
-    """(count, F) of 1 and -1."""
+    """Return random signs (count, F), 1 and -1."""
     return generator(name).choice([-1.0, 1.0], (count, features))
 
 
 def norms(array: np.ndarray) -> np.ndarray:
-    """Euclidean norms (K,), without overflow."""
+    """Return Euclidean norms (K,), without overflow."""
     flat = np.abs(array.reshape(len(array), -1)).astype(np.float64)
     largest = flat.max(axis=1, initial=0)
     return largest * np.linalg.norm(flat / np.where(largest == 0, 1, largest)[:, None], axis=1)
@@ -57,7 +57,7 @@ class ListedChannels:
 
 
 def order_key(group: Group) -> str:
-    """The key of the features of channels that a permutation alone moves, by the group that leads it."""
+    """Return the key of the features of channels that a permutation alone moves, by the group that leads it."""
     return f"{group.id}*"
 
 
@@ -68,7 +68,7 @@ class _Lister:
         self._name, self._action, self._symmetry, self._form = name, action, symmetry, form
 
     def listed(self) -> list[ListedChannels]:
-        """Channels that matrices mix, and then the others."""
+        """Return channels that matrices mix, and then the others."""
         parts = [0, 0]
         found = self._mixed()
         for number, listing in enumerate(listings(self._action, self._symmetry)):
@@ -103,7 +103,7 @@ class _Lister:
         return found
 
     def _channels(self, name: str, key: str, listing: Listing, inside: _Inside | None) -> ListedChannels:
-        """Channels that take the permutation of a leader, which read from the key and add to it."""
+        """Return channels that take the permutation of a leader, which read from the key and add to it."""
         places, shape = listing.places, shape_of(self._symmetry.leader(listing.group))
         signs = random_signs(f"{name} places", places.shape[1], self._form.features)
         if listing.inside is not None:  # positions of another group's channels are alike
@@ -119,7 +119,7 @@ class _Lister:
         return ListedChannels(key, key, places, signs, random_signs(name, 1, self._form.features), inside)
 
     def _gate(self, listing: Listing) -> _Inside | None:
-        """The gate with signs that multiplies the channels."""
+        """Return the gate with signs that multiplies the channels."""
         for item in listings(self._action.of_gates, self._symmetry):
             turned = self._form.kind(self._symmetry[item.group]).turned_by(self._action)
             if turned and np.array_equal(item.places, listing.places):
@@ -128,7 +128,7 @@ class _Lister:
         return None
 
     def _inside(self, listing: Listing) -> _Inside | None:
-        """The group that acts inside the channels, as where several heads of queries share their keys."""
+        """Return the group that acts inside the channels, as where several heads of queries share their keys."""
         if listing.inside is None:
             return None
         name, channels = listing.inside
@@ -149,7 +149,7 @@ class _Axis:
         self.signs = random_signs(name, size * blocks, features)
 
     def features(self, colours: Mapping[str, np.ndarray], K: int) -> np.ndarray:
-        """(K, positions, F): the colours of channels that move, signs for other positions."""
+        """Return (K, positions, F): the colours of channels that move, signs for other positions."""
         features = np.repeat(self.signs[None], K, axis=0)
         for listed in self.listings:
             features[:, listed.places] = colours[listed.reads][:, :, None] * listed.signs
@@ -181,7 +181,7 @@ def _norm(flat: np.ndarray) -> np.ndarray:
 
 
 class TensorSums:
-    """Sums over one tensor, by its name and shape in one checkpoint."""
+    """Sums over one tensor, given by its name and shape in one checkpoint."""
 
     def __init__(self, name: str, shape: tuple[int, ...], symmetry: Symmetry, form: Description) -> None:
         self.name, self.shape = name, shape
@@ -204,7 +204,7 @@ class TensorSums:
         self._signs = random_signs(name, count, form.features)
 
     def of_norm_one(self, array: np.ndarray) -> np.ndarray:
-        """A tensor of norm 1: (K, *moving axes, F), summed with signs over what stays; or 1 for F."""
+        """Return a tensor divided by its norm: (K, *moving axes, F), summed with signs over what stays; or 1 for F."""
         flat = self._flat(array)
         for size_of in (_largest, _norm):  # first by the largest, so that no square overflows or vanishes
             size = size_of(flat)
@@ -212,7 +212,7 @@ class TensorSums:
         return self._summed(flat)
 
     def divided(self, array: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """A tensor divided by sizes (K,), summed in the same way."""
+        """Return a tensor divided by sizes (K,), summed in the same way."""
         return self._summed(self._flat(array) / sizes[:, None])
 
     def _flat(self, array: np.ndarray) -> np.ndarray:
@@ -224,7 +224,7 @@ class TensorSums:
         return values @ self._signs if values.shape[-1] > 1 else values
 
     def add(self, values: np.ndarray, colours: Mapping[str, np.ndarray], sums: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Add to the sums of each axis' channels; returns the sums (K, F) of everything."""
+        """Add to the sums of each axis' channels, and return the sums (K, F) of everything."""
         K, features = len(values), self._signs.shape[1]
         if not self.axes:
             return np.broadcast_to(values, (K, features))
@@ -239,7 +239,7 @@ class TensorSums:
         return total
 
     def _contracted(self, values: np.ndarray, by_axis: list[np.ndarray], number: int) -> np.ndarray:
-        """Sums (K, positions, F) over all axes but one, each position times its features."""
+        """Return sums (K, positions, F) over all axes but one, each position times its features."""
         K, blocks, F = len(values), self._blocks, self._signs.shape[1]
         split = values.reshape(K, blocks, values.shape[1] // blocks, *values.shape[2:])
         shaped: list[np.ndarray] = []

@@ -13,17 +13,9 @@ MOST_ENUMERATED = 5
 
 
 def assign(gains: NDArray[np.floating]) -> NDArray[np.int64]:
-    """The permutations with the greatest sums ``gains[i, perm[i]]``.
+    """Return the permutations (..., n) with the greatest sums ``gains[i, perm[i]]``, of finite gains (..., n, n).
 
-    Parameters
-    ----------
-    gains
-        (..., n, n), finite.
-
-    Returns
-    -------
-    NDArray[np.int64]
-        (..., n); of several that are best one that depends on the matrix alone.
+    Where several are best, the one returned depends on the matrix alone.
     """
     *lead, n, _ = gains.shape
     if n == 1:
@@ -36,7 +28,7 @@ def assign(gains: NDArray[np.floating]) -> NDArray[np.int64]:
 
 
 def greatest(gains: NDArray[np.floating]) -> NDArray[np.floating]:
-    """The greatest sums (...): ``gained(gains, assign(gains))`` without the permutations."""
+    """Return the greatest sums (...), ``gained(gains, assign(gains))``, without the permutations."""
     n = gains.shape[-1]
     if n == 1:
         return gains[..., 0, 0]
@@ -46,18 +38,18 @@ def greatest(gains: NDArray[np.floating]) -> NDArray[np.floating]:
 
 
 def gained(gains: NDArray[np.floating], perms: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The sums ``gains[i, perm[i]]`` (...), of gains (..., n, n) and permutations (..., n)."""
+    """Return the sums ``gains[i, perm[i]]`` (...), of gains (..., n, n) and permutations (..., n)."""
     return np.take_along_axis(gains, perms[..., None], -1)[..., 0].sum(axis=-1, dtype=np.float64)
 
 
 def by_block(gains: NDArray[np.floating], g: int) -> NDArray[np.floating]:
-    """(K, n, n) of n = g * k channels as one (k, k) matrix for each pair of blocks: (K, g, g, k, k)."""
+    """Return (K, n, n) of n = g * k channels as one (k, k) matrix for each pair of blocks: (K, g, g, k, k)."""
     K, n, _ = gains.shape
     return gains.reshape(K, g, n // g, g, n // g).swapaxes(2, 3)
 
 
 def _all_sums(gains: NDArray[np.floating]) -> NDArray[np.floating]:
-    """The sums (n!, ...) of all permutations, row by row: a product by BLAS adds as the number of matrices has it."""
+    """Return the sums (n!, ...) of all permutations, added row by row: BLAS products depend on the matrices' number."""
     n = gains.shape[-1]
     perms, entries = _all_permutations(n), np.ascontiguousarray(np.moveaxis(gains, (-2, -1), (0, 1)))
     total = entries[0, perms[:, 0]]
@@ -68,5 +60,5 @@ def _all_sums(gains: NDArray[np.floating]) -> NDArray[np.floating]:
 
 @lru_cache
 def _all_permutations(n: int) -> NDArray[np.int64]:
-    """All permutations (n!, n)."""
+    """Return all permutations (n!, n)."""
     return np.array(list(itertools.permutations(range(n))))

@@ -25,7 +25,7 @@ class Complex(Matrix):
         return np.tile([1.0, 0.0], (K, group.n, 1))
 
     def random(self, group: Group, K: int, rng: np.random.Generator, spread: float, shared: Shared) -> np.ndarray:
-        """A modulus ``exp(spread * N(0, 1))`` and a uniform phase."""
+        """Draw a modulus ``exp(spread * N(0, 1))`` and a uniform phase."""
         phases, sizes = rng.uniform(-np.pi, np.pi, (K, group.n)), np.exp(spread * rng.standard_normal((K, group.n)))
         return np.stack([sizes * np.cos(phases), sizes * np.sin(phases)], axis=-1)
 
@@ -50,26 +50,26 @@ class Complex(Matrix):
         return bool((value == np.array([1.0, 0.0])).all())
 
     def monomial(self, group: Group, perm: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Real numbers, and the permutation."""
+        """Return real numbers, and the permutation."""
         return np.stack([scale, np.zeros(scale.shape)], axis=-1), perm
 
     def dimensions(self, group: Group) -> int:
-        """2 a number."""
+        """Return 2 for each number."""
         return 2 * group.n
 
     def best(self, group: Group, gains: np.ndarray) -> np.ndarray:
-        """The phase of ``sum a conj(b)``, from complex gains."""
+        """Return the phase of ``sum a conj(b)``, from complex gains."""
         number = np.diagonal(gains, axis1=-2, axis2=-1).reshape(len(gains), group.n)
         size = np.abs(number)
         phase = np.where(size > 0, number, 1) / np.where(size > 0, size, 1)
         return np.stack([phase.real, phase.imag], axis=-1)
 
     def greatest(self, group: Group, gains: np.ndarray) -> np.ndarray:
-        """The sum of its moduli."""
+        """Return the sum of the moduli."""
         return np.abs(np.diagonal(gains, axis1=-2, axis2=-1)).sum(axis=-1)
 
     @staticmethod
     def value(gains: np.ndarray, value: np.ndarray) -> np.ndarray:
-        """(K,) the real part of ``sum c a conj(b)``."""
+        """Return (K,) the real part of ``sum c a conj(b)``."""
         number: NDArray[np.complex128] = np.diagonal(gains, axis1=-2, axis2=-1).reshape(value.shape[:2])
         return (number.real * value[..., 0] + number.imag * value[..., 1]).sum(axis=1)

@@ -1,8 +1,8 @@
-"""The interface of kinds of symmetry, through which elements, counts, gauges and alignment meet every kind.
+"""The interface of kinds of symmetry, through which elements, counts, gauges and alignment work with every kind.
 
 A group of channels has two kinds: which permutations it has (``permutation.py``), and what multiplies its channels
-(``scale.py``, ``linear.py``, ``orthogonal.py``, ``complex.py``). Kinds have no state. They get the group, stacked
-values of K networks, and ``shared``, in which those that depend on one another find what is known so far: the
+(``scale.py``, ``linear.py``, ``orthogonal.py``, ``complex.py``). Kinds have no state. Their methods take the group,
+stacked values of K networks, and ``shared``, in which kinds that depend on one another find earlier results: the
 permutation of a group under its id, and that of blocks that several groups share under ``*<outer>``.
 """
 
@@ -25,7 +25,7 @@ Counts = Sequence[tuple[int, int]]
 
 
 class Kind(ABC):
-    """One kind of symmetry: what one part of a group element is, for one group of channels.
+    """One kind of symmetry: one part of a group element, for one group of channels.
 
     ``new = value . moved(old)``, with ``moved`` the permutation of the channels.
     """
@@ -33,7 +33,7 @@ class Kind(ABC):
     part: ClassVar[Part]
     """The attribute of ``GroupElement`` that has its values, (K, ...)."""
     among: str = "none"
-    """The scales among its values, beside permutations: what a table of permutations and scales has in its stead."""
+    """The scales among its values, beside permutations: their place in a table of permutations and scales."""
     signs: str = "none"
     """The scales that are left where sizes, and matrices up to signs of channels, are settled."""
     sizes: str = "none"
@@ -41,30 +41,30 @@ class Kind(ABC):
 
     @abstractmethod
     def identity(self, group: Group, K: int) -> np.ndarray:
-        """The K-fold identity."""
+        """Return the K-fold identity."""
 
     @abstractmethod
     def random(self, group: Group, K: int, rng: np.random.Generator, spread: float, shared: Shared) -> np.ndarray:
-        """K random values, uniform where the group is compact; ``spread`` is that of the logarithms of sizes."""
+        """Draw K values, uniform where the group is compact; ``spread`` is that of the logarithms of sizes."""
 
     @abstractmethod
     def check(self, group: Group, value: np.ndarray, perm: np.ndarray, K: int, shared: Shared) -> None:
-        """Refuse what is no value of the group, whose permutation is ``perm``, with ``refused``."""
+        """Raise ``refused`` for what is no value of the group, whose permutation is ``perm``."""
 
     @staticmethod
     @abstractmethod
     def moved(value: Any, perm: Any) -> Any:
-        """Values in the order that a permutation (K, n) gives the channels."""
+        """Return values in the order that a permutation (K, n) gives the channels."""
 
     @staticmethod
     @abstractmethod
     def product(second: Any, first: Any) -> Any:
-        """One value after another one, which is moved already."""
+        """Return the product of one value with an earlier one, which is moved already."""
 
     @staticmethod
     @abstractmethod
     def inverse(value: Any) -> Any:
-        """The value that undoes another one, before it is moved back."""
+        """Return the inverse of a value, before it is moved back."""
 
     @staticmethod
     @abstractmethod
@@ -72,7 +72,7 @@ class Kind(ABC):
         """Whether all K values leave their channels alone."""
 
     def dimensions(self, group: Group) -> int:
-        """Dimensions of matrices in one element."""
+        """Return the dimensions of matrices in one element."""
         return 0
 
 
@@ -85,7 +85,7 @@ class Ties:
     colours
         (n,) integers; channels with different ones never change places.
     vertices
-        names of further vertices, those of a name shared by all groups that have it, and how many.
+        names of further vertices and their numbers; groups with the same name share them.
     edges
         of each, the name of its ends there, or the group's id, their numbers (m,), and channels (m,). Edges between
         channels have a direction.
@@ -107,16 +107,16 @@ class BlockKind(Kind):
 
     @abstractmethod
     def best(self, group: Group, gains: np.ndarray) -> np.ndarray:
-        """The values within blocks that fit best: of permutations (..., k), of matrices (K, g, k, k)."""
+        """Return the values within blocks that fit best: of permutations (..., k), of matrices (K, g, k, k)."""
 
     @abstractmethod
     def greatest(self, group: Group, gains: np.ndarray) -> np.ndarray:
-        """The sums that the best values reach (...)."""
+        """Return the sums that the best values reach (...)."""
 
     @staticmethod
     @abstractmethod
     def value(gains: np.ndarray, value: np.ndarray) -> np.ndarray:
-        """The sums (K,) that values reach, from the gains (K, g, k, k) of the blocks that they are for."""
+        """Return the sums (K,) that values reach, from the gains (K, g, k, k) of their blocks."""
 
 
 class PermutationKind(BlockKind):
@@ -128,7 +128,7 @@ class PermutationKind(BlockKind):
         return np.tile(np.arange(group.n), (K, 1))
 
     def check(self, group: Group, value: np.ndarray, perm: np.ndarray, K: int, shared: Shared) -> None:
-        """Refuse rows that are no permutations."""
+        """Raise for rows that are no permutations."""
         what = f"group {group.id!r}: perm"
         if value.shape != (K, group.n) or value.dtype.kind not in "iu":
             raise refused(what, f"({K}, {group.n}) integers", f"{value.shape} {value.dtype}")
@@ -152,21 +152,21 @@ class PermutationKind(BlockKind):
         return not (value != np.arange(value.shape[1])).any()
 
     def greatest(self, group: Group, gains: np.ndarray) -> np.ndarray:
-        """The sums of the best permutations."""
+        """Return the sums of the best permutations."""
         return gained(gains, self.best(group, gains))
 
     @staticmethod
     def value(gains: np.ndarray, value: np.ndarray) -> np.ndarray:
-        """(K,) sums of the gains of every channel."""
+        """Return (K,) sums of the gains of every channel."""
         chosen = np.take_along_axis(gains, value[..., None], -1)
         return chosen.reshape(len(chosen), -1).sum(axis=-1, dtype=np.float64)
 
     def together(self, group: Group) -> str | None:
-        """A name for the groups that are permuted jointly with it; None where nothing moves."""
+        """Return a name for the groups that are permuted jointly with it; None where nothing moves."""
         return group.id if group.n > 1 else None
 
     def blocks(self, group: Group) -> int:
-        """How many blocks channels stay within."""
+        """Return the number of blocks that channels stay within."""
         return 1
 
     def keeps_order(self, group: Group) -> bool:
@@ -174,48 +174,49 @@ class PermutationKind(BlockKind):
         return False
 
     def draw_shared(self, group: Group, K: int, rng: np.random.Generator, shared: Shared) -> None:
-        """Draw what other groups take part in, before any group's own."""
+        """Draw what several groups share, before any group's own values."""
 
     def factorials(self, group: Group, counted: set[str]) -> Counts:
-        """The number of its permutations, those of others among them only where they are not in ``counted`` yet."""
+        """Return the number of its permutations, times that of shared ones that are not in ``counted`` yet."""
         return []
 
     def generators(self, group: Group) -> Mapping[str, np.ndarray]:
-        """Permutations (n,) that generate all; those under one name act on all groups that have it at once."""
+        """Return permutations (n,) that generate all; those under one name act on all groups that have it at once."""
         return {}
 
     def exchangeable(self, group: Group) -> list[tuple[int, int]]:
-        """Runs of channels that may be exchanged with one another alone: the first channel, and how many."""
+        """Return runs of channels that may be exchanged with one another alone: the first channel, and how many."""
         return []
 
     def settle(self, group: Group, keys: np.ndarray, shared: Shared) -> tuple[np.ndarray, list[np.ndarray]]:
-        """The permutation (K, n) that a gauge takes, from keys (K, n) that move with the channels.
+        """Return the permutation (K, n) that a gauge takes, from keys (K, n) that move with the channels.
 
-        With it, gaps (K, ...) between keys that decided it: where one is 0 the permutation is not determined.
+        The second item lists gaps (K, ...) between keys that decided it: where one is 0 the permutation is not
+        determined.
         """
         return self.identity(group, len(keys)), []
 
     def moved_along(self, group: Group, shared: Mapping[str, np.ndarray]) -> np.ndarray | None:
-        """The permutation by what other groups have settled; None where it takes part in none of that."""
+        """Return the permutation by what other groups have settled; None where it takes part in none of that."""
         return None
 
     def ties(self, group: Group) -> Ties:
-        """The structure that tells apart channels whose keys are equal."""
+        """Return the structure that tells apart channels whose keys are equal."""
         return Ties(np.arange(group.n))
 
     def by_ranks(self, group: Group, ranks: np.ndarray, shared: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The permutation (n,) that a gauge takes, from ranks (n,) of the channels, and of what ``Ties`` has beside."""
+        """Return the permutation (n,) that a gauge takes, from ranks (n,) of channels and of vertices in ``Ties``."""
         return np.arange(group.n)
 
 
 def taken(values: Any, perm: Any) -> Any:
-    """Every row in the order of its permutation."""
+    """Return every row in the order of its permutation."""
     xp = array_namespace(values, perm)
     return xp.take_along_axis(values, xp.astype(perm, xp.int64, copy=False), axis=1)
 
 
 def blocks_taken(values: Any, perm: Any) -> Any:
-    """The values of every block (K, blocks, ...) in the order of the permutation (K, n) of the channels."""
+    """Return the values of every block (K, blocks, ...) in the order of the permutation (K, n) of the channels."""
     xp = array_namespace(values, perm)
     K, blocks = values.shape[:2]
     k = perm.shape[1] // blocks
@@ -226,7 +227,7 @@ def blocks_taken(values: Any, perm: Any) -> Any:
 
 
 def refused(what: str, expected: str, got: str) -> SymmetryError:
-    """The error for what is no group element."""
+    """Return the error for what is no group element."""
     return SymmetryError(
         f"group element: {what}: expected {expected}, got {got}. Make elements with GroupElement or canonicalize."
     )

@@ -22,26 +22,26 @@ class Linear(Matrix):
     among, signs = "nonzero", "sign"
 
     def random(self, group: Group, K: int, rng: np.random.Generator, spread: float, shared: Shared) -> np.ndarray:
-        """``U diag(exp(spread * N(0, 1))) V`` with uniform orthogonal U and V."""
+        """Draw ``U diag(exp(spread * N(0, 1))) V`` with uniform orthogonal U and V."""
         shape = (K, *matrix_shape(group))
         sizes = np.exp(spread * rng.standard_normal(shape[:3]))
         return random_orthogonal(rng, shape) * sizes[..., None, :] @ random_orthogonal(rng, shape)
 
     def check_matrices(self, what: str, value: np.ndarray) -> None:
-        """Refuse matrices that are not invertible."""
+        """Raise for matrices that are not invertible."""
         condition = float(np.linalg.cond(value).max(initial=1.0))
         if not condition <= MOST_CONDITION:
             raise refused(what, f"an invertible matrix, of condition {MOST_CONDITION:g} at most", f"{condition:.3g}")
 
     def dimensions(self, group: Group) -> int:
-        """``k ** 2`` a block."""
+        """Return ``k ** 2`` for each block."""
         blocks, k, _ = matrix_shape(group)
         return blocks * k * k
 
     def best(self, group: Group, gains: np.ndarray) -> np.ndarray:
-        """The orthogonal matrix of a Procrustes problem for every block."""
+        """Return the orthogonal matrix of a Procrustes problem for every block."""
         return procrustes(gains)
 
     def greatest(self, group: Group, gains: np.ndarray) -> np.ndarray:
-        """The nuclear norm of every block."""
+        """Return the nuclear norm of every block."""
         return greatest_products(gains)

@@ -26,7 +26,7 @@ class Matrix(BlockKind):
         return np.broadcast_to(np.eye(shape[-1]), (K, *shape)).copy()
 
     def check(self, group: Group, value: np.ndarray, perm: np.ndarray, K: int, shared: Shared) -> None:
-        """Refuse what is no matrix of this kind, and channels that leave their order within a block."""
+        """Raise for what is no matrix of this kind, and for channels that leave their order within a block."""
         what, shape = f"group {group.id!r}: matrix", matrix_shape(group)
         if value.shape != (K, *shape) or value.dtype != np.float64:
             raise refused(what, f"({K}, {', '.join(map(str, shape))}) float64", f"{value.shape} {value.dtype}")
@@ -41,7 +41,7 @@ class Matrix(BlockKind):
 
     @abstractmethod
     def check_matrices(self, what: str, value: np.ndarray) -> None:
-        """Refuse finite matrices of another kind."""
+        """Raise for finite matrices of another kind."""
 
     @staticmethod
     def moved(value: Any, perm: Any) -> Any:
@@ -61,7 +61,7 @@ class Matrix(BlockKind):
         return bool((value == np.eye(value.shape[-1])).all())
 
     def monomial(self, group: Group, perm: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The matrices of permutations (K, n) and scales (K, n), and the permutation of whole blocks that is left."""
+        """Return matrices for permutations (K, n) and scales (K, n), and the remaining permutation of whole blocks."""
         (blocks, k, _), K = matrix_shape(group), len(perm)
         inside = perm.reshape(K, blocks, k)
         made = np.zeros((K, blocks, k, k))
@@ -70,24 +70,24 @@ class Matrix(BlockKind):
 
     @staticmethod
     def value(gains: np.ndarray, value: np.ndarray) -> np.ndarray:
-        """(K,) ``<G, gains>``."""
+        """Return ``<G, gains>`` (K,)."""
         return (gains * value).sum(axis=(1, 2, 3))
 
 
 def matrix_shape(group: Group) -> tuple[int, ...]:
-    """That of a group that has matrices, in one element."""
+    """Return the shape of a group's matrices in one element."""
     shape = group.matrix_shape
     assert shape is not None
     return shape
 
 
 def random_orthogonal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Uniform orthogonal matrices."""
+    """Draw uniform orthogonal matrices."""
     return uniform_orthogonal(rng.standard_normal(shape))
 
 
 def uniform_orthogonal(normal: np.ndarray) -> np.ndarray:
-    """Uniform orthogonal matrices from Gaussian ones (..., k, k): Q, with the signs of R's diagonal (Stewart 1980)."""
+    """Return uniform orthogonal matrices from Gaussian (..., k, k): Q with the signs of R's diagonal (Stewart 1980)."""
     if not normal.shape[-1]:
         return normal
     q, r = np.linalg.qr(normal)
@@ -95,13 +95,7 @@ def uniform_orthogonal(normal: np.ndarray) -> np.ndarray:
 
 
 def checked(where: str, **arrays: NDArray[np.generic]) -> None:
-    """Refuse what is not finite.
-
-    Raises
-    ------
-    SymmetryError
-        an array has entries that are infinite or NaN.
-    """
+    """Raise ``SymmetryError`` where an array has entries that are infinite or NaN."""
     for name, array in arrays.items():
         if not np.isfinite(array).all():
             step = "Leave out networks that are not finite, and weights whose products overflow float64."

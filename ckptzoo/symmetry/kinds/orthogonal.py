@@ -23,29 +23,23 @@ from ckptzoo.symmetry.kinds.kind import Shared, refused
 from ckptzoo.symmetry.kinds.matrix import Matrix, checked, matrix_shape, random_orthogonal
 
 ORTHOGONAL = 1e-9
-"""By how much an entry of G G^T may differ from the identity's."""
+"""The largest difference of an entry of G G^T from the identity's."""
 
 
 class Orthogonal(Matrix):
-    """Orthogonal matrices (K, blocks, k, k).
-
-    Parameters
-    ----------
-    mean
-        whether they keep the vector of ones.
-    """
+    """Orthogonal matrices (K, blocks, k, k); with ``mean`` they keep the vector of ones."""
 
     def __init__(self, *, mean: bool) -> None:
         self._mean = mean
 
     def random(self, group: Group, K: int, rng: np.random.Generator, spread: float, shared: Shared) -> np.ndarray:
-        """Uniform ones."""
+        """Draw uniform matrices."""
         blocks, k, _ = matrix_shape(group)
         found = random_orthogonal(rng, (K, blocks, k - self._mean, k - self._mean))
         return keeping_ones(found) if self._mean else found
 
     def check_matrices(self, what: str, value: np.ndarray) -> None:
-        """Refuse matrices that are not orthogonal, or change the vector of ones."""
+        """Raise for matrices that are not orthogonal, or change the vector of ones."""
         off = float(np.abs(value @ value.swapaxes(-1, -2) - np.eye(value.shape[-1])).max(initial=0.0))
         if off > ORTHOGONAL:
             raise refused(what, "an orthogonal matrix", f"one with |G G^T - 1| of {off:.3g}")
@@ -53,21 +47,21 @@ class Orthogonal(Matrix):
             raise refused(what, "a matrix that keeps the vector of ones", f"one that changes it by {off:.3g}")
 
     def dimensions(self, group: Group) -> int:
-        """``k (k - 1) / 2`` a block, of the k directions beside the vector of ones where this stays."""
+        """Return ``k (k - 1) / 2`` for each block, of the k directions beside the vector of ones where this stays."""
         blocks, k, _ = matrix_shape(group)
         return blocks * ((k - self._mean) * (k - self._mean - 1) // 2)
 
     def best(self, group: Group, gains: np.ndarray) -> np.ndarray:
-        """The matrix of a Procrustes problem for every block."""
+        """Return the matrix of a Procrustes problem for every block."""
         return procrustes(gains, mean=self._mean)
 
     def greatest(self, group: Group, gains: np.ndarray) -> np.ndarray:
-        """The nuclear norm of every block."""
+        """Return the nuclear norm of every block."""
         return greatest_products(gains, mean=self._mean)
 
 
 def keeping_ones(inner: np.ndarray) -> np.ndarray:
-    """Orthogonal matrices (..., k, k) that keep the vector of ones, from ones (..., k - 1, k - 1) beside it."""
+    """Return orthogonal matrices (..., k, k) that keep the vector of ones, from (..., k - 1, k - 1) beside it."""
     k = inner.shape[-1] + 1
     basis = np.tril(np.ones((k, k)), -1)  # Helmert's: the first row is constant, the others are orthogonal to it
     basis[np.arange(1, k), np.arange(1, k)] = -np.arange(1.0, k)
@@ -79,29 +73,12 @@ def keeping_ones(inner: np.ndarray) -> np.ndarray:
 
 
 def procrustes(X: NDArray[np.float64], *, mean: bool = False) -> NDArray[np.float64]:
-    """The orthogonal matrices R with the greatest ``<R, X>``.
+    """Return the orthogonal matrices R (..., k, k) float64 with the greatest ``<R, X>``, by singular values.
 
-    Parameters
-    ----------
-    X
-        (..., k, k) float64, sums of products of the reference's rows with those that R acts on: ``A_1 A_2^T``.
-    mean
-        whether R keeps the vector of ones.
-
-    Returns
-    -------
-    NDArray[np.float64]
-        (..., k, k) float64; determined where X has full rank.
-
-    Raises
-    ------
-    SymmetryError
-        matrices that are not square or not finite.
-
-    Notes
-    -----
-    A singular value decomposition of a (k, k) matrix each. tests/symmetry/matrices/test_procrustes.py compares it with
-    rotations and reflections drawn at random.
+    X (..., k, k) float64 is the sum of products of the reference's rows with those that R acts on, ``A_1 A_2^T``; R is
+    determined where X has full rank. With ``mean`` R keeps the vector of ones. Raises ``SymmetryError`` for matrices
+    that are not square or not finite. tests/symmetry/matrices/test_procrustes.py compares R with rotations and
+    reflections drawn at random.
     """
     _square("procrustes", X)
     if mean:
@@ -113,28 +90,10 @@ def procrustes(X: NDArray[np.float64], *, mean: bool = False) -> NDArray[np.floa
 
 
 def greatest_products(X: NDArray[np.float64], *, mean: bool = False) -> NDArray[np.float64]:
-    """The greatest ``<R, X>`` over orthogonal matrices R: the nuclear norm.
+    """Return the greatest ``<R, X>`` over orthogonal matrices R, the nuclear norm, (...) float64.
 
-    Parameters
-    ----------
-    X
-        (..., k, k) float64, as for ``procrustes``.
-    mean
-        whether R keeps the vector of ones.
-
-    Returns
-    -------
-    NDArray[np.float64]
-        (...) float64: what an assignment between balanced pairs adds up and makes greatest.
-
-    Raises
-    ------
-    SymmetryError
-        matrices that are not square or not finite.
-
-    Notes
-    -----
-    Singular values alone. 144 matrices of k = 64 take 0.1 s on one core.
+    This is the value of a pair in an assignment between balanced pairs. Parameters and errors are those of
+    ``procrustes``. Only singular values are computed: 144 matrices of k = 64 take 0.1 s on one core.
     """
     _square("greatest_products", X)
     if mean:
@@ -143,12 +102,12 @@ def greatest_products(X: NDArray[np.float64], *, mean: bool = False) -> NDArray[
 
 
 def beside_ones(X: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The coordinates (..., k - 1, k - 1) in a basis of the vectors orthogonal to the ones."""
+    """Return the coordinates (..., k - 1, k - 1) in a basis of the vectors orthogonal to the ones."""
     return np.ascontiguousarray(on_both_sides(X)[..., 1:, 1:])
 
 
 def on_both_sides(X: NDArray[np.float64]) -> NDArray[np.float64]:
-    """R X R for the R of ``reflected``."""
+    """Return R X R for the R of ``reflected``."""
     return np.swapaxes(reflected(np.swapaxes(reflected(X), -1, -2)), -1, -2)
 
 
@@ -160,9 +119,9 @@ def _square(where: str, X: NDArray[np.float64]) -> None:
 
 
 def reflected(X: NDArray[np.float64]) -> NDArray[np.float64]:
-    """R X for X (..., d, c), where the Householder reflection R takes the first unit vector to the ones over -sqrt(d).
+    """Return R X for X (..., d, c); the Householder reflection R takes the first unit vector to the ones over -sqrt(d).
 
-    Its other columns are an orthonormal basis of the vectors orthogonal to the ones.
+    The other columns of R are an orthonormal basis of the vectors orthogonal to the ones.
     """
     d = X.shape[-2]
     u = np.full(d, 1 / np.sqrt(d))

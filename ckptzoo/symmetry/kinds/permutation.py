@@ -18,40 +18,40 @@ class Symmetric(PermutationKind):
     """All permutations."""
 
     def random(self, group: Group, K: int, rng: np.random.Generator, spread: float, shared: Shared) -> np.ndarray:
-        """Uniform ones; the identity where matrices mix all channels."""
+        """Draw uniform permutations; the identity where matrices mix all channels."""
         return self.identity(group, K) if _mixed(group) else shuffles(rng, K, group.n)
 
     def factorials(self, group: Group, counted: set[str]) -> Counts:
-        """``n!``; complex numbers are permuted one by one."""
+        """Return ``n!``; complex numbers are permuted one by one."""
         return [] if _mixed(group) and group.scale != "complex" else [(group.n, 1)]
 
     def generators(self, group: Group) -> Mapping[str, np.ndarray]:
-        """A cycle and an exchange."""
+        """Return a cycle and an exchange."""
         return {f"{group.id} {number}": perm for number, perm in enumerate(cycle_and_exchange(group.n))}
 
     def exchangeable(self, group: Group) -> list[tuple[int, int]]:
-        """All channels."""
+        """Return all channels as one run."""
         return [(0, group.n)]
 
     def best(self, group: Group, gains: np.ndarray) -> np.ndarray:
-        """A linear assignment finds them."""
+        """Return the permutations of a linear assignment."""
         return assign(gains)
 
     def greatest(self, group: Group, gains: np.ndarray) -> np.ndarray:
-        """The sums of the assignment."""
+        """Return the sums of the linear assignment."""
         return greatest(gains)
 
     def settle(self, group: Group, keys: np.ndarray, shared: Shared) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Ascending keys."""
+        """Return the permutation by ascending keys."""
         perm = np.argsort(keys, axis=1, kind="stable")
         return perm, [np.diff(np.take_along_axis(keys, perm, 1), axis=1)]
 
     def ties(self, group: Group) -> Ties:
-        """Nothing but the weights."""
+        """Return a structure without further vertices and edges: the weights alone tell channels apart."""
         return Ties(np.zeros(group.n, np.int64))
 
     def by_ranks(self, group: Group, ranks: np.ndarray, shared: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Ascending ranks."""
+        """Return the permutation by ascending ranks."""
         return np.argsort(ranks)
 
 
@@ -59,7 +59,7 @@ class Blocks(PermutationKind):
     """Permutations of whole blocks, and of channels within their block where these are free."""
 
     def random(self, group: Group, K: int, rng: np.random.Generator, spread: float, shared: Shared) -> np.ndarray:
-        """Blocks as all groups with the same ``outer`` have them, and uniform permutations within each."""
+        """Draw blocks as all groups with the same ``outer`` have them, and uniform permutations within each."""
         perm = _wreath(group)
         outer = shared[f"*{perm.outer}"]
         if perm.inner == "fixed" or _mixed(group):
@@ -68,12 +68,12 @@ class Blocks(PermutationKind):
         return (outer[:, :, None] * perm.k + inside).reshape(K, group.n)
 
     def draw_shared(self, group: Group, K: int, rng: np.random.Generator, shared: Shared) -> None:
-        """The permutation of the blocks; of several groups that share one the last one's stays."""
+        """Draw the permutation of the blocks; of several groups that share one the last one's stays."""
         perm = _wreath(group)
         shared[f"*{perm.outer}"] = shuffles(rng, K, perm.g)
 
     def check(self, group: Group, value: np.ndarray, perm: np.ndarray, K: int, shared: Shared) -> None:
-        """Refuse what breaks blocks, or moves them otherwise than the groups before."""
+        """Raise for permutations that break blocks, or move them otherwise than the groups before."""
         super().check(group, value, perm, K, shared)
         what, shape = f"group {group.id!r}: perm", _wreath(group)
         blocks = (value // shape.k).reshape(K, shape.g, shape.k)
@@ -86,7 +86,7 @@ class Blocks(PermutationKind):
             raise refused(what, "channels that keep their order within their block", "another order")
 
     def factorials(self, group: Group, counted: set[str]) -> Counts:
-        """``(k!)^g``, and ``g!`` where no group before shares the permutation of the blocks."""
+        """Return ``(k!)^g``, times ``g!`` where no group before shares the permutation of the blocks."""
         perm = _wreath(group)
         found = [] if f"*{perm.outer}" in counted else [(perm.g, 1)]
         counted.add(f"*{perm.outer}")
@@ -94,7 +94,7 @@ class Blocks(PermutationKind):
         return found if keeps else [(perm.k, perm.g), *found]
 
     def generators(self, group: Group) -> Mapping[str, np.ndarray]:
-        """A cycle and an exchange within the first block, and of the blocks."""
+        """Return a cycle and an exchange within the first block, and of the blocks."""
         perm = _wreath(group)
         found = {
             f"*{perm.outer} {number}": block_move(perm, outer[None])[0]
@@ -107,33 +107,33 @@ class Blocks(PermutationKind):
         return found
 
     def exchangeable(self, group: Group) -> list[tuple[int, int]]:
-        """The channels of each block."""
+        """Return the channels of each block as a run."""
         perm = _wreath(group)
         free = perm.inner == "free" and perm.k > 1
         return [(block * perm.k, perm.k) for block in range(perm.g)] if free else []
 
     def together(self, group: Group) -> str:
-        """All groups that share the permutation of the blocks."""
+        """Return the name that all groups which share the permutation of the blocks have."""
         return f"*{_wreath(group).outer}"
 
     def blocks(self, group: Group) -> int:
-        """The table declares them."""
+        """Return the blocks that the table declares."""
         return _wreath(group).g
 
     def keeps_order(self, group: Group) -> bool:
-        """The table says so."""
+        """Return the table's declaration."""
         return _wreath(group).inner == "fixed"
 
     def best(self, group: Group, gains: np.ndarray) -> np.ndarray:
-        """A linear assignment within every block, or the order that channels keep."""
+        """Return a linear assignment within every block, or the order that channels keep."""
         return in_order(gains) if self.keeps_order(group) else assign(gains)
 
     def greatest(self, group: Group, gains: np.ndarray) -> np.ndarray:
-        """The sums of the assignment."""
+        """Return the sums of the linear assignment."""
         return np.trace(gains, axis1=-2, axis2=-1) if self.keeps_order(group) else greatest(gains)
 
     def settle(self, group: Group, keys: np.ndarray, shared: Shared) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Ascending keys within blocks; blocks by their smallest key, where no group before has settled them."""
+        """Return channels by ascending keys within blocks, and blocks by their smallest key unless they are settled."""
         perm, K, gaps = _wreath(group), len(keys), list[np.ndarray]()
         keys = keys.reshape(K, perm.g, perm.k)
         inside = np.argsort(keys, axis=2, kind="stable")
@@ -150,20 +150,20 @@ class Blocks(PermutationKind):
         return (blocks + perm.k * outer[:, :, None]).reshape(K, group.n), gaps
 
     def moved_along(self, group: Group, shared: Mapping[str, np.ndarray]) -> np.ndarray | None:
-        """Whole blocks, with channels in order."""
+        """Return the permutation of whole blocks, with channels in order."""
         perm = _wreath(group)
         outer = shared.get(f"*{perm.outer}")
         return None if outer is None else block_move(perm, outer)
 
     def ties(self, group: Group) -> Ties:
-        """Blocks are vertices too, each joined to its channels; of those that keep their order each place is apart."""
+        """Return blocks as vertices, each joined to its channels; where these keep their order each place is apart."""
         perm, channels = _wreath(group), np.arange(group.n)
         places = perm.k if perm.inner == "fixed" else 1
         edges = [(f"*{perm.outer}", channels // perm.k, channels)]
         return Ties(channels % places, {f"*{perm.outer}": perm.g}, edges, places)
 
     def by_ranks(self, group: Group, ranks: np.ndarray, shared: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Ascending ranks within blocks, and of blocks."""
+        """Return the permutation by ascending ranks within blocks, and of blocks."""
         perm = _wreath(group)
         outer = np.argsort(shared[f"*{perm.outer}"])
         inside = np.argsort(ranks.reshape(perm.g, perm.k), axis=1)[outer] + perm.k * outer[:, None]
@@ -174,36 +174,34 @@ class Unmoved(PermutationKind):
     """The identity alone."""
 
     def random(self, group: Group, K: int, rng: np.random.Generator, spread: float, shared: Shared) -> np.ndarray:
-        """The identity."""
         return self.identity(group, K)
 
     def check(self, group: Group, value: np.ndarray, perm: np.ndarray, K: int, shared: Shared) -> None:
-        """Refuse all others."""
+        """Raise for all permutations but the identity."""
         super().check(group, value, perm, K, shared)
         if not self.is_identity(value):
             raise refused(f"group {group.id!r}: perm", "the identity, as the group is Fixed", "another permutation")
 
     def together(self, group: Group) -> None:
-        """None."""
+        """Return None: nothing moves."""
 
     def keeps_order(self, group: Group) -> bool:
-        """Always."""
         return True
 
     def best(self, group: Group, gains: np.ndarray) -> np.ndarray:
-        """Channels in order."""
+        """Return channels in order."""
         return in_order(gains)
 
 
 class OfAnother(Unmoved):
-    """The permutation of another group, which comes before and is asked in its stead."""
+    """The permutation of another group, which comes before and is used in its place."""
 
     def random(self, group: Group, K: int, rng: np.random.Generator, spread: float, shared: Shared) -> np.ndarray:
-        """A copy, so that what is changed in place in one group stays there."""
+        """Return a copy, so that a change in place in one group does not reach the other."""
         return shared[_like(group).group].copy()
 
     def check(self, group: Group, value: np.ndarray, perm: np.ndarray, K: int, shared: Shared) -> None:
-        """Refuse another permutation than that of the other group."""
+        """Raise for another permutation than that of the other group."""
         PermutationKind.check(self, group, value, perm, K, shared)
         if (value != shared[_like(group).group]).any():
             expected = f"that of {_like(group).group!r}, which it is like"
@@ -211,22 +209,22 @@ class OfAnother(Unmoved):
 
 
 def block_move(perm: Wreath, outer: np.ndarray) -> np.ndarray:
-    """The (K, n) permutation that moves whole blocks by ``outer`` (K, g) and leaves their insides in order."""
+    """Return the (K, n) permutation that moves whole blocks by ``outer`` (K, g) and leaves their insides in order."""
     return (outer[:, :, None] * perm.k + np.arange(perm.k)).reshape(len(outer), perm.g * perm.k)
 
 
 def in_order(gains: np.ndarray) -> np.ndarray:
-    """The identity (..., k) for gains (..., k, k)."""
+    """Return the identity (..., k) for gains (..., k, k)."""
     return np.tile(np.arange(gains.shape[-1]), (*gains.shape[:-2], 1))
 
 
 def shuffles(rng: np.random.Generator, K: int, n: int) -> np.ndarray:
-    """Uniform permutations (K, n)."""
+    """Draw uniform permutations (K, n)."""
     return rng.permuted(np.tile(np.arange(n), (K, 1)), axis=1)
 
 
 def cycle_and_exchange(n: int) -> list[np.ndarray]:
-    """Two permutations that generate all those of n things."""
+    """Return two permutations that generate all those of n things."""
     if n < 2:
         return []
     exchange = np.arange(n)
@@ -235,7 +233,7 @@ def cycle_and_exchange(n: int) -> list[np.ndarray]:
 
 
 def _mixed(group: Group) -> bool:
-    """Whether matrices act on the channels, which keep their order within a block then."""
+    """Whether matrices act on the channels, which then keep their order within a block."""
     return group.matrix_shape is not None
 
 

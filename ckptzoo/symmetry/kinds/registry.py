@@ -17,7 +17,7 @@ PERMUTATIONS: dict[type[Perm], PermutationKind] = {
     Like: OfAnother(),
     Fixed: Unmoved(),
 }
-"""By the declaration of a group's permutation."""
+"""The kinds of permutations by the declaration of a group's permutation."""
 
 FACTORS: dict[str, Kind] = {
     "positive": Scale("positive", "positive finite numbers", resizes=True, flips=False),
@@ -28,16 +28,16 @@ FACTORS: dict[str, Kind] = {
     "orthogonal_mean": Orthogonal(mean=True),
     "complex": Complex(),
 }
-"""By a group's ``scale``; "none" has none."""
+"""The kinds of what multiplies channels by a group's ``scale``; "none" has none."""
 
 
 def permutations_of(group: Group) -> PermutationKind:
-    """The kind of a group's permutations."""
+    """Return the kind of a group's permutations."""
     return PERMUTATIONS[type(group.perm)]
 
 
 def kinds_of(group: Group) -> tuple[Kind, ...]:
-    """The kinds of a group, in the order in which random elements are drawn: what a seed gives depends on it."""
+    """Return the kinds of a group, in the order in which random elements are drawn: seeds depend on it."""
     factor = FACTORS.get(group.scale)
     if factor is None:
         return (permutations_of(group),)
@@ -45,18 +45,18 @@ def kinds_of(group: Group) -> tuple[Kind, ...]:
 
 
 def matrix_kind_of(group: Group) -> Matrix | None:
-    """The kind of a group's matrices; None where it has none."""
+    """Return the kind of a group's matrices; None where it has none."""
     factor = FACTORS.get(group.scale)
     return factor if isinstance(factor, Matrix) else None
 
 
 def within_blocks_of(group: Group) -> BlockKind:
-    """The kind of what a group has within its blocks: matrices, or else permutations."""
+    """Return the kind of what a group has within its blocks: matrices, or else permutations."""
     return matrix_kind_of(group) or permutations_of(group)
 
 
 def arithmetic(part: str, value: Any) -> Kind:
-    """A kind that composes, inverts and moves the values of a part as all of its kinds do."""
+    """Return a kind that composes, inverts and moves the values of a part as all of its kinds do."""
     if part == "perms":
         return PERMUTATIONS[Sym]
     if part == "scales":

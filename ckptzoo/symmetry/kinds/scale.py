@@ -16,14 +16,8 @@ from ckptzoo.symmetry.kinds.kind import Kind, Shared, refused, taken
 class Scale(Kind):
     """A number for each channel, (K, n) float64.
 
-    Parameters
-    ----------
-    among
-        what tables call it.
-    expected
-        what the numbers are, in messages.
-    resizes, flips
-        whether sizes other than 1, and signs, are allowed.
+    ``among`` is the name of the kind in tables, ``expected`` the description of the numbers in messages; ``resizes``
+    and ``flips`` allow sizes other than 1, and signs.
     """
 
     part = "scales"
@@ -37,12 +31,12 @@ class Scale(Kind):
         return np.ones((K, group.n))
 
     def random(self, group: Group, K: int, rng: np.random.Generator, spread: float, shared: Shared) -> np.ndarray:
-        """Sizes ``exp(spread * N(0, 1))`` and signs by a fair coin, where free."""
+        """Draw sizes ``exp(spread * N(0, 1))`` and signs by a fair coin, where they are free."""
         scale = np.exp(spread * rng.standard_normal((K, group.n))) if self._resizes else 1.0
         return np.asarray(scale * rng.choice([-1.0, 1.0], (K, group.n)) if self._flips else scale)
 
     def check(self, group: Group, value: np.ndarray, perm: np.ndarray, K: int, shared: Shared) -> None:
-        """Refuse numbers of another kind."""
+        """Raise for numbers of another kind."""
         what = f"group {group.id!r}: scale"
         if value.shape != (K, group.n) or value.dtype != np.float64:
             raise refused(what, f"({K}, {group.n}) float64", f"{value.shape} {value.dtype}")

@@ -16,29 +16,17 @@ from ckptzoo.symmetry.mass.network import Edges, Layer, Network
 from ckptzoo.symmetry.moments import Moments
 
 SPAN = 2.0**-480
-"""Elements of float64 tensors down to this part of the largest share its power of two; their squares stay normal."""
+"""The least element of float64 tensors, over the largest, that shares its power of two: squares stay normal."""
 Sums = tuple[np.ndarray, Callable[..., np.ndarray]]
 """Masses, or their logarithms, and the function that sums them over an axis."""
 
 
 def build_network(moments: Moments, layers: Sequence[Mapping[str, np.ndarray]] = ()) -> Network:
-    """The networks of K checkpoints.
+    """Return the networks of K finite checkpoints.
 
-    Parameters
-    ----------
-    moments
-        of finite checkpoints.
-    layers
-        for each layer, group id to least log-scales (K, n).
-
-    Raises
-    ------
-    SymmetryError
-        A tensor that counts in the mass is scaled along two axes that write or two that read, or not by scales.
-
-    Notes
-    -----
-    One pass over the weights; memory of one float64 per pair of channels.
+    ``layers`` has for each layer group id to least log-scales (K, n). It takes one pass over the weights, and memory of
+    one float64 per pair of channels. Raises ``SymmetryError`` where a tensor that counts in the mass is scaled along
+    two axes that write or two that read, or not by scales.
     """
     assembly = _Assembly(moments)
     for name, array in moments.arrays.items():
@@ -106,7 +94,7 @@ class _Assembly:
             self._put(head_group, tail_group, logs + shift[:, None, None, None])
 
     def network(self, layers: Sequence[Mapping[str, np.ndarray]]) -> Network:
-        """The network of all tensors that were added."""
+        """Return the network of all tensors that were added."""
         edges = tuple(sorted(self._edges, key=lambda item: (item.head, item.tail)))
         network_layers: list[Layer] = []
         for layer in layers:
@@ -122,7 +110,7 @@ class _Assembly:
         return Network(self._groups, self._places, *parts, edges, reached & useful, tuple(network_layers))
 
     def _ends(self, name: str) -> tuple[AxisAction | None, AxisAction | None]:
-        """The action that writes scaled channels and the one that reads them."""
+        """Return the action that writes scaled channels and the one that reads them."""
         by_exponent: dict[int, list[AxisAction]] = {1: [], -1: [], 2: [], 0: []}
         for action in self._symmetry.actions_on(name):
             if action.listed_groups & self._numbers.keys():
@@ -137,7 +125,7 @@ class _Assembly:
         return next(iter(by_exponent[1]), None), next(iter(by_exponent[-1]), None)
 
     def _sums(self, name: str) -> tuple[Sums, np.ndarray]:
-        """Masses summed over the axes that stay, and the logarithm (K,) of the factor that they lack."""
+        """Return masses summed over the axes that stay, and the logarithm (K,) of the factor that they lack."""
         array, K = self._moments.arrays[name], self._moments.K
         if array.dtype == np.float64:
             size = np.abs(array).reshape(K, -1)
@@ -152,7 +140,7 @@ class _Assembly:
         return (values, _sum), exponent * np.log(4.0)
 
     def _log_squares(self, name: str) -> np.ndarray:
-        """Logarithms of the sums of squares over the axes that stay, with an exponent for each sum."""
+        """Return logarithms of the sums of squares over the axes that stay, with an exponent for each sum."""
         array, axes = self._moments.arrays[name], self._moments.moving_axes(name)
         if not self._symmetry.actions_on(name):
             axes = []
@@ -166,7 +154,7 @@ class _Assembly:
 
     @staticmethod
     def _dims(action: AxisAction | None, axes: list[int], blocks: int) -> list[int]:
-        """The dimensions of the sums that an action's positions count through, with axis 0 in blocks."""
+        """Return the dimensions of the sums that an action's positions count through, with axis 0 in blocks."""
         if action is None:
             return []
         if blocks == 1:
@@ -177,12 +165,12 @@ class _Assembly:
 
     @staticmethod
     def _spans(dims: list[list[int]], both: bool) -> list[tuple[int, int]]:
-        """Which of the ordered dimensions belong to the heads and which to the tails."""
+        """Return which of the ordered dimensions belong to the heads and which to the tails."""
         counts = [len(side) - both for side in dims]
         return [(0, counts[0]), (counts[0], sum(counts))]
 
     def _listings(self, action: AxisAction | None) -> list[tuple[int, np.ndarray]]:
-        """The listings of groups that are nodes: the group's number and positions (n, inner)."""
+        """Return the listings of groups that are nodes: the group's number and positions (n, inner)."""
         if action is None:
             return []
         listed = positions(action, self._symmetry)
@@ -190,7 +178,7 @@ class _Assembly:
 
     @staticmethod
     def _one_side(values: np.ndarray, total: Callable[..., np.ndarray], ground: int) -> np.ndarray:
-        """Blocks of which one side (0: heads, 1: tails) is ground, as one block."""
+        """Return blocks of which one side (0: heads, 1: tails) is ground, as one block."""
         summed = total(values, axis=2 + ground, keepdims=True)
         order = summed if ground == 0 else summed.transpose(0, 1, 3, 2)
         flat = order.reshape(len(values), 1, 1, -1)
@@ -200,7 +188,7 @@ class _Assembly:
     def _folded(
         values: np.ndarray, total: Callable[..., np.ndarray], listings: list[list[tuple[int, np.ndarray]]]
     ) -> np.ndarray | None:
-        """Blocks by channels, where on both sides the channels are those of one group in order; else None."""
+        """Return blocks by channels, where on both sides the channels are those of one group in order; else None."""
         for side, listed in enumerate(listings):
             if len(listed) != 1:
                 return None
@@ -234,7 +222,7 @@ class _Assembly:
 
 
 def _spread(values: np.ndarray, nothing: float) -> np.ndarray:
-    """Blocks (K, B, H, T) as one matrix (K, 1, B H, B T) with nothing elsewhere."""
+    """Return blocks (K, B, H, T) as one matrix (K, 1, B H, B T) with nothing elsewhere."""
     K, blocks, heads, tails = values.shape
     matrix = np.full((K, blocks, heads, blocks, tails), nothing)
     own = np.arange(blocks)
@@ -245,7 +233,7 @@ def _spread(values: np.ndarray, nothing: float) -> np.ndarray:
 def _parts(
     values: np.ndarray, total: Callable[..., np.ndarray], listings: list[tuple[int, np.ndarray]], axis: int
 ) -> list[tuple[int | None, np.ndarray]]:
-    """An axis of positions, by group and channel; ground, where there is any, as one entry."""
+    """Return an axis of positions, by group and channel; ground, where there is any, is one entry."""
     parts: list[tuple[int | None, np.ndarray]] = []
     rest = np.ones(values.shape[axis], bool)
     for number, places in listings:
@@ -270,7 +258,7 @@ def _log_sum(logs: np.ndarray, axis: int, keepdims: bool = False) -> np.ndarray:
 
 
 def _closure(seeds: np.ndarray, edges: tuple[Edges, ...], *, forward: bool) -> np.ndarray:
-    """The nodes (K, N) that positive edges join to the seeds, along their direction or against it."""
+    """Return the nodes (K, N) that positive edges join to the seeds, along their direction or against it."""
     reached, before = seeds.copy(), -1
     has_edge = () if reached.all() else [edge.log_masses > -np.inf for edge in edges]
     ordered = list(zip(edges, has_edge, strict=False))

@@ -43,13 +43,13 @@ from ckptzoo.symmetry.moments import Moments
 from ckptzoo.symmetry.scales import solve
 
 MAX_ROUNDS = 300
-"""Turns that blocks and the other scales take, at most."""
+"""The largest number of turns of blocks and the other scales."""
 CLOSE = 1e-12
-"""Gap at which they stop."""
+"""The gap at which turns end."""
 PATIENCE = 20
 """Turns in which the gap has to halve; where a bias keeps a block from its limit it never does."""
 EXACT = 2.0**-40
-"""Imbalance up to which weights of full precision are left as they are."""
+"""The largest imbalance at which weights of full precision are left as they are."""
 _BLOCKS = ("linear", "complex")
 Arrays = Mapping[str, np.ndarray]
 Engine = Callable[[Network, float], Balanced]
@@ -57,24 +57,12 @@ Engine = Callable[[Network, float], Balanced]
 
 @dataclass(frozen=True, eq=False)
 class LeastMassBlocks:
-    """K checkpoints at their least mass.
+    """K checkpoints at their least mass; ``mass_before``, ``mass_after``, ``gap`` and ``imbalance`` as in ``MinMass``.
 
-    Parameters
-    ----------
-    weights
-        tensor name to (K, *shape), at least float32.
-    element
-        what leads there, of the table that was given; NaN in the matrices of blocks of lower rank.
-    mass_before, mass_after, gap, imbalance
-        (K,) float64, as in ``MinMass``.
-    dropped
-        (K,) int64, channels on no way from input to output.
-    iterations
-        (K,) int64, turns.
-    degenerate
-        (K,) int64, channels of blocks of lower rank, which are 0.
-    unsigned
-        (K,) bool, a sign or the scale of a dropped channel could not be determined.
+    ``weights`` are (K, *shape), at least float32. ``element`` is the element that leads there, of the table that was
+    given; NaN in the matrices of blocks of lower rank, whose channels, counted by ``degenerate`` (K,), are 0.
+    ``dropped`` (K,) counts channels on no way from input to output, ``iterations`` (K,) turns. ``unsigned`` (K,) is
+    True where a sign or the scale of a dropped channel could not be determined.
     """
 
     weights: dict[str, np.ndarray]
@@ -90,11 +78,11 @@ class LeastMassBlocks:
 
 
 def taking_turns(table: Symmetry) -> list[str]:
-    """The groups that no flow network holds, in the table's order.
+    """Return the groups that no flow network holds, in the table's order.
 
-    Those with matrices; gates, whose scales act where others do; and scales with whose inverse a weight is written
-    which has other scales on another axis, so that its mass has the inverses of two scales, as that of keys behind the
-    gains of a normalisation.
+    They are those with matrices; gates, whose scales act where others do; and scales whose inverse writes a weight with
+    other scales on another axis, so that its mass has the inverses of two scales, as that of keys behind the gains of a
+    normalisation.
     """
     inverse = _gates(table)
     for tensor in dict.fromkeys(action.tensor for action in table.actions):
@@ -117,20 +105,15 @@ def taking_turns(table: Symmetry) -> list[str]:
 
 
 def _gates(table: Symmetry) -> set[str]:
-    """The gates whose sizes are free."""
+    """Return the gates whose sizes are free."""
     gates = {item.group for action in table.actions for gate in action.acting[1:] for item in gate.segments}
     return {name for name in gates if table[name].resizes}
 
 
 def imbalance_of_rounding(arrays: Arrays, table: Symmetry) -> float:
-    """The largest imbalance that the rounding of weights accounts for: of 2 units of the coarsest dtype.
+    """Return the largest imbalance that the rounding of weights (K, *shape) explains: 2 units of the coarsest dtype.
 
-    Parameters
-    ----------
-    arrays
-        tensor name to (K, *shape).
-    table
-        which of them count in the mass.
+    ``table`` says which of them count in the mass.
     """
     counted = {action.tensor for action in table.actions if action.in_mass and is_float(arrays[action.tensor])}
     coarsest = [float(np.finfo(stored_dtype(arrays[name].dtype)).eps) for name in counted]
@@ -138,27 +121,13 @@ def imbalance_of_rounding(arrays: Arrays, table: Symmetry) -> float:
 
 
 def find_blocks(arrays: Arrays, table: Symmetry, engine: Engine) -> LeastMassBlocks:
-    """Take turns until the mass is the least one.
+    """Take turns until the mass is the least one; a checkpoint's turns do not depend on the others.
 
-    Parameters
-    ----------
-    arrays
-        tensor name to (K, *shape), finite.
-    table
-        without signs of normalisations and without scales in front of them (``Formulation.table``).
-    engine
-        the solver for the other scales.
-
-    Raises
-    ------
-    SymmetryError
-        Scales or matrices of a group act on two axes of one tensor, or the flow network cannot hold the other scales.
-
-    Notes
-    -----
-    A checkpoint's turns do not depend on the others. Without matrices one that balances within the rounding of its
-    weights is left as it is. In float64, memory for a copy of the weights. Tested in tests/symmetry/test_mass_blocks.py
-    and test_gates.py.
+    ``arrays`` (K, *shape) are finite; ``table`` has no signs of normalisations and no scales in front of them
+    (``Formulation.table``); ``engine`` solves for the other scales. Without matrices a checkpoint that balances within
+    the rounding of its weights is left as it is. It computes in float64, in memory for a copy of the weights. Raises
+    ``SymmetryError`` where scales or matrices of a group act on two axes of one tensor, or the flow network cannot hold
+    the other scales.
     """
     work = {name: array.astype(np.float64) if is_float(array) else array.copy() for name, array in arrays.items()}
     K, turns = len(next(iter(work.values()))), taking_turns(table)
@@ -190,7 +159,7 @@ def find_blocks(arrays: Arrays, table: Symmetry, engine: Engine) -> LeastMassBlo
         waiting = waiting[(gap[waiting] > CLOSE) | (imbalance[waiting] > still)]
         if turn % PATIENCE == 0:
             closer = gap[waiting] <= earlier[waiting] / 2
-            if lost_gates:  # the gap of many units in a row is 1 for long
+            if lost_gates:  # with many units in a row the gap stays at 1 for many turns
                 closer |= imbalance[waiting] <= uneven[waiting] / 2
             waiting, earlier, uneven = waiting[closer], np.minimum(gap, earlier), np.minimum(imbalance, uneven)
         if not len(waiting):
@@ -215,19 +184,19 @@ def find_blocks(arrays: Arrays, table: Symmetry, engine: Engine) -> LeastMassBlo
 
 
 def _without_scales(table: Symmetry, names: list[str]) -> Symmetry:
-    """The table of permutations and scales in which some groups are not scaled."""
+    """Return the table of permutations and scales in which some groups are not scaled."""
     plain = among(table)
     groups = tuple(replace(group, scale="none") if group.id in names else group for group in plain.groups)
     return Symmetry(groups, with_scaled_gates(plain.actions, groups))
 
 
 def _network(work: Arrays, lost_gates: Mapping[str, np.ndarray], outside: Symmetry, table: Symmetry) -> Network:
-    """The flow network of the other scales, without gates that have no least mass."""
+    """Return the flow network of the other scales, without gates that have no least mass."""
     return build_network(Moments(*unpacked(_without(work, lost_gates, table), outside)))
 
 
 def _lost_gates(work: Arrays, table: Symmetry, outside: Symmetry) -> dict[str, np.ndarray]:
-    """(K, n) bool by group, the gates that nothing writes or whose products nothing reads."""
+    """Return (K, n) bool by group, the gates that nothing writes or whose products nothing reads."""
     K = len(next(iter(work.values())))
     lost = {name: np.zeros((K, table[name].n), bool) for name in sorted(_gates(table))}
     while lost:
@@ -266,7 +235,7 @@ def _balance(
 
 
 def _meets_itself(group: str, table: Symmetry) -> bool:
-    """Whether a tensor has scales of a group and their inverses: half a step raises no mass then (solver.py)."""
+    """Whether a tensor has scales of a group and their inverses, where only half a step raises no mass (solver.py)."""
     exponents = [
         (action.tensor, part.exponent)
         for action in table.actions
@@ -311,7 +280,7 @@ def _settle_rest(
     outside: Symmetry,
     lost_gates: Mapping[str, np.ndarray],
 ) -> np.ndarray:
-    """Scale dropped channels to unit norm and choose signs, in place; (K,) where some are undetermined."""
+    """Scale dropped channels to unit norm and choose signs, in place; return (K,) where some are undetermined."""
     plain = among(table)
     network = _network(work, lost_gates, outside, table)
     K = len(network.source)
@@ -335,7 +304,7 @@ def _settle_rest(
 
 
 def _count(network: Network, lost_gates: Mapping[str, np.ndarray]) -> np.ndarray:
-    """(K,) how many channels are dropped."""
+    """Return (K,) the number of dropped channels."""
     return np.asarray(sum((lost.sum(axis=1) for lost in lost_gates.values()), (~network.kept).sum(axis=1)))
 
 
@@ -347,7 +316,7 @@ def _certified(
     turns: list[str],
     mass: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The gaps (K,), and the largest imbalance of a channel or a block, dropped channels left out."""
+    """Return the gaps (K,), and the largest imbalance of a channel or a block, dropped channels left out."""
     cut, plain = unpacked(_without(work, {**_dropped(network), **lost_gates}, table), table)
     groups = [group for group in plain.groups if group.resizes or group.id in turns]
     upper, lower = _bounds(cut, plain, groups, mass)
@@ -358,6 +327,7 @@ def _certified(
             if group.scale == "linear":
                 written, read = (_gram(cut, plain, group, exponent) for exponent in (1, -1))
                 off = np.abs(np.linalg.eigvalsh(written - read)).sum(axis=(1, 2))
+                # 1e-300 avoids a division by 0: a block without weights is balanced
                 share = off / np.maximum(np.trace(written + read, axis1=2, axis2=3).sum(axis=1), 1e-300)
             else:
                 into, out_of = _flows(cut, plain, group)
@@ -371,12 +341,12 @@ def _certified(
 
 
 def _dropped(network: Network) -> dict[str, np.ndarray]:
-    """(K, n) bool by group, the channels on no way from input to output."""
+    """Return (K, n) bool by group, the channels on no way from input to output."""
     return {group.id: ~network.kept[:, place] for group, place in zip(network.groups, network.slices, strict=True)}
 
 
 def _without(work: Arrays, dropped: Mapping[str, np.ndarray], table: Symmetry) -> dict[str, np.ndarray]:
-    """The weights without those of dropped channels, which do not count in the mass."""
+    """Return the weights without those of dropped channels, which do not count in the mass."""
     made = dict(work)
     for action in table.actions:
         for name, places in (*positions(action, table), *positions(action.of_gates, table)):
@@ -392,12 +362,12 @@ def _without(work: Arrays, dropped: Mapping[str, np.ndarray], table: Symmetry) -
 def _bounds(
     work: Arrays, table: Symmetry, groups: list[Group], mass: np.ndarray
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """How far the logarithms of factors can rise and fall (K,), by group."""
+    """Return how far the logarithms of factors can rise and fall (K,), by group."""
     K = len(mass)
     upper, lower = ({group.id: np.full(K, np.inf) for group in groups} for _ in range(2))
 
     def others(action: AxisAction, group: str) -> np.ndarray:
-        """By how much the factors along the other axes, and of gates, can be below 1."""
+        """Return how far the factors along the other axes, and of gates, can be below 1."""
         total = np.zeros(K)
         for other in table.actions_on(action.tensor):
             if other.exponent not in (1, -1):
@@ -443,7 +413,7 @@ def _half_log(mass: np.ndarray, size: np.ndarray) -> np.ndarray:
 
 
 def _flows(work: Arrays, table: Symmetry, group: Group) -> tuple[np.ndarray, np.ndarray]:
-    """The squared norms (K, n) of all that a group's channels write and read."""
+    """Return the squared norms (K, n) of all that a group's channels write and read."""
     K = len(next(iter(work.values())))
     into, out_of = (
         sum((size for _, size in _sizes(work, table, group, exponent)), np.zeros((K, group.n))) for exponent in (1, -1)
@@ -452,7 +422,7 @@ def _flows(work: Arrays, table: Symmetry, group: Group) -> tuple[np.ndarray, np.
 
 
 def _sizes(work: Arrays, table: Symmetry, group: Group, exponent: int) -> Iterator[tuple[AxisAction, np.ndarray]]:
-    """The squared norms (K, n) of each tensor with such an exponent of a group's channels, biases left out."""
+    """Yield the squared norms (K, n) of each tensor with such an exponent of a group's channels, biases left out."""
     for whole in table.actions:
         if not any(action.in_mass for action in table.actions_on(whole.tensor)):
             continue
@@ -467,14 +437,15 @@ def _sizes(work: Arrays, table: Symmetry, group: Group, exponent: int) -> Iterat
 
 
 def _gram(work: Arrays, table: Symmetry, group: Group, exponent: int) -> np.ndarray:
-    """(K, blocks, k, k) of all that the channels of a group write, or read."""
+    """Return the Gram matrices (K, blocks, k, k) of all that the channels of a group write, or read."""
     rows = joined_rows(work, group, table, inverted=exponent == -1)
     return rows @ rows.swapaxes(-1, -2)
 
 
 def _least_eigenvalue(gram: np.ndarray) -> np.ndarray:
-    """(K,) the least one of all blocks, rows of zeros left out, which no matrix changes."""
+    """Return (K,) the least eigenvalue of all blocks, rows of zeros left out, which no matrix changes."""
     zero = np.diagonal(gram, axis1=-2, axis2=-1) == 0
+    # the trace bounds all eigenvalues, so that rows of zeros do not give the least one
     largest = np.maximum(np.trace(gram, axis1=-2, axis2=-1), 1e-300)[..., None]
     filled = gram + np.eye(gram.shape[-1]) * np.where(zero, largest, 0)[..., None]
     return np.linalg.eigvalsh(filled)[..., 0].min(axis=1)

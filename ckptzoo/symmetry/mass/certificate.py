@@ -38,9 +38,9 @@ from ckptzoo.symmetry.mass.flow import Flow, StepFlows, backward, forward, large
 from ckptzoo.symmetry.mass.network import Edges, Network, multipliers
 
 SHARE = 2.0**-10
-"""Least part of a node's flow from the nodes before it, and least factor of that."""
+"""The least part of a node's flow from the nodes before it, and the least factor of that."""
 FLOOR = 2.0**-52
-"""Least gap that is given: the relative rounding of the mass itself."""
+"""The least gap that is reported: the relative rounding of the mass itself."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ class Certificate:
 
 
 def total_masses(network: Network, logs: np.ndarray) -> np.ndarray:
-    """(K,) the mass at log-scales (K, N), of what is on a way from input to output, and what no scale changes."""
+    """Return the masses (K,) at log-scales (K, N), of what is on a way from input to output or no scale changes."""
     flow = Flow(network, logs)
     return (flow.mass(flow.at_step(np.zeros_like(logs))) + np.exp(network.constant - flow.shift)) * np.exp(flow.shift)
 
@@ -71,9 +71,8 @@ def total_masses(network: Network, logs: np.ndarray) -> np.ndarray:
 def certify(network: Network, logs: np.ndarray) -> Certificate:
     """Bound the least mass at log-scales (K, N).
 
-    Notes
-    -----
-    Three products of every matrix of masses with a vector, and one exponential and two logarithms of every mass.
+    This takes three products of every matrix of masses with a vector, and one exponential and two logarithms of every
+    mass.
     """
     flow = Flow(network, logs)
     flows = flow.at_step(np.zeros_like(logs))
@@ -95,7 +94,7 @@ def certify(network: Network, logs: np.ndarray) -> Certificate:
 
 
 def _levels(flow: Flow, flows: StepFlows) -> np.ndarray:
-    """The place (K, N) of every node in the order, counted from 0: rounds of all groups, one after the other."""
+    """Return the place (K, N) of every node in the order, counted from 0: rounds of all groups, one after the other."""
     network, count = flow.network, len(flow.network.groups)
     kept = network.kept
     levels = np.where(kept, -1, 0)
@@ -130,7 +129,7 @@ def _levels(flow: Flow, flows: StepFlows) -> np.ndarray:
 
 
 def _bounds(flow: Flow, mass: np.ndarray, logs: np.ndarray) -> np.ndarray:
-    """U, how far (K, N) the log-scales of least mass can be from these."""
+    """Return U (K, N), the largest distance of the log-scales of least mass from these."""
     network = flow.network
     up, down = (_rise(masses, mass) for masses in (flow.source, flow.sink))
     largest_step, done = np.full_like(up, np.inf), np.zeros(len(up), bool)
@@ -157,7 +156,7 @@ def _bounds(flow: Flow, mass: np.ndarray, logs: np.ndarray) -> np.ndarray:
 
 
 def _rise(masses: np.ndarray, mass: np.ndarray) -> np.ndarray:
-    """``log(P / w) / 2``, infinite where there is no edge."""
+    """Return ``log(P / w) / 2``, infinite where there is no edge."""
     with np.errstate(divide="ignore"):
         return np.log(mass.reshape(-1, *[1] * (masses.ndim - 1)) / masses) / 2
 
@@ -214,7 +213,7 @@ class _Circulation:
         self.excess = np.where(nodes, first * _phi(factor - 1), 0).sum(axis=1)
 
     def _forward(self, edges: Edges, masses: np.ndarray) -> np.ndarray | None:
-        """The masses of the edges that go with the order; None where there is none, all of them as they are."""
+        """Return the masses of the edges that go with the order; None where there is none, all of them unchanged."""
         network = self._flow.network
         if network.layered_groups[edges.head]:
             return None
@@ -229,8 +228,9 @@ class _Circulation:
 
 
 def _phi(z: np.ndarray) -> np.ndarray:
-    """``(1 + z) log(1 + z) - z``, by its series where z is small; 1 at z = -1."""
+    """Return ``(1 + z) log(1 + z) - z``, by its series where z is small; 1 at z = -1."""
     series = z * z * (1 / 2 - z * (1 / 6 - z * (1 / 12 - z / 20)))
     safe = np.where(z > -1, z, 0)
     exact = np.where(z > -1, (1 + safe) * np.log1p(safe) - safe, 1.0)
+    # the exact form cancels near 0; the first term that the series lacks is z^6 / 30
     return np.where(np.abs(z) < 1e-3, series, exact)

@@ -1,4 +1,4 @@
-"""The same problem for cvxpy, one network after the other: the reference that the solver is compared with.
+"""Least mass by cvxpy, one network after the other: the reference that the solver is compared with.
 
 ``minimize log sum exp(c_e + 2 (u_head - u_tail))`` over the kept nodes, with the logarithms c of the masses after the
 largest incoming mass of every node has been brought to 1. The logarithm leaves the minimum where it is and the
@@ -15,19 +15,9 @@ from ckptzoo.symmetry.mass.solver import Balanced, starting_log_scales
 
 
 def balance_by_cvxpy(network: Network, tolerance: float) -> Balanced:
-    """Log-scales of least mass by Clarabel; 0 where it fails, and the certificate says by how much.
+    """Return log-scales of least mass by Clarabel; 0 where it fails, and the certificate says by how much.
 
-    Parameters
-    ----------
-    network
-        of ``build_network``.
-    tolerance
-        not used: every network is solved.
-
-    Raises
-    ------
-    MissingExtraError
-        cvxpy is not installed.
+    ``tolerance`` is not used: every network is solved. Raises ``MissingExtraError`` where cvxpy is not installed.
     """
     cvxpy, sparse = require("cvxpy", "convex"), require("scipy.sparse", "convex")
     base = starting_log_scales(network)
@@ -72,7 +62,7 @@ def balance_by_cvxpy(network: Network, tolerance: float) -> Balanced:
 
 
 def _edges(network: Network, row: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The edges of one network between kept nodes and ground: log masses, heads and tails; -1 for ground."""
+    """Return the edges of one network between kept nodes and ground: log masses, heads and tails; -1 for ground."""
     kept = network.kept[row]
     nodes = np.arange(len(kept))
     ground = np.full(len(kept), -1)

@@ -23,16 +23,10 @@ SMALL_MATRIX = 64
 
 @dataclass(frozen=True, eq=False)
 class StepFlows:
-    """Flows at a step from the base.
+    """Flows at a step from the base: ``into`` and ``out_of`` every node, (K, N).
 
-    Parameters
-    ----------
-    grow, shrink
-        (K, N) factors ``exp(2 step)`` and ``exp(-2 step)``.
-    into, out_of
-        (K, N) flow into and out of every node.
-    between
-        (K, G, G), flow from the channels of one group (second axis) to those of another (first axis).
+    ``grow`` and ``shrink`` (K, N) are the factors ``exp(2 step)`` and ``exp(-2 step)``. ``between`` (K, G, G) is the
+    flow from the channels of one group (second axis) to those of another (first axis).
     """
 
     grow: np.ndarray
@@ -42,21 +36,13 @@ class StepFlows:
     between: np.ndarray
 
     def __getitem__(self, rows: np.ndarray) -> "StepFlows":
-        """The flows of some of the K networks."""
+        """Return the flows of some of the K networks."""
         parts = (self.grow, self.shrink, self.into, self.out_of, self.between)
         return StepFlows(*(part[rows] for part in parts))
 
 
 class Flow:
-    """K networks with their masses at log-scales, dropped nodes left out.
-
-    Parameters
-    ----------
-    network
-        the K networks.
-    base
-        (K, N) log-scales at which the masses are taken.
-    """
+    """K networks with their masses at log-scales ``base`` (K, N), dropped nodes left out."""
 
     def __init__(self, network: Network, base: np.ndarray) -> None:
         self.network, self.base = network, base
@@ -67,15 +53,15 @@ class Flow:
         peaks = [logs.reshape(len(base), -1).max(axis=1, initial=-np.inf) for logs in (source, sink, *all_logs)]
         peak = np.maximum.reduce(peaks)
         self.shift = np.where(np.isfinite(peak), peak, 0.0)
-        """(K,) logarithms of the factors that all flows are to be multiplied by."""
+        """(K,) logarithms of the factors by which all flows are to be multiplied."""
         self.resolved = np.ones(len(base), bool)
-        """(K,) bool, no mass is below ``MIN_LOG_MASS``."""
+        """(K,) bool: no mass is below ``MIN_LOG_MASS``."""
         self.source, self.sink = self._masses(source), self._masses(sink)
         self.matrices = [self._masses(logs) for logs in all_logs]
         self._free = ~network.layered_nodes
 
     def __getitem__(self, rows: np.ndarray) -> "Flow":
-        """Some of the K networks, at the same base."""
+        """Return some of the K networks, at the same base."""
         part = copy(self)
         part.network, part.base = self.network.without_masses(rows), self.base[rows]
         part.shift, part.resolved = self.shift[rows], self.resolved[rows]
@@ -89,7 +75,7 @@ class Flow:
         return list(zip(self.network.edges, self.matrices, strict=True))
 
     def at_step(self, step: np.ndarray) -> StepFlows:
-        """The flows at ``base + step``."""
+        """Return the flows at ``base + step``."""
         grow, shrink = np.exp(2 * step), np.exp(-2 * step)
         into, out_of = self.source * grow, self.sink * shrink
         K, count = len(step), len(self.network.groups)
@@ -102,7 +88,7 @@ class Flow:
         return StepFlows(grow, shrink, into, out_of, between)
 
     def laplacian(self, flows: StepFlows, values: np.ndarray) -> np.ndarray:
-        """``(L x)_i``, the sum of ``w (x_i - x_j)`` over the edges at node i, with x = 0 at ground."""
+        """Return ``(L x)_i``, the sum of ``w (x_i - x_j)`` over the edges at node i, with x = 0 at ground."""
         product = (flows.into + flows.out_of) * values
         grown, shrunk = flows.grow * values, flows.shrink * values
         for edges, masses in self.pairs:
@@ -115,28 +101,28 @@ class Flow:
         return product
 
     def imbalance(self, flows: StepFlows) -> np.ndarray:
-        """(K,) the largest of ``|in - out| / (in + out)``; 0 for nodes without any flow and those in layers."""
+        """Return (K,) the largest of ``|in - out| / (in + out)``; 0 for nodes without any flow and those in layers."""
         total = flows.into + flows.out_of
         share = np.divide(np.abs(flows.into - flows.out_of), total, out=np.zeros_like(total), where=total > 0)
         share = np.where(self._free, share, 0)
         return np.where(np.isfinite(total).all(axis=1), largest(share), np.nan)
 
     def ground_flows(self, flows: StepFlows) -> tuple[np.ndarray, np.ndarray]:
-        """(K, G) flows from ground and to ground, by group."""
+        """Return (K, G) flows from ground and to ground, by group."""
         source, sink = self.source * flows.grow, self.sink * flows.shrink
         return self.by_group(source), self.by_group(sink)
 
     def by_group(self, values: np.ndarray) -> np.ndarray:
-        """Sums (K, G) of the nodes' values."""
+        """Return sums (K, G) of the nodes' values."""
         starts = [place.start for place in self.network.slices]
         return np.add.reduceat(values, starts, axis=1) if starts else np.zeros((len(values), 0))
 
     def by_node(self, values: np.ndarray) -> np.ndarray:
-        """The groups' values (K, G), at each of their nodes."""
+        """Return the groups' values (K, G), at each of their nodes."""
         return np.repeat(values, [group.n for group in self.network.groups], axis=1)
 
     def fill_layers(self, step: np.ndarray) -> np.ndarray:
-        """The step with the nodes of every layer at their scales of least mass."""
+        """Return the step with the nodes of every layer at their scales of least mass."""
         if not self.network.layers:
             return step
         step = step.copy()
@@ -152,7 +138,7 @@ class Flow:
         return step
 
     def mass(self, flows: StepFlows) -> np.ndarray:
-        """(K,) the sum of all flows; times ``exp(shift)`` it is the mass without what is constant."""
+        """Return (K,) the sum of all flows; times ``exp(shift)`` it is the mass without what is constant."""
         return flows.into.sum(axis=1) + (self.sink * flows.shrink).sum(axis=1)
 
     def _masses(self, logs: np.ndarray) -> np.ndarray:
@@ -163,7 +149,7 @@ class Flow:
 
 
 def forward(masses: np.ndarray, tails: np.ndarray) -> np.ndarray:
-    """Sums over tails: (K, B, H, T) with values (K, B T) to (K, B H)."""
+    """Return sums over tails: (K, B, H, T) with values (K, B T) to (K, B H)."""
     K, blocks, heads, count = masses.shape
     values = tails.reshape(K, blocks, count)
     if heads * count <= SMALL_MATRIX:
@@ -172,7 +158,7 @@ def forward(masses: np.ndarray, tails: np.ndarray) -> np.ndarray:
 
 
 def backward(masses: np.ndarray, heads: np.ndarray) -> np.ndarray:
-    """Sums over heads: (K, B, H, T) with values (K, B H) to (K, B T)."""
+    """Return sums over heads: (K, B, H, T) with values (K, B H) to (K, B T)."""
     K, blocks, count, tails = masses.shape
     values = heads.reshape(K, blocks, count)
     if tails * count <= SMALL_MATRIX:
@@ -181,18 +167,18 @@ def backward(masses: np.ndarray, heads: np.ndarray) -> np.ndarray:
 
 
 def inner(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Inner products (K,) of rows (K, N)."""
+    """Return inner products (K,) of rows (K, N)."""
     return np.einsum("kn,kn->k", left, right)
 
 
 def largest(values: np.ndarray) -> np.ndarray:
-    """The largest entries (K,) of rows (K, N), at least 0."""
+    """Return the largest entries (K,) of rows (K, N), at least 0."""
     # Rows are short and many: a maximum along the first axis goes through them side by side.
     return np.ascontiguousarray(values.T).max(axis=0, initial=0)
 
 
 def _shifted(edges: Edges, base: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """Log masses at the base, -inf at dropped nodes."""
+    """Return log masses at the base, -inf at dropped nodes."""
     K, blocks, heads, tails = edges.log_masses.shape
     up = np.where(kept[:, edges.head_nodes], 2 * base[:, edges.head_nodes], -np.inf).reshape(K, blocks, heads, 1)
     down = np.where(kept[:, edges.tail_nodes], -2 * base[:, edges.tail_nodes], -np.inf).reshape(K, blocks, 1, tails)

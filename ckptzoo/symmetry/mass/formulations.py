@@ -46,25 +46,16 @@ CERTIFIED = 1e-10
 """Largest relative gap of scales that count as those of least mass."""
 
 Engine = Callable[[Network, float], Balanced]
-"""From networks and the imbalance up to which they are left as they are to log-scales."""
+"""Maps networks, and the imbalance up to which they are left as they are, to log-scales."""
 
 
 @dataclass(frozen=True)
 class Formulation:
-    """A formulation for one table.
+    """A formulation for one table, by its ``name`` in ``FORMULATIONS``.
 
-    Parameters
-    ----------
-    name
-        one of ``FORMULATIONS``.
-    symmetry
-        the network's table.
-    table
-        the table whose scales are free.
-    gains
-        tensors that have one more axis in ``table``, of length 1: ``eval_chain``'s.
-    layers
-        the groups of every layer of ``volume``, and its running variances.
+    ``symmetry`` is the network's table, ``table`` the one whose scales are free. ``gains`` are tensors that have one
+    more axis in ``table``, of length 1: ``eval_chain``'s. ``layers`` has the groups of every layer of ``volume``, and
+    its running variances.
     """
 
     name: str
@@ -75,15 +66,11 @@ class Formulation:
 
     @classmethod
     def of(cls, name: str, symmetry: Symmetry, shapes: Mapping[str, tuple[int, ...]]) -> "Formulation":
-        """A formulation by name, for tensors of these shapes in one checkpoint.
+        """Return a formulation by name, for tensors of these shapes in one checkpoint.
 
-        Raises
-        ------
-        UnknownNameError
-            No such formulation.
-        SymmetryError
-            ``volume``: other tensors than BatchNorms read what a filter writes. ``eval_chain``: a running variance has
-            several gains in its module. Another than ``pinned``: the table has matrices.
+        Raises ``UnknownNameError`` where there is no such formulation, and ``SymmetryError`` for ``volume`` where other
+        tensors than BatchNorms read what a filter writes, for ``eval_chain`` where a running variance has several gains
+        in its module, and for all but ``pinned`` where the table has matrices.
         """
         if name not in FORMULATIONS:
             raise UnknownNameError("ckptzoo.symmetry", "formulation", name, FORMULATIONS)
@@ -104,15 +91,15 @@ class Formulation:
         return cls(name, symmetry, table, gains)
 
     def to_table(self, weights: Mapping[str, Any]) -> dict[str, Any]:
-        """The stacked weights with the axes that ``table`` has; nothing is copied."""
+        """Return the stacked weights with the axes that ``table`` has; nothing is copied."""
         return {name: array[..., None] if name in self.gains else array for name, array in weights.items()}
 
     def from_table(self, weights: Mapping[str, Any]) -> dict[str, Any]:
-        """The stacked weights with the axes that the network has."""
+        """Return the stacked weights with the axes that the network has."""
         return {name: array[..., 0] if name in self.gains else array for name, array in weights.items()}
 
     def least_log_scales(self, arrays: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-        """For every layer, group id to least log-scales (K, n)."""
+        """Return for every layer group id to least log-scales (K, n)."""
         bounds: list[dict[str, np.ndarray]] = []
         for groups, variances in self.layers:
             K = len(next(iter(arrays.values())))
@@ -129,13 +116,13 @@ class Formulation:
 
 
 def _without_scales(symmetry: Symmetry, groups: set[str]) -> Symmetry:
-    """The table without the scales of some groups."""
+    """Return the table without the scales of some groups."""
     fixed = tuple(replace(group, scale="none") if group.id in groups else group for group in symmetry.groups)
     return Symmetry(fixed, with_scaled_gates(symmetry.actions, fixed))
 
 
 def _without_signs(symmetry: Symmetry) -> Symmetry:
-    """The table without the signs in front of normalisations: they change no mass, and stay as they are."""
+    """Return the table without the signs in front of normalisations: they change no mass, and stay unchanged."""
     absorbed = {segment.group for action in symmetry.actions for segment in action.signs}
     groups = tuple(
         replace(group, scale="positive" if group.resizes else "none") if group.id in absorbed else group
@@ -147,7 +134,7 @@ def _without_signs(symmetry: Symmetry) -> Symmetry:
 def _volume_layers(
     symmetry: Symmetry, variances: tuple[AxisAction, ...], normalised: set[str]
 ) -> tuple[tuple[tuple[str, ...], tuple[AxisAction, ...]], ...]:
-    """Groups that share running variances, with those."""
+    """Return groups that share running variances, with those."""
     for action in symmetry.actions:
         read = {segment.group for segment in action.segments} & normalised
         if action.exponent == -1 and action.in_mass and read:
@@ -176,7 +163,7 @@ def _eval_chain(
     normalised: set[str],
     shapes: Mapping[str, tuple[int, ...]],
 ) -> tuple[Symmetry, tuple[str, ...]]:
-    """The table of ``eval_chain``, without variances, and its gains, which read what a filter writes."""
+    """Return the table of ``eval_chain``, without variances, and its gains, which read what a filter writes."""
     gains: dict[str, tuple[AxisAction, AxisAction]] = {}
     without_gain: set[str] = set()
     for variance in variances:
@@ -223,7 +210,7 @@ def _eval_chain(
 
 
 def _full_axis(segments: tuple[Segment, ...], rest: str, size: int) -> tuple[tuple[Segment, ...], int]:
-    """Segments that fill an axis: positions in no segment are channels of another group; and the number of those."""
+    """Return segments that fill an axis, and their number; positions in no segment are channels of another group."""
     taken = np.zeros(size, bool)
     for segment in segments:
         taken[segment.offset : segment.offset + segment.inner * segment.count] = True
@@ -235,20 +222,9 @@ def _full_axis(segments: tuple[Segment, ...], rest: str, size: int) -> tuple[tup
 class LeastMassScales:
     """Scales of least mass of K checkpoints, with their masses and bounds.
 
-    Parameters
-    ----------
-    scales
-        group id to (K, n) float64, for every group of the network's table that scales.
-    mass_before, mass_after
-        (K,) float64.
-    gap, imbalance
-        (K,) float64, as in ``Certificate``.
-    dropped
-        (K,) int64, channels on no way from input to output.
-    iterations
-        (K,) int64.
-    unsigned
-        (K,) bool, a sign or the scale of a dropped channel could not be determined, as in ``Scales``.
+    ``scales`` maps every group of the network's table that scales to (K, n) float64. Masses are (K,) float64; ``gap``
+    and ``imbalance`` are those of ``Certificate``, ``unsigned`` that of ``Scales``. ``dropped`` (K,) int64 counts
+    channels on no way from input to output.
     """
 
     scales: dict[str, np.ndarray]
@@ -264,19 +240,8 @@ class LeastMassScales:
 def find_scales(arrays: dict[str, np.ndarray], formulation: Formulation, engine: Engine = balance) -> LeastMassScales:
     """Find the scales of least mass, and bounds on their excess.
 
-    Parameters
-    ----------
-    arrays
-        tensor name to (K, *shape), with the axes of the formulation's table, numpy and finite.
-    formulation
-        which scales are free.
-    engine
-        the solver.
-
-    Notes
-    -----
-    Dropped channels are scaled as in scales.py, to unit norm around those of least mass, and signs are chosen as there.
-    Tested in tests/laws/test_mass.py.
+    ``arrays`` maps tensor names to (K, *shape), with the axes of the formulation's table, numpy and finite. Dropped
+    channels are scaled as in scales.py, to unit norm around those of least mass, and signs are chosen as there.
     """
     table = formulation.table
     network = build_network(Moments(*unpacked(arrays, table)), formulation.least_log_scales(arrays))
@@ -309,12 +274,7 @@ def find_scales(arrays: dict[str, np.ndarray], formulation: Formulation, engine:
 
 
 def least_mass_scales(moments: Moments) -> Scales:
-    """The scales of least mass, filters in front of a normalisation pinned (``min_mass``).
-
-    Notes
-    -----
-    Dropped channels count as dead.
-    """
+    """Return the scales of least mass, filters before normalisations pinned (``min_mass``), dropped channels dead."""
     shapes = {name: array.shape[1:] for name, array in moments.arrays.items()}
     problem = Formulation.of(PINNED, moments.symmetry, shapes)
     if taking_turns(problem.table):

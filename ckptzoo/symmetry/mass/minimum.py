@@ -1,4 +1,4 @@
-"""``min_mass``: the representative of least mass of every checkpoint's orbit under scalings."""
+"""``min_mass`` returns the representative of least mass of every checkpoint's orbit under scalings."""
 
 import os
 from collections.abc import Mapping
@@ -165,7 +165,7 @@ def _in_turns(
     engine: Engine,
     threads: int | None,
 ) -> MinMass:
-    """The same where blocks and scales take turns."""
+    """Solve where blocks and scales take turns."""
     if problem.layers:
         step = "Use the formulation 'pinned'."
         raise SymmetryError(Problem(problem.name, "scales", "those of one network of flows", "others", step))
@@ -198,7 +198,7 @@ def _in_turns(
 
 
 def _blank(problem: Formulation, K: int) -> LeastMassScales:
-    """K checkpoints that stay as they are."""
+    """Return the result for K checkpoints that stay unchanged."""
     scales = {group.id: np.ones((K, group.n)) for group in problem.symmetry.groups if group.scaled}
     before, after, gap, imbalance = np.full((4, K), np.nan)
     return LeastMassScales(
@@ -217,7 +217,7 @@ def _put(result: LeastMassScales, rows: np.ndarray, solution: LeastMassScales, u
 def _applied(
     scales: dict[str, np.ndarray], weights: Stacked, problem: Formulation, threads: int | None
 ) -> dict[str, Any]:
-    """The scaled weights."""
+    """Return the scaled weights."""
     arrays = {name: as_array(array) for name, array in weights.items()}
     K = len(next(iter(arrays.values())))
     table = problem.table

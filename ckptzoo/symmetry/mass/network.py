@@ -29,15 +29,9 @@ NEAR = 1e-12
 class Edges:
     """Log masses of the edges from the channels of one group to those of one group, per checkpoint.
 
-    Parameters
-    ----------
-    head, tail
-        numbers of the groups among the network's.
-    head_nodes, tail_nodes
-        where the heads' and the tails' nodes are among all nodes.
-    log_masses
-        (K, blocks, heads of a block, tails of a block), -inf where there is no edge; a node has edges within its block
-        only.
+    ``head`` and ``tail`` are numbers of the groups among the network's, ``head_nodes`` and ``tail_nodes`` the positions
+    of their nodes among all nodes. ``log_masses`` are (K, blocks, heads of a block, tails of a block), -inf where there
+    is no edge; a node has edges within its block only.
     """
 
     head: int
@@ -51,12 +45,7 @@ class Edges:
 class Layer:
     """Nodes without edges to other nodes, whose log-scales add up to 0 and have a lower bound each.
 
-    Parameters
-    ----------
-    nodes
-        (n,) int64, which of all nodes.
-    least
-        (K, n) float64, 0 or negative.
+    ``nodes`` (n,) int64 are their numbers among all nodes, ``least`` (K, n) float64 the bounds, at most 0.
     """
 
     nodes: np.ndarray
@@ -72,7 +61,7 @@ class Network:
     groups
         those whose channels are nodes, in the table's order.
     slices
-        where the nodes of each group are among all N nodes.
+        the positions of each group's nodes among all N nodes.
     source, sink
         (K, N) float64, logarithms of the masses of the edges from ground and to ground.
     loops
@@ -98,7 +87,7 @@ class Network:
     layers: tuple[Layer, ...] = ()
 
     def __getitem__(self, rows: np.ndarray) -> "Network":
-        """The networks of some of the K checkpoints."""
+        """Return the networks of some of the K checkpoints."""
         return replace(
             self,
             source=self.source[rows],
@@ -111,7 +100,7 @@ class Network:
         )
 
     def without_masses(self, rows: np.ndarray) -> "Network":
-        """Some of the K networks without their masses: only which groups are joined to which."""
+        """Return some of the K networks without their masses: only which groups are joined to which."""
         none = np.zeros((0, 0))
         return replace(
             self,
@@ -147,16 +136,9 @@ class Network:
 
 
 def fill_to_level(logs: np.ndarray, least: np.ndarray, counted: np.ndarray) -> np.ndarray:
-    """The log-scales (K, n) of least mass in a layer, at given flows into it.
+    """Return the log-scales (K, n) of least mass in a layer, at inflows with logarithms ``logs`` (K, n).
 
-    Parameters
-    ----------
-    logs
-        (K, n), logarithms of F.
-    least
-        (K, n), l, at most 0; -inf where there is no bound.
-    counted
-        (K, n) bool, the nodes that take part; the others get 0.
+    ``least`` (K, n) is l, at most 0, -inf where there is no bound. Nodes that are not ``counted`` (K, n) get 0.
     """
     # The level at which each node leaves its bound; as the level rises, nodes leave in this order.
     leaves = np.where(counted, logs + 2 * least, np.inf)
@@ -174,7 +156,7 @@ def fill_to_level(logs: np.ndarray, least: np.ndarray, counted: np.ndarray) -> n
 
 
 def multipliers(flows: np.ndarray, counted: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The level mu (K,), lambda (K, n) and the remainder (K, n) of flows: ``flow = (mu + lambda) / 2 + remainder``."""
+    """Return mu (K,), lambda (K, n) and remainder (K, n) of flows: ``flow = (mu + lambda) / 2 + remainder``."""
     mu = 2 * np.where(counted, flows, np.inf).min(axis=1, initial=np.inf)
     mu = np.where(np.isfinite(mu), mu, 0)
     excess = np.where(counted, 2 * flows - mu[:, None], 0)
@@ -183,7 +165,7 @@ def multipliers(flows: np.ndarray, counted: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def _sums_of_later(bounds: np.ndarray) -> np.ndarray:
-    """Sums of the entries after every entry, without differences of infinities."""
+    """Return sums of the entries after every entry, without differences of infinities."""
     after = np.zeros_like(bounds)
     after[:, :-1] = np.flip(np.cumsum(np.flip(bounds[:, 1:], 1), axis=1), 1)
     return after

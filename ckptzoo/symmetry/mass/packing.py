@@ -1,4 +1,4 @@
-"""Tensors of which one axis both writes and reads channels, such as queries, keys and values as one, as several."""
+"""Splits tensors of which one axis both writes and reads channels, such as packed queries, keys and values."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,20 +10,10 @@ from ckptzoo.schema.symmetry import Symmetry
 
 
 def unpacked(arrays: Mapping[str, np.ndarray], symmetry: Symmetry) -> tuple[dict[str, np.ndarray], Symmetry]:
-    """Weights and their table with each such tensor cut in two: what writes channels, and what reads them.
+    """Return weights (K, *shape) and table with each such tensor cut in two: what writes channels, and what reads them.
 
-    Parameters
-    ----------
-    arrays
-        tensor name to (K, *shape).
-    symmetry
-        the table.
-
-    Returns
-    -------
-    tuple[dict[str, np.ndarray], Symmetry]
-        arrays, views of the given ones where the parts are slices, under the tensor's name with ``:written`` and
-        ``:read`` behind it; and a table of the same groups. Both are the given ones where nothing is packed.
+    The parts have ``:written`` and ``:read`` behind the tensor's name, and are views of it where they are slices; the
+    table has the same groups. Both are the given ones where nothing is packed.
     """
     actions = list(symmetry.actions)
     if all(len(action.parts) == 1 for action in actions):
@@ -48,13 +38,13 @@ def unpacked(arrays: Mapping[str, np.ndarray], symmetry: Symmetry) -> tuple[dict
 
 
 def _positions(action: AxisAction) -> np.ndarray:
-    """All positions that an action's segments have, in order."""
+    """Return all positions that an action's segments have, in order."""
     runs = [item.offset + np.arange(item.inner * item.count) for item in action.segments]
     return np.sort(np.concatenate(runs))
 
 
 def _moved(action: AxisAction, places: np.ndarray) -> AxisAction:
-    """The action where its positions are numbered among these places."""
+    """Return the action where its positions are numbered among these places."""
     segments: list[Segment] = []
     for item in action.segments:
         segments.append(replace(item, offset=int(np.searchsorted(places, item.offset))))
@@ -62,7 +52,7 @@ def _moved(action: AxisAction, places: np.ndarray) -> AxisAction:
 
 
 def _taken(array: np.ndarray, places: np.ndarray, axis: int) -> np.ndarray:
-    """Some positions of an axis, without a copy where they stand side by side."""
+    """Return some positions of an axis, without a copy where they stand side by side."""
     if len(places) and places[-1] - places[0] == len(places) - 1:
         return array[(slice(None),) * axis + (slice(int(places[0]), int(places[-1]) + 1),)]
     return np.take(array, places, axis=axis)

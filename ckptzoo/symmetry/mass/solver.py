@@ -51,9 +51,9 @@ from ckptzoo.symmetry.mass.flow import Flow, StepFlows, backward, forward, inner
 from ckptzoo.symmetry.mass.network import Network
 
 TARGET_IMBALANCE = 1e-13
-"""Iterations end where no node's flows differ by more than this part of their sum."""
+"""The imbalance at which iterations end: the largest difference of a node's flows, over their sum."""
 STALL_IMBALANCE, STALL_ITERATIONS = 1e-11, 3
-"""Below the first, this number of iterations without progress ends them too: what is left is rounding."""
+"""Below the first, this number of iterations without progress ends them too: the rest is rounding."""
 PROGRESS = 4
 """An iteration makes progress if it divides the least imbalance so far by more than this."""
 MAX_ITERATIONS, MAX_REBASES = 100, 8
@@ -69,36 +69,21 @@ MIN_LOG_STEP = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class Balanced:
-    """Log-scales of least mass.
-
-    Parameters
-    ----------
-    log_scales
-        (K, N) float64, of dropped nodes 0.
-    iterations
-        (K,) int64, Newton steps.
-    """
+    """Log-scales (K, N) float64 of least mass, 0 for dropped nodes, and the Newton steps (K,) int64."""
 
     log_scales: np.ndarray
     iterations: np.ndarray
 
 
 def balance(network: Network, tolerance: float) -> Balanced:
-    """The log-scales of least mass of K networks; none depends on the others.
+    """Return the log-scales of least mass of K networks; none depends on the others.
 
-    Parameters
-    ----------
-    network
-        what ``build_network`` returned.
-    tolerance
-        a network whose flows balance to this part of their sum at every node is left as it is, so that a second
-        application changes nothing where the first one's result was rounded.
+    A network whose flows balance to the part ``tolerance`` of their sum at every node is left as it is, so that a
+    second application changes nothing where the first one's result was rounded.
 
-    Notes
-    -----
-    Some ten iterations for random weights at any depth (benchmarks/mass.py prints them), up to 28 where matrices are
-    nearly diagonal, each of some ten products of every matrix of masses with a vector; memory of two float64 per pair
-    of channels beside the network. Tested in tests/laws/test_mass.py.
+    It takes some ten iterations for random weights at any depth (benchmarks/mass.py prints them), up to 28 where
+    matrices are nearly diagonal, each of some ten products of every matrix of masses with a vector; memory of two
+    float64 per pair of channels beside the network.
     """
     K = len(network.source)
     result = Balanced(np.zeros(network.source.shape), np.zeros(K, np.int64))
@@ -119,7 +104,7 @@ def balance(network: Network, tolerance: float) -> Balanced:
 
 
 def _already_balanced(network: Network, tolerance: float) -> np.ndarray:
-    """(K,) bool, the networks that are balanced as they are."""
+    """Return (K,) bool, the networks that are balanced already."""
     flow = Flow(network, np.zeros(network.source.shape))
     flows = flow.at_step(flow.base)
     moved = largest(np.abs(flow.fill_layers(flow.base)))
@@ -127,7 +112,7 @@ def _already_balanced(network: Network, tolerance: float) -> np.ndarray:
 
 
 def starting_log_scales(network: Network) -> np.ndarray:
-    """Log-scales (K, N) that bring the largest mass into every node to 1, from ground or a group before it."""
+    """Return log-scales (K, N) that bring the largest mass into every node to 1, from ground or a group before it."""
     base, kept, fixed = np.zeros(network.source.shape), network.kept, network.layered_groups
     for number, place in enumerate(network.slices):
         if fixed[number]:
@@ -144,7 +129,7 @@ def starting_log_scales(network: Network) -> np.ndarray:
 
 
 def _iterate(flow: Flow, *, coarse: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Steps (K, N) from the flow's base, the Newton steps taken (K,), and whether that is all (K,).
+    """Return steps (K, N) from the flow's base, the Newton steps taken (K,), and whether the iterations are over (K,).
 
     Networks that are done are left out of what follows.
     """
@@ -188,7 +173,7 @@ def _iterate(flow: Flow, *, coarse: bool) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 def _sweep(flow: Flow, step: np.ndarray) -> np.ndarray:
-    """A block step for every group, from input to output, and then for every layer."""
+    """Take a block step for every group, from input to output, and then for every layer."""
     step, network, fixed = step.copy(), flow.network, flow.network.layered_groups
     grow, shrink = np.exp(2 * step), np.exp(-2 * step)
     for number, place in enumerate(network.slices):
@@ -217,18 +202,9 @@ def _sweep(flow: Flow, step: np.ndarray) -> np.ndarray:
 def newton_direction(
     flow: Flow, flows: StepFlows, step: np.ndarray, active: np.ndarray, accuracy: np.ndarray
 ) -> np.ndarray:
-    """The Newton directions (K, N).
+    """Return the Newton directions (K, N), 0 for networks that are not ``active`` (K,).
 
-    Parameters
-    ----------
-    flow, flows
-        the networks and their flows.
-    step
-        (K, N), where these are.
-    active
-        (K,) bool; the others' direction is 0.
-    accuracy
-        (K,) relative size of the last residual.
+    The flows are taken at ``step`` (K, N); ``accuracy`` (K,) is the relative size of the last residual.
     """
     diagonal = _inverse_diagonal(flow, flows, step)
     fixed = flow.network.layered_groups
@@ -257,7 +233,7 @@ def newton_direction(
 
 
 def _inverse_diagonal(flow: Flow, flows: StepFlows, step: np.ndarray) -> np.ndarray:
-    """The inverse of the diagonal; 0 for nodes that do not move."""
+    """Return the inverse of the diagonal; 0 for nodes that do not move."""
     total = flows.into + flows.out_of
     result = np.divide(1, total, out=np.zeros_like(total), where=total > 0)
     for layer in flow.network.layers:
@@ -283,9 +259,9 @@ def _preconditioned(
 
 
 def laplacian_inverse(between: np.ndarray, source: np.ndarray, sink: np.ndarray) -> np.ndarray:
-    """The inverse (K, G, G) of the Laplacian of flows between groups (K, G, G) and ground (K, G).
+    """Return the inverse (K, G, G) of the Laplacian of flows between groups (K, G, G) and ground (K, G).
 
-    By elimination without subtractions (Grassmann, Taksar and Heyman, 1985): diagonals are summed again from the flows
+    It eliminates without subtractions (Grassmann, Taksar and Heyman, 1985): diagonals are summed again from the flows
     that are left, so that every entry has a small relative error, however far apart the flows are. Groups without any
     flow count as joined to ground by 1.
     """
@@ -310,16 +286,10 @@ def laplacian_inverse(between: np.ndarray, source: np.ndarray, sink: np.ndarray)
 
 
 def group_log_scales(between: np.ndarray, source: np.ndarray, sink: np.ndarray, fixed: np.ndarray) -> np.ndarray:
-    """The common log-scales (K, G) of least mass.
+    """Return the common log-scales (K, G) of least mass, 0 for groups that are ``fixed`` (G,).
 
-    Parameters
-    ----------
-    between
-        (K, G, G), the flow from group h to group g at ``[:, g, h]``.
-    source, sink
-        (K, G), the flows from and to ground.
-    fixed
-        (G,) bool, groups whose log-scale stays 0.
+    ``between`` (K, G, G) has the flow from group h to group g at ``[:, g, h]``; ``source`` and ``sink`` (K, G) are the
+    flows from and to ground.
     """
     between, source, sink = merge_into_ground(between, source, sink, fixed)
     diagonal = np.arange(between.shape[1])
@@ -343,7 +313,7 @@ def group_log_scales(between: np.ndarray, source: np.ndarray, sink: np.ndarray, 
 def merge_into_ground(
     between: np.ndarray, source: np.ndarray, sink: np.ndarray, fixed: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Flows between groups and from and to ground, where some groups (G,) count as ground."""
+    """Return flows between groups and from and to ground, where some groups (G,) count as ground."""
     between, source, sink = between.copy(), source.copy(), sink.copy()
     for group in np.flatnonzero(fixed).tolist():
         sink += between[:, group]
@@ -353,7 +323,7 @@ def merge_into_ground(
 
 
 def damping_factor(length: np.ndarray) -> np.ndarray:
-    """The t in [0, 1] with ``t exp(t length) = 1``: Lambert's W of the length, over the length."""
+    """Return the t in [0, 1] with ``t exp(t length) = 1``: Lambert's W of the length, over the length."""
     positive = np.where(length > 0, length, 1.0)
     w = np.log1p(positive)
     # Newton's method for log w + w = log length.
@@ -363,7 +333,7 @@ def damping_factor(length: np.ndarray) -> np.ndarray:
 
 
 def _least_squares(between: np.ndarray, source: np.ndarray, sink: np.ndarray) -> np.ndarray:
-    """The log-scales at which the logarithms of all flows have the least sum of squares."""
+    """Return the log-scales at which the logarithms of all flows have the least sum of squares."""
     ones = [(flows > 0).astype(float) for flows in (between, source, sink)]
     logs = [np.log(np.where(flows > 0, flows, 1.0)) for flows in (between, source, sink)]
     slope = logs[1] - logs[2] + logs[0].sum(axis=2) - logs[0].sum(axis=1)

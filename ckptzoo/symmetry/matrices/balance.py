@@ -32,9 +32,9 @@ from ckptzoo.symmetry.kinds.matrix import checked
 from ckptzoo.symmetry.matrices.repeated import COARSEST, diagonalising, equal_below, margins, runs
 
 _ROUNDING = 1000 * float(np.finfo(np.float64).eps)
-"""Relative to the largest: singular values of products in float64 that may be 0."""
+"""Singular values of float64 products up to this part of the largest may be 0."""
 _DEGENERATE = 1000
-"""In units of the stored precision of the largest: singular values whose rows may be rounding alone."""
+"""Singular values of at most this times the stored precision of the largest: their rows may be rounding alone."""
 _PIECE = 2**17
 """Elements that are decomposed at a time."""
 
@@ -77,35 +77,17 @@ class Balance:
 
 
 def balance(A: NDArray[np.float64], B: NDArray[np.float64], precision: float) -> Balance:
-    """The matrices for which ``G_A A`` and ``G_B B`` are balanced.
+    """Return the matrices for which ``G_A A`` and ``G_B B`` are balanced, with ``(G_A A)^T (G_B B) = A^T B``.
 
-    Singular values that count as 0 (up to 2e-13 of the largest, and in single or lower precision up to the
-    epsilon of single precision) give zero rows: the limit of the orbit, with the same product but for what is below
-    this bound. Equal singular values are resolved as in ``resolve_equal``.
+    A and B are (..., k, m) and (..., k, n) float64, ``precision`` is the machine epsilon of the dtype in which the
+    weights are stored. Singular values that count as 0 (up to 2e-13 of the largest, and in single or lower precision up
+    to the epsilon of single precision) give zero rows: the limit of the orbit, with the same product but for what is
+    below this bound. Equal singular values are resolved as in ``resolve_equal``. Raises ``SymmetryError`` for shapes
+    that do not belong together, and for weights or products that are not finite.
 
-    Parameters
-    ----------
-    A, B
-        (..., k, m) and (..., k, n) float64.
-    precision
-        machine epsilon of the dtype in which the weights are stored.
-
-    Returns
-    -------
-    Balance
-        with ``(G_A A)^T (G_B B) = A^T B``.
-
-    Raises
-    ------
-    SymmetryError
-        shapes that do not belong together; weights or products that are not finite.
-
-    Notes
-    -----
-    Two QR decompositions and a singular value decomposition a pair, one pair after the other, so that the bits do not
-    depend on how many are stacked: 0.5 s for 288 pairs of k = 64, m = n = 768 on one core. Memory beside the input:
-    nine (k, k) matrices a pair. Errors are those that the factors bring along: epsilon ``|A| |B|`` over the gap of the
-    singular values. tests/symmetry/matrices/test_balance.py holds the laws.
+    Each pair takes two QR decompositions and a singular value decomposition, one pair after the other, so that the bits
+    do not depend on how many are stacked: 0.5 s for 288 pairs of k = 64, m = n = 768 on one core, and memory of nine
+    (k, k) matrices a pair. Errors are those of the factors: epsilon ``|A| |B|`` over the gap of the singular values.
     """
     left_factor, right_factor, core = _factors("balance", A, B)
     U, found, V = np.linalg.svd(core, full_matrices=False)
@@ -130,35 +112,16 @@ def balance(A: NDArray[np.float64], B: NDArray[np.float64], precision: float) ->
 def resolve_equal(
     A: NDArray[np.float64], B: NDArray[np.float64], values: NDArray[np.float64], precision: float
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Orthogonal matrices that settle the rows of balanced pairs with equal singular values.
+    """Return orthogonal matrices that settle the rows of pairs with equal singular values, and which are unresolved.
 
     Within such rows, scaled to unit norm, ``A diag(1, ..., m) A^T`` becomes diagonal, with descending entries, and
     where that has equal eigenvalues ``B diag(1, ..., n) B^T``. The columns of A and B must have their final order and
     basis, as these matrices depend on both; ``balance`` settles the rows for the columns as they are then.
 
-    Parameters
-    ----------
-    A, B
-        (..., k, m) and (..., k, n) float64, balanced.
-    values
-        (..., k) float64, as ``balance`` returned them.
-    precision
-        machine epsilon of the stored dtype.
-
-    Returns
-    -------
-    tuple[NDArray[np.float64], NDArray[np.bool_]]
-        matrices (..., k, k) float64, to be multiplied to A and to B from the left, the identity beyond rows of equal
-        values; and which are unresolved, (...) bool.
-
-    Raises
-    ------
-    SymmetryError
-        shapes that do not belong together.
-
-    Notes
-    -----
-    Nothing is computed where singular values are distinct. tests/symmetry/matrices/test_balance.py plants equal ones.
+    A and B are (..., k, m) and (..., k, n) float64, balanced, with singular values (..., k) as ``balance`` returned
+    them; ``precision`` is the machine epsilon of the stored dtype. The matrices (..., k, k) float64 multiply A and B
+    from the left, and are the identity beyond rows of equal values; the second item is (...) bool. Nothing is computed
+    where singular values are distinct. Raises ``SymmetryError`` for shapes that do not belong together.
     """
     _fitting("resolve_equal", A, B)
     turns = np.broadcast_to(np.eye(A.shape[-2]), (*A.shape[:-1], A.shape[-2])).copy()
@@ -170,38 +133,21 @@ def resolve_equal(
 
 
 def least_mass(A: NDArray[np.float64], B: NDArray[np.float64]) -> NDArray[np.float64]:
-    r"""The least ``|H A|^2 + |H^-T B|^2`` over all invertible H, which balanced pairs have.
+    r"""Return the least ``|H A|^2 + |H^-T B|^2`` over all invertible H, (...) float64, which balanced pairs have.
 
     .. math:: \min_H |H A|^2 + |H^{-T} B|^2 = 2 |A^T B|_*,
 
-    the nuclear norm (Recht, Fazel and Parrilo, arXiv 0706.4138); a limit where the rank is below k.
-
-    Parameters
-    ----------
-    A, B
-        (..., k, m) and (..., k, n) float64.
-
-    Returns
-    -------
-    NDArray[np.float64]
-        (...) float64.
-
-    Raises
-    ------
-    SymmetryError
-        shapes that do not belong together; weights or products that are not finite.
-
-    Notes
-    -----
-    Half the time of ``balance``. tests/symmetry/matrices/test_balance.py compares it with minimisation over H and with
-    a semidefinite program.
+    the nuclear norm (Recht, Fazel and Parrilo, arXiv 0706.4138); a limit where the rank is below k. A and B are (...,
+    k, m) and (..., k, n) float64. It takes half the time of ``balance``. Raises ``SymmetryError`` for shapes that do
+    not belong together, and for weights or products that are not finite. tests/symmetry/matrices/test_balance.py
+    compares the value with minimisation over H and with a semidefinite program.
     """
     *_, core = _factors("least_mass", A, B)
     return 2 * np.linalg.svd(core, compute_uv=False).sum(axis=-1)
 
 
 def _factors(where: str, A: NDArray[np.float64], B: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
-    """L_A, L_B and ``L_A^T L_B``; refuses what is not finite in A or B, which makes the product so too."""
+    """Return L_A, L_B and ``L_A^T L_B``; raise for what is not finite in A or B, which makes the product so too."""
     _fitting(where, A, B)
     left, right = _factor(A), _factor(B)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -211,7 +157,7 @@ def _factors(where: str, A: NDArray[np.float64], B: NDArray[np.float64]) -> tupl
 
 
 def _factor(A: NDArray[np.float64]) -> NDArray[np.float64]:
-    """L (..., k, min(k, m)), lower triangular, with A = L Q and orthonormal rows of Q."""
+    """Return L (..., k, min(k, m)), lower triangular, with A = L Q and orthonormal rows of Q."""
     k, m = A.shape[-2:]
     flat, together = A.reshape(-1, k, m), max(1, _PIECE // (k * m))
     upper = np.empty((len(flat), min(k, m), k))
@@ -226,12 +172,12 @@ def _transposed(A: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def are_kept(values: NDArray[np.float64], precision: float) -> NDArray[np.bool_]:
-    """Which singular values (..., k) count as more than 0."""
+    """Return which singular values (..., k) count as more than 0."""
     return values > max(_ROUNDING, min(precision, COARSEST)) * values[..., :1]
 
 
 def _with_equal(values: NDArray[np.float64], kept: NDArray[np.bool_], precision: float) -> list[tuple[int, ...]]:
-    """The pairs of a stack that have equal singular values among those that are kept."""
+    """Return the pairs of a stack that have equal singular values among those that are kept."""
     return list(map(tuple, np.argwhere(margins(values, kept.sum(axis=-1)) < equal_below(precision)).tolist()))
 
 
@@ -242,7 +188,7 @@ def _resolved(
     kept: NDArray[np.bool_],
     precision: float,
 ) -> tuple[NDArray[np.float64], bool]:
-    """The orthogonal matrix (k, k) of one balanced pair, and whether rows remain unresolved."""
+    """Return the orthogonal matrix (k, k) of one balanced pair, and whether rows remain unresolved."""
     turn, unresolved = np.eye(len(A)), False
     for start, stop in runs(values[kept], equal_below(precision)):
         rows = slice(start, stop)

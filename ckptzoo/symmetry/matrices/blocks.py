@@ -13,36 +13,20 @@ from ckptzoo.symmetry.matrices.gauge import BLOCKS, STILL, balance_once
 from ckptzoo.symmetry.matrix_action import mixed_channels
 
 MAX_ROUNDS = 200
-"""Times that blocks which meet in a tensor are balanced in turn, at most."""
+"""The largest number of turns of blocks that meet in a tensor."""
 
 
 def balance_blocks(arrays: dict[str, NDArray[Any]], symmetry: Symmetry, *, rounds: int = MAX_ROUNDS) -> GroupElement:
     """Give the blocks of invertible matrices, and complex numbers, equal norms on both sides, in place.
 
-    Parameters
-    ----------
-    arrays
-        tensor name to (K, *shape) finite and writeable, at least float32; overwritten with the result, in their dtype.
-    symmetry
-        a table with matrices. Orthogonal ones, scales and permutations stay.
-    rounds
-        times that blocks which meet in a tensor take turns, at most.
+    ``arrays`` maps tensor names to (K, *shape), finite, writeable, at least float32; they are overwritten in their
+    dtype. Orthogonal matrices, scales and permutations stay. Returns the element that leads there, with NaN in the
+    matrices of blocks that have none (``matrices.gauge.Settled.element``). Raises ``SymmetryError`` where a group's
+    matrices act on two axes of one tensor.
 
-    Returns
-    -------
-    GroupElement
-        what leads there, with NaN in the matrices of blocks that have none (``matrices.gauge.Settled.element``).
-
-    Raises
-    ------
-    SymmetryError
-        A group's matrices act on two axes of one tensor.
-
-    Notes
-    -----
-    One pass, or in turn where two blocks meet in a tensor, as in a chain of linear layers: each lowers the sum of
-    squares, which is convex along one-parameter subgroups, so that the limit is the least (Kempf and Ness 1979).
-    Rounds do not depend on how many networks are stacked.
+    One pass is enough unless two blocks meet in a tensor, as in a chain of linear layers. Then they take at most
+    ``rounds`` turns: each lowers the sum of squares, which is convex along one-parameter subgroups, so that the limit
+    is the least (Kempf and Ness 1979). Rounds do not depend on how many networks are stacked.
     """
     table = _blocks_alone(symmetry)
     K = len(next(iter(arrays.values())))
@@ -58,7 +42,7 @@ def balance_blocks(arrays: dict[str, NDArray[Any]], symmetry: Symmetry, *, round
         whole = GroupElement.identity(symmetry, len(waiting))
         whole = GroupElement(whole.perms, whole.scales, {**whole.matrices, **step.matrices})
         changed = _changes(step)
-        # of a block that is degenerate from the first round on no element is known
+        # a block that is degenerate in the first round has no element from then on
         composed = whole.compose(element[waiting])
         for name, matrix in element.matrices.items():
             matrix[waiting] = composed.matrices[name]
@@ -69,7 +53,7 @@ def balance_blocks(arrays: dict[str, NDArray[Any]], symmetry: Symmetry, *, round
 
 
 def _changes(step: GroupElement) -> NDArray[np.bool_]:
-    """(K,) whether some matrix is not orthogonal, or some number not of modulus 1; what is not known does not count."""
+    """Return (K,) whether some matrix is not orthogonal, or some number not of modulus 1; NaN does not count."""
     found = np.zeros(len(step), bool)
     for matrix in step.matrices.values():
         if matrix.ndim == 3:
@@ -82,7 +66,7 @@ def _changes(step: GroupElement) -> NDArray[np.bool_]:
 
 
 def _blocks_alone(symmetry: Symmetry) -> Symmetry:
-    """The table whose only scales are invertible matrices and complex numbers."""
+    """Return the table whose only scales are invertible matrices and complex numbers."""
     groups = (group if group.scale in BLOCKS else replace(group, scale="none") for group in symmetry.groups)
     return Symmetry(tuple(groups), tuple(replace(action, signs=(), gates=()) for action in symmetry.actions))
 
@@ -90,10 +74,7 @@ def _blocks_alone(symmetry: Symmetry) -> Symmetry:
 def _meet(symmetry: Symmetry) -> bool:
     """Whether two axes of one tensor have such blocks.
 
-    Raises
-    ------
-    SymmetryError
-        They have the same ones: what balances is no quadratic equation then.
+    Raises ``SymmetryError`` where they have the same blocks: what balances is no quadratic equation then.
     """
     found = False
     for name in dict.fromkeys(action.tensor for action in symmetry.actions):

@@ -13,7 +13,7 @@ from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.symmetry.kinds.matrix import checked
 
 _ROUNDING = 16
-"""In units of the stored precision of the norm of the terms: a smaller sum counts as 0."""
+"""A sum counts as 0 below this number of units of the stored precision of the norm of its terms."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,34 +41,18 @@ class ComplexBalance:
 
 
 def balance_complex(a: NDArray[np.complex128], b: NDArray[np.complex128], precision: float) -> ComplexBalance:
-    r"""The factors for which ``c a`` and ``b / conj(c)`` have equal norms and a fixed phase.
+    r"""Return the factors for which ``c a`` and ``b / conj(c)`` have equal norms and a fixed phase.
 
     .. math:: |c| = \sqrt{|b| / |a|}, \quad \sum_j (c a_j)^2 > 0,
 
     where that sum vanishes ``sum_j (b_j / conj(c))^2 > 0``, then ``sum_j j (c a_j)^2 > 0`` and ``sum_j j (b_j /
     conj(c))^2 > 0``. The sign of c is left open. Orthogonal matrices on the columns keep the first two sums.
 
-    Parameters
-    ----------
-    a, b
-        (..., m) and (..., n) complex128: all that c and its counterpart multiply, biases included.
-    precision
-        machine epsilon of the stored dtype. A sum vanishes where its modulus is at most 16 epsilons of the root of the
-        sum of its terms' squared moduli.
-
-    Returns
-    -------
-    ComplexBalance
-        its ``left a`` and ``right b`` keep every product ``a_i conj(b_j)``.
-
-    Raises
-    ------
-    SymmetryError
-        shapes that do not belong together; weights or their sums of squares that are not finite.
-
-    Notes
-    -----
-    A few passes over a and b. tests/symmetry/matrices/test_complex_pairs.py holds the laws.
+    a and b are (..., m) and (..., n) complex128: all that c and its counterpart multiply, biases included.
+    ``precision`` is the machine epsilon of the stored dtype. A sum vanishes where its modulus is at most 16 epsilons of
+    the root of the sum of its terms' squared moduli. ``left a`` and ``right b`` of the result keep every product ``a_i
+    conj(b_j)``. Raises ``SymmetryError`` for shapes that do not belong together, and for weights or sums of squares
+    that are not finite.
     """
     if not (a.ndim and b.ndim) or a.shape[:-1] != b.shape[:-1] or 0 in (a.shape[-1], b.shape[-1]):
         expected, got = "(..., m) and (..., n) without empty axes", f"{a.shape} and {b.shape}"
@@ -102,7 +86,7 @@ def balance_complex(a: NDArray[np.complex128], b: NDArray[np.complex128], precis
 def _moments(
     side: NDArray[np.complex128], weights: NDArray[np.float64]
 ) -> tuple[NDArray[np.complex128], NDArray[np.float64]]:
-    """Weighted sums (...) of the squares of side (..., m) and of the squared moduli."""
+    """Return weighted sums (...) of the squares of side (..., m) and of the squared moduli."""
     real, imaginary = side.real, side.imag
     of_real, of_imaginary, of_both = (
         np.einsum("...m,...m,m->...", one, other, weights)

@@ -44,18 +44,18 @@ Arrays = Mapping[str, NDArray[Any]]
 GRAM = 2**21
 """Elements of a writer that are squared at a time: 16 MiB of float64."""
 BLOCKS = ("linear", "complex")
-"""Groups of which what is written and what is read are balanced."""
+"""The kinds of groups of which what is written and what is read are balanced."""
 TURNS = 1000
-"""Times that blocks which meet in a tensor are balanced in turn, at most."""
+"""The largest number of turns of blocks that meet in a tensor."""
 STILL = 1e-12
-"""By how much an entry of G G^T may differ from the identity's in a round that changes nothing any more."""
+"""The largest difference of an entry of G G^T from the identity's in a round that changes nothing any more."""
 ROUNDS = 8
-"""Times that scales are found again where they depend on matrices, and these on scales."""
+"""The number of times that scales and matrices are computed again where they depend on each other."""
 
 
 @dataclass(frozen=True, eq=False)
 class Settled:
-    """What the gauge's matrices are for K checkpoints, and how well they are determined.
+    """The matrices of the gauge for K checkpoints, and how well they are determined.
 
     Parameters
     ----------
@@ -87,12 +87,12 @@ class Settled:
 
     @classmethod
     def blank(cls, K: int) -> "Settled":
-        """Nothing yet, of K checkpoints."""
+        """Return an empty result for K checkpoints."""
         none = np.zeros(K, np.int64)
         return cls({}, {}, {}, np.full(K, np.inf), none, np.zeros(K, bool), none.copy(), none.copy())
 
     def follow(self, step: "Settled", rows: NDArray[np.int64]) -> None:
-        """Let a further step act on some rows after these matrices; what is said of the rows is that of the step."""
+        """Add a further step on some rows after these matrices; its margins and counts replace those of the rows."""
         for totals, made in ((self.left, step.left), (self.right, step.right)):
             for name, matrix in made.items():
                 if name in totals:
@@ -103,7 +103,7 @@ class Settled:
             getattr(self, name)[rows] = getattr(step, name)
 
     def element(self, symmetry: Symmetry) -> GroupElement:
-        """The elements, with NaN in the matrices of blocks that have none."""
+        """Return the elements, with NaN in the matrices of blocks that have none."""
         K = len(self.margin)
         one = GroupElement.identity(symmetry, K)
         matrices = dict(one.matrices)
@@ -115,23 +115,11 @@ class Settled:
 
 
 def settle(arrays: dict[str, NDArray[Any]], symmetry: Symmetry) -> Settled:
-    """Bring folded weights to where matrices and scales are settled, in place.
+    """Bring folded weights of a table with matrices to where matrices and scales are settled, in place.
 
-    Parameters
-    ----------
-    arrays
-        tensor name to (K, *shape) finite and writeable, at least float32; overwritten with the result, in their dtype.
-    symmetry
-        a table with matrices.
-
-    Raises
-    ------
-    SymmetryError
-        An orthogonal group whose channels no tensor writes with a weight.
-
-    Notes
-    -----
-    Beside the weights 100 MiB and the float64 copy of one tensor of one checkpoint.
+    ``arrays`` maps tensor names to (K, *shape), finite, writeable, at least float32; they are overwritten in their
+    dtype. It takes 100 MiB and the float64 copy of one tensor of one checkpoint beside the weights. Raises
+    ``SymmetryError`` for an orthogonal group whose channels no tensor writes with a weight.
     """
     K = len(next(iter(arrays.values())))
     found = Settled.blank(K)
@@ -170,7 +158,7 @@ def scales_depend_on_matrices(symmetry: Symmetry) -> bool:
 
 
 def meeting_blocks(symmetry: Symmetry) -> list[str]:
-    """The groups of invertible matrices and complex numbers of which a tensor has two, or one on two axes."""
+    """Return the groups of invertible matrices and complex numbers of which a tensor has two, or one on two axes."""
     found: set[str] = set()
     for _, actions in _by_tensor(symmetry):
         axes = {(item.axis, item.group) for item in mixed_channels(actions, symmetry)}
@@ -187,12 +175,9 @@ def _balance_all(
     found: Settled,
     precision: float | None = None,
 ) -> dict[str, Balance]:
-    """Balance blocks one after the other, in place; returns those of invertible matrices.
+    """Balance blocks one after the other, in place, and return those of invertible matrices.
 
-    Parameters
-    ----------
-    precision
-        machine epsilon of the weights; by default that of the tensors that a group acts on.
+    ``precision`` is the machine epsilon of the weights; by default that of the tensors that a group acts on.
     """
     made: dict[str, Balance] = {}
     for group in groups:
@@ -241,7 +226,7 @@ def _take_turns(
 
 
 def _changes(step: Settled) -> NDArray[np.bool_]:
-    """(K,) whether some matrix is not orthogonal, or some number not of modulus 1, but for rows that are 0."""
+    """Return (K,) whether some matrix is not orthogonal, or some number not of modulus 1, but for rows that are 0."""
     changed = np.zeros(len(step.margin), bool)
     for matrix in (*step.left.values(), *step.right.values()):
         if matrix.ndim == 3:
@@ -260,7 +245,7 @@ def _scale(arrays: dict[str, NDArray[Any]], symmetry: Symmetry, table: Symmetry,
     if not any(group.scaled for group in table.groups):
         return
     chained = _chained(symmetry, table)
-    # what a layer that is used twice writes does not tell the scales behind it, as its columns are in the same basis
+    # a layer that is used twice does not determine the scales behind it, as its columns are in the same basis
     found.unresolved[:] |= any(_on_two_axes(group, symmetry) for group in chained)
     K = len(found.margin)
     total = GroupElement.identity(table, K)
@@ -282,7 +267,7 @@ def _scale(arrays: dict[str, NDArray[Any]], symmetry: Symmetry, table: Symmetry,
 
 
 def _chained(symmetry: Symmetry, table: Symmetry) -> list[Group]:
-    """The groups of invertible matrices that tensors read which write channels with scales."""
+    """Return the groups of invertible matrices that tensors read which write channels with scales."""
     reading: set[str] = set()
     for _, actions in _by_tensor(symmetry):
         if any(table[segment.group].scaled for act in actions for segment in act.segments if act.exponent == 1):
@@ -307,7 +292,7 @@ def _on_two_axes(group: Group, symmetry: Symmetry) -> bool:
 
 
 def _whitened(arrays: Arrays, groups: list[Group], symmetry: Symmetry) -> dict[str, NDArray[Any]]:
-    """The weights with orthonormal rows in what writes these groups.
+    """Return the weights with orthonormal rows in what writes these groups.
 
     Directions that weights do not reach are those that biases reach, and those that nothing reaches become 0.
     """
@@ -325,8 +310,9 @@ def _whitened(arrays: Arrays, groups: list[Group], symmetry: Symmetry) -> dict[s
 
 
 def _white(A: NDArray[np.float64], precision: float) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
-    """The symmetric matrices of which the first gives A (..., k, m) orthonormal rows, and of which the second is the
-    inverse, both within what A reaches; and the rank."""
+    """Return the symmetric matrix that gives A (..., k, m) orthonormal rows, its inverse, both within what A reaches,
+    and the rank.
+    """
     U, values, _ = np.linalg.svd(A, full_matrices=False)
     kept = are_kept(values, precision)
     inverse = np.divide(1, values, out=np.zeros_like(values), where=kept)
@@ -383,12 +369,9 @@ def _rotate(arrays: dict[str, NDArray[Any]], group: Group, symmetry: Symmetry, f
 
 
 def basis_of_stream(arrays: Arrays, group: Group, symmetry: Symmetry) -> tuple[StreamAxes, NDArray[np.int64]]:
-    """The matrices (K, blocks, k, k) into the basis of a stream's variance, and how many signs are not settled.
+    """Return the matrices (K, blocks, k, k) into the basis of a stream's variance, and how many signs are not settled.
 
-    Raises
-    ------
-    SymmetryError
-        No tensor writes the channels with a weight.
+    Raises ``SymmetryError`` where no tensor writes the channels with a weight.
     """
     mean, precision = group.scale == "orthogonal_mean", _precision(arrays, group, symmetry)
     writers = list(_writers(group, symmetry))
@@ -417,7 +400,7 @@ def basis_of_stream(arrays: Arrays, group: Group, symmetry: Symmetry) -> tuple[S
 
 
 def _writers(group: Group, symmetry: Symmetry) -> Iterator[tuple[int, MixedChannels]]:
-    """What writes the channels of a group itself, with the number of the action."""
+    """Yield what writes the channels of a group itself, with the number of the action."""
     for at, action in enumerate(symmetry.actions):
         own = {segment.group for segment in action.segments}
         if group.id not in own:
@@ -442,7 +425,7 @@ def _by_tensor(symmetry: Symmetry) -> Iterator[tuple[str, tuple[AxisAction, ...]
 
 
 def _acts(action: AxisAction, group: str, symmetry: Symmetry) -> bool:
-    """Whether a group's matrices may act on an axis; which channels they mix takes longer to say."""
+    """Whether a group's matrices may act on an axis; ``mixed_channels`` lists the channels, but takes longer."""
     names = action.listed_groups
     return group in names or any(symmetry.leader(name).id == group for name in names)
 
@@ -450,7 +433,7 @@ def _acts(action: AxisAction, group: str, symmetry: Symmetry) -> bool:
 def joined_rows(
     arrays: Arrays, group: Group, symmetry: Symmetry, *, inverted: bool, biases: bool = False
 ) -> NDArray[np.float64]:
-    """All that is written or read by a group's channels side by side, (K, blocks, k, m) float64."""
+    """Return all that is written or read by a group's channels side by side, (K, blocks, k, m) float64."""
     parts: list[NDArray[np.float64]] = []
     for name, actions in _by_tensor(symmetry):
         for action in actions:
@@ -469,7 +452,7 @@ def joined_rows(
 
 
 def _rows(array: NDArray[Any], mixed: MixedChannels) -> NDArray[np.float64]:
-    """What each channel has in a tensor, (K, blocks, k, m) float64."""
+    """Return the weights of each channel in a tensor, (K, blocks, k, m) float64."""
     moved = np.moveaxis(array, mixed.axis + 1, 1)
     taken = moved[:, mixed.places]  # (K, blocks, k, positions, ...)
     return taken.reshape(*taken.shape[:3], -1).astype(np.float64)
@@ -489,7 +472,7 @@ def _add_gram(array: NDArray[Any], mixed: MixedChannels, total: NDArray[np.float
 
 
 def _precision(arrays: Arrays, group: Group, symmetry: Symmetry) -> float:
-    """The largest machine epsilon of the tensors that a group acts on."""
+    """Return the largest machine epsilon of the tensors that a group acts on."""
     tensors = {action.tensor for action in symmetry.actions if group.id in action.groups}
     return max(float(np.finfo(arrays[name].dtype).eps) for name in tensors)
 

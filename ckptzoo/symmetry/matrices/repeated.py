@@ -11,39 +11,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 _EQUAL = 64
-"""In units of the stored precision: values that differ by less of the largest are equal."""
+"""Values that differ by less than this number of units of the stored precision of the largest are equal."""
 _EQUAL_IN_SPACE = 1000
-"""The same for the eigenvalues of a matrix within the space of equal values, which is known to a few units only."""
+"""``_EQUAL`` for the eigenvalues of a matrix within the space of equal values, which is known to a few units only."""
 COARSEST = float(np.finfo(np.float32).eps)
-"""A coarser precision counts as this one, where values are compared: 64 units of half precision are more than the gaps
-between the values of a head, and a unit of bfloat16 is more than many of them."""
+"""A coarser precision counts as this one where values are compared: 64 units of half precision are more than the
+gaps between the values of a head, and a unit of bfloat16 is more than many of them."""
 
 
 def equal_below(precision: float) -> float:
-    """The difference below which singular values or eigenvalues are equal, over the largest modulus.
+    """Return the difference of equal singular values or eigenvalues, over the largest modulus.
 
-    Parameters
-    ----------
-    precision
-        machine epsilon of the stored dtype.
+    ``precision`` is the machine epsilon of the stored dtype.
     """
     return _EQUAL * min(precision, COARSEST)
 
 
 def runs(values: NDArray[np.float64], tolerance: float) -> list[tuple[int, int]]:
-    """Where descending values are equal.
+    """Return start and stop of each run of two or more equal values among descending values (n,) float64.
 
-    Parameters
-    ----------
-    values
-        (n,) float64, descending.
-    tolerance
-        neighbours that differ by less of the largest modulus are equal.
-
-    Returns
-    -------
-    list[tuple[int, int]]
-        start and stop of each run of two or more equal values.
+    Neighbours that differ by less than ``tolerance`` times the largest modulus are equal.
     """
     largest = np.abs(values).max(initial=0)
     breaks = np.flatnonzero(values[:-1] - values[1:] >= tolerance * largest) + 1 if largest else []
@@ -51,19 +38,9 @@ def runs(values: NDArray[np.float64], tolerance: float) -> list[tuple[int, int]]
 
 
 def margins(values: NDArray[np.float64], rank: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
-    """The smallest gaps between neighbours among descending values.
+    """Return the smallest gaps between neighbours among descending values (..., n) float64, over the largest modulus.
 
-    Parameters
-    ----------
-    values
-        (..., n) float64, descending.
-    rank
-        (...) int64, how many of the first values count; all where it is not given.
-
-    Returns
-    -------
-    NDArray[np.float64]
-        (...) float64, relative to the largest modulus; 1 where fewer than two values count.
+    Only the first ``rank`` (...) values count, all where it is None. The gap is 1 where fewer than two count.
     """
     if values.shape[-1] < 2:
         return np.ones(values.shape[:-1])
@@ -75,22 +52,12 @@ def margins(values: NDArray[np.float64], rank: NDArray[np.int64] | None = None) 
 
 
 def diagonalising(forms: Sequence[NDArray[np.float64]], precision: float) -> tuple[NDArray[np.float64], bool]:
-    """The orthogonal matrix O for which O N O^T is diagonal, for the first N of several or, where that has equal
-    eigenvalues, within their space for the next.
+    """Return the orthogonal matrix O for which O N O^T is diagonal, and whether the forms determine it.
 
-    Parameters
-    ----------
-    forms
-        symmetric matrices (c, c) float64.
-    precision
-        machine epsilon of the stored dtype: eigenvalues that differ by less than 1000 epsilons of the largest modulus
-        are equal.
-
-    Returns
-    -------
-    tuple[NDArray[np.float64], bool]
-        O (c, c) float64, whose rows are eigenvectors by descending eigenvalue, each up to its sign; and whether the
-        matrices determine it: no space of equal eigenvalues is left.
+    N is the first of the symmetric matrices ``forms`` (c, c) float64; where it has equal eigenvalues the next one is
+    made diagonal within their space. Eigenvalues are equal that differ by less than 1000 epsilons (``precision``, of
+    the stored dtype) of the largest modulus. The rows of O (c, c) float64 are eigenvectors by descending eigenvalue,
+    each up to its sign; they are determined where no space of equal eigenvalues is left.
     """
     size = len(forms[0])
     if size == 1:

@@ -17,7 +17,7 @@ from ckptzoo.symmetry.kinds.orthogonal import beside_ones, on_both_sides, reflec
 from ckptzoo.symmetry.matrices.repeated import diagonalising, equal_below, margins, runs
 
 _ROUNDING = 16
-"""In units of the stored precision of the norm of the terms: a smaller sum counts as 0."""
+"""A sum counts as 0 below this number of units of the stored precision of the norm of its terms."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,41 +45,21 @@ class StreamAxes:
 def stream_axes(
     M: NDArray[np.float64], precision: float, *, mean: bool, second: NDArray[np.float64] | None = None
 ) -> StreamAxes:
-    r"""The orthogonal matrix Q that makes M diagonal.
+    r"""Return the orthogonal matrix Q that makes M (..., d, d) float64, symmetric, diagonal.
 
-    Its rows are eigenvectors of M by descending eigenvalue. With ``mean`` it keeps the vector of ones: with u the
-    eigenvectors of ``P M P`` orthogonal to the ones, P the projection beside them, and h a fixed orthonormal basis
-    of the vectors orthogonal to the ones,
+    Its rows are eigenvectors of M by descending eigenvalue, each up to its sign (``settle_signs``). With ``mean`` it
+    keeps the vector of ones: with u the eigenvectors of ``P M P`` orthogonal to the ones, P the projection beside them,
+    and h a fixed orthonormal basis of the vectors orthogonal to the ones,
 
     .. math:: Q = 1 1^T / d + \sum_i h_i u_i^T.
 
-    Parameters
-    ----------
-    M
-        (..., d, d) float64, symmetric.
-    precision
-        machine epsilon of the stored dtype: eigenvalues that differ by less than 64 epsilons of the largest modulus are
-        equal.
-    mean
-        whether Q keeps the vector of ones.
-    second
-        (..., d, d) float64, symmetric, another matrix that becomes ``Q . Q^T``: it is made diagonal within the
-        eigenvectors of equal eigenvalues.
+    ``precision`` is the machine epsilon of the stored dtype: eigenvalues that differ by less than 64 epsilons of the
+    largest modulus are equal. ``second``, another symmetric matrix of the same shape that becomes ``Q . Q^T``, is made
+    diagonal within the eigenvectors of equal eigenvalues. Raises ``SymmetryError`` for matrices that are not square or
+    not finite, or do not have the shape of M.
 
-    Returns
-    -------
-    StreamAxes
-        each eigenvector up to its sign, see ``settle_signs``.
-
-    Raises
-    ------
-    SymmetryError
-        matrices that are not square or not finite, or do not have the shape of M.
-
-    Notes
-    -----
-    An eigenvalue decomposition, 0.1 s for d = 768 on one core; the h are columns of a Householder reflection, which
-    costs two products with vectors. tests/symmetry/matrices/test_stream.py holds the laws.
+    The eigenvalue decomposition takes 0.1 s for d = 768 on one core; the h are columns of a Householder reflection,
+    which costs two products with vectors.
     """
     for name, matrix in (("M", M), ("second", M if second is None else second)):
         if matrix.shape != M.shape or M.ndim < 2 or M.shape[-1] != M.shape[-2] or not M.shape[-1]:
@@ -113,34 +93,14 @@ def stream_axes(
 def settle_signs(
     Q: NDArray[np.float64], W: NDArray[np.float64], precision: float, *, mean: bool
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Q with the signs of the eigenvectors for which a weight's rows have positive sums of cubes.
+    """Return Q with signs for which the rows of a weight have positive sums of cubes, and how many are unsettled.
 
-    Parameters
-    ----------
-    Q
-        (..., d, d) float64, of ``stream_axes``.
-    W
-        (..., d, c) float64, a weight that writes the stream, before Q, and on whose columns no signs are open. Its
-        coordinate along an eigenvector is a row of ``Q W``, with ``mean`` one of its components along the h.
-    precision
-        machine epsilon of the stored dtype. With entries x of a row, and w the norms of the columns of W, a sum of
-        cubes of at most 16 epsilons times the root of ``sum x^4 w^2`` is rounding, and does not settle a sign.
-    mean
-        as for ``stream_axes``.
-
-    Returns
-    -------
-    tuple[NDArray[np.float64], NDArray[np.int64]]
-        Q (..., d, d) float64; and how many signs W does not settle, (...) int64: these eigenvectors are as they were.
-
-    Raises
-    ------
-    SymmetryError
-        shapes that do not belong together; weights that are not finite.
-
-    Notes
-    -----
-    One product of matrices. tests/symmetry/matrices/test_stream.py holds the laws.
+    Q (..., d, d) float64 is that of ``stream_axes``, with the same ``mean``. W (..., d, c) float64 is a weight that
+    writes the stream, before Q, and on whose columns no signs are open; its coordinate along an eigenvector is a row of
+    ``Q W``, with ``mean`` one of its components along the h. With entries x of a row, and w the norms of the columns of
+    W, a sum of cubes of at most 16 epsilons (``precision``, of the stored dtype) times the root of ``sum x^4 w^2`` is
+    rounding, and does not settle a sign. The second item counts these eigenvectors, which keep their sign, (...) int64.
+    Raises ``SymmetryError`` for shapes that do not belong together, and for weights that are not finite.
     """
     if W.ndim < 2 or Q.shape != (*W.shape[:-1], W.shape[-2]):
         step = "Give a weight with the stream's axis last but one."

@@ -54,49 +54,37 @@ def monomial(symmetry: Arch) -> Symmetry:
 
 
 def among(symmetry: Symmetry, *, keep: Collection[str] = ()) -> Symmetry:
-    """The table of the permutations and scales among a table's matrices, a subgroup; gains stay 1 where they must.
+    """Return the table of the permutations and scales among a table's matrices, a subgroup; some gains stay 1.
 
-    Parameters
-    ----------
-    symmetry
-        the table.
-    keep
-        kinds of matrices that stay as they are.
+    Matrices of the kinds in ``keep`` stay.
     """
     return _changed(symmetry, lambda group, kind: group if group.scale in keep else replace(group, scale=kind.among))
 
 
 def residual(symmetry: Symmetry) -> Symmetry:
-    """The table of what is left where sizes of scales, and matrices up to signs of channels, are known.
+    """Return the table of what is left where sizes of scales, and matrices up to signs of channels, are known.
 
-    Whole blocks are permuted, and their channels keep their order; orthogonal matrices are known wholly.
+    Whole blocks are permuted, and their channels keep their order; orthogonal matrices are known completely.
     """
     return _changed(symmetry, lambda group, kind: replace(_in_order(group), scale=kind.signs))
 
 
 def without_matrices(symmetry: Symmetry) -> Symmetry:
-    """The table of what is left where the matrices are known: whole blocks are permuted, other groups are as before."""
+    """Return the table for known matrices: whole blocks are permuted, other groups are unchanged."""
     return _changed(
         symmetry, lambda group, _: replace(_in_order(group), scale="none") if matrix_kind_of(group) else group
     )
 
 
 def unmixed(symmetry: Symmetry) -> Symmetry:
-    """The table without matrices and signs: permutations, and positive scales of the other groups."""
+    """Return the table without matrices and signs: permutations, and positive scales of the other groups."""
     return _changed(symmetry, lambda group, kind: replace(_in_order(group), scale=kind.sizes))
 
 
 def lifted(element: GroupElement, symmetry: Symmetry) -> GroupElement:
-    """An element of ``among`` or ``residual`` as an element of the table itself, with the same action.
+    """Return an element of ``among`` or ``residual`` (K, numpy) as one of the whole table, with the same action.
 
     Matrices that it has stay.
-
-    Parameters
-    ----------
-    element
-        K elements, of numpy.
-    symmetry
-        the table with matrices.
     """
     perms, matrices = dict(element.perms), {}
     ones = {group.id: np.ones(perms[group.id].shape) for group in symmetry.groups}
@@ -132,13 +120,13 @@ def _changed(symmetry: Symmetry, change: Callable[[Group, Kind], Group]) -> Symm
 
 
 def _without_parts(action: AxisAction) -> tuple[Segment, ...]:
-    """All real parts list the channels of a group once, and then all imaginary parts."""
+    """Put all real parts first, then all imaginary parts, as two listings of the channels of a group."""
     ordered = sorted(action.segments, key=lambda segment: segment.part or 0)
     return tuple(replace(segment, part=None) for segment in ordered)
 
 
 def _in_order(group: Group) -> Group:
-    """The group whose channels keep their order within blocks where real matrices permute them too."""
+    """Return the group whose channels keep their order within blocks where real matrices permute them too."""
     perm = group.perm
     if matrix_kind_of(group) is None or group.scale == "complex":
         return group

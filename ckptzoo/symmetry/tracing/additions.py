@@ -1,8 +1,8 @@
-"""What becomes of numbers that are added to a tensor of the state dict, on their way through a module's operations.
+"""The effect of numbers that are added to a tensor of the state dict, along a module's operations.
 
 An ``Addition`` says which number is added to which entry of a value. Operations move numbers (a transposition), mix
-those of one line into others of the same kind (attention weights sum to 1), take them up (a bias behind a matrix), do
-not see them (a softmax whose arguments all have the same number added), or make outputs of them that are others.
+those of one line into others of the same kind (attention weights sum to 1), take them up (a bias behind a matrix), are
+invariant under them (a softmax whose arguments all have the same number added), or let them change the outputs.
 """
 
 import heapq
@@ -20,25 +20,18 @@ from ckptzoo.symmetry.tracing.graph import is_cast, schema_of
 from ckptzoo.symmetry.tracing.rules.registry import is_check
 
 _MASKED = -1e4
-"""Scores of this and less are no part of a softmax."""
+"""Scores of this and less take no part in a softmax."""
 
 
 @dataclass(frozen=True)
 class Addition:
     """Numbers that are added to a value.
 
-    Parameters
-    ----------
-    ids
-        for each entry of the value the number of the number that is added to it, -1 for none; one tensor for each
-        output where an operation has several.
-    plain
-        whether ``ids`` are numbers of the source's channels, and what is added is what was added there: then a
-        parameter can take it up. Otherwise equal ids alone say that the same is added.
-    sources
-        the channels of the source that the numbers depend on, where they are not plain.
-    gain
-        the parameter that has multiplied them, channel by channel.
+    ``ids`` has for each entry of the value the number of the number that is added to it, -1 for none; one tensor for
+    each output where an operation has several. Where it is ``plain``, ids are numbers of the source's channels, and
+    what is added is what was added there, so that a parameter can take it up. Otherwise equal ids say only that the
+    same is added, and ``sources`` are the channels of the source that the numbers depend on. ``gain`` is the parameter
+    that has multiplied them, channel by channel.
     """
 
     ids: Any
@@ -48,14 +41,14 @@ class Addition:
 
     @property
     def origins(self) -> frozenset[int]:
-        """All channels of the source that it depends on."""
+        """All channels of the source that the addition depends on."""
         if not self.plain:
             return self.sources
         tensors = self.ids if isinstance(self.ids, (tuple, list)) else [self.ids]
         return frozenset(int(item) for tensor in tensors for item in tensor.unique()) - {-1}
 
     def changed(self, ids: torch.Tensor) -> "Addition":
-        """Other numbers that depend on the same channels of the source."""
+        """Return other numbers that depend on the same channels of the source."""
         return Addition(ids, plain=False, sources=self.origins, gain=self.gain)
 
 
@@ -64,16 +57,10 @@ _Handler = Callable[[fx.Node, fx.Node, Addition], Addition | None]
 
 @dataclass
 class Walk:
-    """What becomes of an addition.
+    """The result of following an addition.
 
-    Parameters
-    ----------
-    seen
-        channels of the source whose numbers change the module's outputs, or may do so.
-    taken
-        what takes the numbers up, and in which operation.
-    gains
-        parameters that have multiplied what is not seen.
+    ``seen`` are channels of the source whose numbers change the module's outputs, or may do so; ``taken`` what takes
+    the numbers up, and in which operation; ``gains`` parameters that have multiplied what is not seen.
     """
 
     seen: set[int] = field(default_factory=set)
@@ -84,16 +71,8 @@ class Walk:
 class Walker:
     """Follows additions through a module.
 
-    Parameters
-    ----------
-    module
-        with its operations.
-    taking
-        whether parameters may take numbers up.
-    kept
-        tensors that must not take any.
-    rows
-        operations without a bias, in which the rows of the weight may take numbers up.
+    ``taking`` says whether parameters may take numbers up, ``kept`` are tensors that must not, and ``rows`` operations
+    without a bias, in which the rows of the weight may.
     """
 
     def __init__(
@@ -118,7 +97,7 @@ class Walker:
         self._handlers = {name: handler for names, handler in by_names.items() for name in names.split()}
 
     def follow(self, start: fx.Node, addition: Addition) -> Walk:
-        """What becomes of numbers that are added to a node's value; it ends where all of them are seen."""
+        """Return what becomes of numbers that are added to a node's value; it ends where all of them are seen."""
         walk = self._walk = Walk()
         origins = addition.origins
         added: dict[fx.Node, list[Addition]] = {start: [addition]}
@@ -149,7 +128,7 @@ class Walker:
         self._walk.gains.add(addition.gain)
 
     def _through(self, node: fx.Node, given: fx.Node, addition: Addition) -> Addition | None:
-        """What an operation makes of one argument's numbers; None where they end there, seen or not."""
+        """Return what an operation makes of one argument's numbers; None where they end there, seen or not."""
         name = operation(node)
         if name == "getitem":
             return replace(addition, ids=addition.ids[positional(node)[1]])
@@ -200,7 +179,10 @@ class Walker:
             self._walk.taken.append(Target(self._module.whole(bias, 0), part, first))
 
     def _recurrent(self, node: fx.Node, given: fx.Node, addition: Addition) -> None:
-        """Two biases are summed, but in the last gate of a GRU: that of the input takes up the other, and inputs."""
+        """Follow numbers into a recurrent layer, where two biases are summed, but in the last gate of a GRU.
+
+        In all other gates the bias of the input takes up the other one, and inputs.
+        """
         columns = _line(addition.ids)
         if not (self._taking and addition.plain and argument(node, "has_biases")) or columns is None:
             return self._seen(addition)
@@ -222,7 +204,7 @@ class Walker:
         return self._seen(addition)
 
     def _product(self, node: fx.Node, given: fx.Node, addition: Addition) -> Addition | None:
-        """A product of two values: attention weights with values, or queries with keys."""
+        """Follow numbers through a product of two values: attention weights with values, or queries with keys."""
         left, right = positional(node)[:2]
         ids, size = addition.ids, size_of(node)
         if left is right or ids.ndim < 2 or not isinstance(left, fx.Node) or not isinstance(right, fx.Node):
@@ -338,11 +320,11 @@ class Walker:
     def _of_lines(
         self, addition: Addition, ids: torch.Tensor, axis: int, size: tuple[int, ...], channels: int
     ) -> Addition | None:
-        """A weight with the same added along the axis that it writes: so has every token, along its channels."""
+        """Follow the same number along the axis that a weight writes: every token has it too, along its channels."""
         return addition.changed(_lines(size, channels)) if same_along(ids, axis) else self._seen(addition)
 
     def _masked(self, node: fx.Node, given: fx.Node, addition: Addition) -> Addition | None:
-        """Scores with some of them replaced by large negative numbers, which a softmax makes 0."""
+        """Follow scores of which some are replaced by large negative numbers, which a softmax makes 0."""
         if operation(node) == "masked_fill":
             value, other = positional(node)[0], positional(node)[2]
         else:
@@ -357,12 +339,9 @@ class Walker:
         return node is not None and self._module.used_once(node) and self._module.parameters[node] not in self._kept
 
     def _taken(self, node: fx.Node, ids: torch.Tensor) -> list[Target] | None:
-        """What takes numbers up that are added to a node's value, where nothing else uses it; None where nothing can.
+        """Return what takes up numbers added to a node's value, where nothing else uses it; None where nothing can.
 
-        Parameters
-        ----------
-        ids
-            of the numbers, of the shape of the value or one that it is broadcast to.
+        ``ids`` are those of the numbers, of the shape of the value or one that it is broadcast to.
         """
         size = size_of(node)
         wide = (1,) * (ids.ndim - len(size)) + size
@@ -401,7 +380,7 @@ class Walker:
         return self._taken_before(node, ids) if moves(name) else None
 
     def _taken_before(self, node: fx.Node, ids: torch.Tensor) -> list[Target] | None:
-        """The same where the operation moves entries of its arguments."""
+        """Return ``_taken`` where the operation moves entries of its arguments."""
         targets: list[Target] = []
         arguments = list(dict.fromkeys(node.all_input_nodes))
         for given in arguments:
@@ -429,20 +408,20 @@ def same_along(ids: torch.Tensor, axis: int) -> bool:
 
 
 def _lines(size: tuple[int, ...], axis: int) -> torch.Tensor:
-    """Ids that are the same along one axis, and others in every line."""
+    """Return ids that are the same along one axis, and others in every line."""
     short = list(size)
     short[axis] = 1
     return torch.arange(math.prod(short)).reshape(short).expand(size)
 
 
 def _line(ids: torch.Tensor) -> torch.Tensor | None:
-    """The ids along the last axis, where they are the same along all others."""
+    """Return the ids along the last axis, where they are the same along all others."""
     rows = ids.reshape(-1, ids.shape[-1])
     return rows[0] if same_along(rows, 0) else None
 
 
 def _runs(line: torch.Tensor) -> list[tuple[int, int, int]]:
-    """Runs of consecutive ids: the first position, the first id, and how many there are; -1 are left out."""
+    """Return runs of consecutive ids: the first position, the first id, and how many there are; -1 are left out."""
     found: list[tuple[int, int, int]] = []
     for position, number in enumerate(line.tolist()):
         if number < 0:
@@ -455,7 +434,7 @@ def _runs(line: torch.Tensor) -> list[tuple[int, int, int]]:
 
 
 def _in_part(part: Part, ids: torch.Tensor) -> list[Target] | None:
-    """The boxes of a parameter in which channels have these numbers; None where it is no box."""
+    """Return the boxes of a parameter in which channels have these numbers; None where there is no box."""
     there = ids >= 0
     places = there.nonzero()
     start, stop = places.amin(0).tolist(), (places.amax(0) + 1).tolist()

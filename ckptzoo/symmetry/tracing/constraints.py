@@ -1,4 +1,4 @@
-"""What a trace collects: labels of a value's entries, and the constraints that operations put on channels and scales.
+"""The results of a trace: labels of a value's entries, and the constraints that operations put on channels and scales.
 
 ``Labels`` belong to one value while the module is traced: which channel each entry is of, which scale multiplies it,
 and by which operations it was made. ``Constraints`` outlive the values: which channels move together, which scales are
@@ -48,12 +48,12 @@ class Labels:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of channels and scales together."""
+        """The shape of channels and scales together."""
         return np.broadcast_shapes(self.channel.shape, self.scale.shape)
 
     @property
     def varying_axes(self) -> tuple[int, ...]:
-        """Axes along which channels or scales differ."""
+        """The axes along which channels or scales differ."""
         return tuple(axis for axis, size in enumerate(self.shape) if size > 1)
 
     @property
@@ -67,27 +67,27 @@ class Labels:
         return bool((self.channel < 0).all() and (self.scale < 0).all())
 
     def map(self, change: Callable[[NodeIds], NodeIds]) -> "Labels":
-        """The labels with the same change made to all arrays."""
+        """Return the labels with the same change made to all arrays."""
         experts = None if self.experts is None else change(self.experts)
         channel, scale, path = (change(item) for item in (self.channel, self.scale, self.path))
         return replace(self, channel=channel, scale=scale, path=path, experts=experts)
 
     def with_ndim(self, ndim: int) -> "Labels":
-        """The labels with axes of size 1 in front, as in broadcasting."""
+        """Return the labels with axes of size 1 in front, as in broadcasting."""
         return self.map(lambda item: item.reshape((1,) * (ndim - item.ndim) + item.shape))
 
     def along_axis(self, axis: int, size: int) -> "Labels":
-        """The labels along one axis, one-dimensional, where they vary along no other axis."""
+        """Return the labels along one axis, one-dimensional, where they vary along no other axis."""
         line = replace(self, experts=None)
         return line.map(lambda item: np.broadcast_to(np.moveaxis(item, axis, -1).reshape(-1), size))
 
     def on_axis(self, axis: int, ndim: int) -> "Labels":
-        """One-dimensional labels as labels of a tensor of ``ndim`` axes that vary along one of them."""
+        """Return one-dimensional labels as labels of a tensor of ``ndim`` axes that vary along one of them."""
         return self.map(lambda item: item.reshape([-1 if other == axis else 1 for other in range(ndim)]))
 
 
 def constant_labels(ndim: int, path: int = 0) -> Labels:
-    """Labels of what no symmetry changes."""
+    """Return the labels of what no symmetry changes."""
     none = np.full((1,) * ndim, -1, np.int64)
     return Labels(none, none, np.full((1,) * ndim, path, np.int64))
 
@@ -99,11 +99,11 @@ class Paths:
         self._numbers: dict[Hashable, int] = {(): 0}
 
     def id_of(self, *facts: Hashable) -> int:
-        """The number of one history."""
+        """Return the number of one history."""
         return self._numbers.setdefault(facts, len(self._numbers))
 
     def extend(self, operation: Hashable, *paths: NodeIds) -> NodeIds:
-        """The histories of an operation's results, entry by entry, from those of its arguments."""
+        """Return the histories of an operation's results, entry by entry, from those of its arguments."""
         arrays = np.broadcast_arrays(*paths)
         rows = np.stack([array.ravel() for array in arrays], axis=1)
         unique_rows, index = np.unique(rows, axis=0, return_inverse=True)
@@ -112,7 +112,7 @@ class Paths:
 
 
 class ChannelMark(IntEnum):
-    """What is known of a channel."""
+    """Marks of a channel."""
 
     FIXED = 0
     """It is fixed for a reason."""
@@ -125,7 +125,7 @@ class ChannelMark(IntEnum):
 
 
 class ScaleMark(IntEnum):
-    """What is known of a scale; one that is positive only and a sign only is none."""
+    """Marks of a scale; one that is positive only and a sign only is none."""
 
     POSITIVE = 0
     """It is a positive factor."""
@@ -147,8 +147,6 @@ class AxisPlacement:
 
     Parameters
     ----------
-    tensor, axis
-        whose axis.
     channel, scale, path
         labels of its positions, through all blocks.
     exponent, role, in_mass, blocks, eps
@@ -182,7 +180,7 @@ class AxisPlacement:
 
     @property
     def scales(self) -> tuple[NodeIds, ...]:
-        """Those of values, and of gates where there are some."""
+        """The scales of values, and of gates where there are some."""
         return (self.scale,) if self.gate is None else (self.scale, self.gate)
 
 
@@ -214,25 +212,18 @@ class ScaleProduct:
 
     @property
     def value_and_gate(self) -> tuple[NodeIds, NodeIds]:
-        """Both values, the one that is a gate behind."""
+        """Both values, the one that is a gate last."""
         return (self.second, self.first) if self.value else (self.first, self.second)
 
 
 @dataclass
 class ChannelBlocks:
-    """Channels that an operation takes in blocks: the channels of one block stay together.
+    """Channels that an operation, named by its module or tensor, takes in blocks: those of one block stay together.
 
-    Parameters
-    ----------
-    name
-        of the module or tensor.
-    members
-        (blocks, channels a block) of each side, one or two.
-    axes
-        the tensor's axes that are read and written in blocks; none where no tensor has them.
-    heads
-        whether they are the heads of an attention: any number of sides, which move their blocks together, and among
-        them sides of one channel a block that stand for the heads alone and may be on no tensor.
+    ``members`` are (blocks, channels a block) of each side, one or two; ``axes`` the tensor's axes that are read and
+    written in blocks, none where no tensor has them. With ``heads`` they are the heads of an attention: any number of
+    sides, which move their blocks together, and among them sides of one channel a block that stand for the heads alone
+    and may be on no tensor.
     """
 
     name: str
@@ -243,7 +234,7 @@ class ChannelBlocks:
 
 @dataclass
 class Constraints:
-    """Everything that is known so far.
+    """All constraints found so far.
 
     Parameters
     ----------
@@ -294,21 +285,21 @@ class Constraints:
     without_shift: set[int] = field(default_factory=set)
 
     def can_scale(self, scale: NodeIds) -> NDArray[np.bool_]:
-        """Which scales may still have a factor other than 1."""
+        """Return which scales may still have a factor other than 1."""
         forbidden, positive, sign = (self.scales.marks(scale, kind) >= 0 for kind in (FORBIDDEN, POSITIVE, SIGN))
         return (scale >= 0) & ~forbidden & ~(positive & sign)
 
     def any_sign(self, scale: NodeIds) -> NDArray[np.bool_]:
-        """Which scales may be any number but 0, as far as is known."""
+        """Return which scales may be any number but 0, as far as is known."""
         marks = (self.scales.marks(scale, kind) >= 0 for kind in (FORBIDDEN, POSITIVE, SIGN))
         return (scale >= 0) & ~np.logical_or.reduce(tuple(marks))
 
     def keeps_positive(self, scale: NodeIds) -> NDArray[np.bool_]:
-        """Which scales may be positive numbers alone."""
+        """Return which scales may be positive numbers alone."""
         return self.can_scale(scale) & (self.scales.marks(scale, POSITIVE) >= 0)
 
     def keeps_sign(self, scale: NodeIds) -> NDArray[np.bool_]:
-        """Which scales may be 1 and -1 alone."""
+        """Return which scales may be 1 and -1 alone."""
         return self.can_scale(scale) & (self.scales.marks(scale, SIGN) >= 0)
 
     def written_together(self, first: NodeIds, second: NodeIds) -> bool:
@@ -343,7 +334,7 @@ class Constraints:
         self.channels.mark(channel, FIXED, self.reason(why))
 
     def reason(self, why: str) -> int:
-        """The number of a new reason: what the present operation does."""
+        """Return the number of a new reason: the effect of the present operation."""
         self.reasons.append(f"{self.operation} {why}")
         return len(self.reasons) - 1
 
@@ -379,7 +370,7 @@ class Constraints:
             self.forbid_scale(np.where(first_free, first, second)[lone], f"{why}, one of which cannot be scaled")
 
     def tie_along(self, labels: Labels, axes: tuple[int, ...]) -> Labels:
-        """Labels without these axes' variation: the channels and scales along them are tied."""
+        """Return labels without these axes' variation: the channels and scales along them are tied."""
         if not axes:
             return labels
         why, shape = "takes channels together that are in line", np.broadcast_shapes(labels.shape, labels.path.shape)
@@ -405,13 +396,7 @@ class Constraints:
         blocks: int = 1,
         eps: float = 0.0,
     ) -> None:
-        """Put channels on an axis of a tensor, and tie them to the channels that are there already.
-
-        Parameters
-        ----------
-        labels
-            one-dimensional, one a position.
-        """
+        """Put channels (one-dimensional labels of positions) on an axis of a tensor, and tie them to those there."""
         channel, scale, path = (
             np.array(item) for item in np.broadcast_arrays(labels.channel, labels.scale, labels.path)
         )
@@ -434,7 +419,7 @@ class Constraints:
         self._tie_repeated_scale(earlier, scale, exponent)
 
     def write(self, tensor: str, axis: int, size: int, role: str, *, in_mass: bool = False, blocks: int = 1) -> Labels:
-        """The channels that an axis of a tensor writes, one-dimensional: new ones at its first use."""
+        """Return the channels that an axis of a tensor writes, one-dimensional: new ones at its first use."""
         path = np.array([self.paths.id_of("written", tensor, axis)])
         if (tensor, axis) not in self.placements:
             labels = Labels(self.channels.new(size), self.scales.new(size), path)
@@ -477,16 +462,9 @@ class Constraints:
             self.restrict_scale(place.signs[own], POSITIVE, "is scaled with what it normalises")
 
     def heads_of(self, labels: Labels, axes: tuple[int, ...], name: str) -> Labels:
-        """Labels of the heads of values whose channels vary along these axes within each head.
+        """Return labels of the heads of values whose channels vary along ``axes`` within each head.
 
-        Parameters
-        ----------
-        labels
-            of the values; along the other axes that vary they are in heads.
-        axes
-            those within a head.
-        name
-            of the heads, where they move.
+        Along the other axes that vary the values' labels are in heads. ``name`` is that of the heads, where they move.
         """
         shape = labels.shape
         outer = tuple(axis for axis in labels.varying_axes if axis not in axes)
@@ -528,30 +506,22 @@ class Constraints:
     def join_heads(self, heads: NodeIds, channel: NodeIds, axes: tuple[int, ...], name: str) -> None:
         """Tie heads to values in heads, so that the values' heads move with them.
 
-        Parameters
-        ----------
-        heads
-            labels of size 1 along the axes within a head.
-        channel
-            of the values.
-        axes
-            those within a head.
-        name
-            of the heads, where they move.
+        ``heads`` are labels of size 1 along ``axes``, those within a head, and ``channel`` the values'. ``name`` is
+        that of the heads, where they move.
         """
         none = np.full((1,) * channel.ndim, -1)
         values = self.heads_of(Labels(channel, none, none), axes, name)
         self.tie_channels(heads, values.channel, "meets heads that stay in place")
 
     def unconstrained(self, mask: NDArray[np.bool_]) -> Labels:
-        """New channels where ``mask`` holds, -1 elsewhere: for zeros, which every symmetry leaves alone."""
+        """Return new channels where ``mask`` holds, -1 elsewhere: for zeros, which no symmetry changes."""
         channel, scale = (
             np.where(mask, sets.new(mask.size).reshape(mask.shape), -1) for sets in (self.channels, self.scales)
         )
         return Labels(channel, scale, np.zeros(mask.shape, np.int64))
 
     def fixed_channels(self, count: int, why: str) -> NodeIds:
-        """New channels that stay in place."""
+        """Return new channels that stay in place."""
         channels = self.channels.new(count)
         self.fix(channels, why)
         return channels

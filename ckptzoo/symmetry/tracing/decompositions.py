@@ -1,4 +1,4 @@
-"""Operations without a rule as those that torch makes of them: ``cosine_similarity`` as norms, a quotient and a sum.
+"""Replace operations without a rule by torch's decompositions: ``cosine_similarity`` by norms, a quotient and a sum.
 
 torch has such decompositions for most operators that are not elementary. A graph with them in place is traced as if the
 module had been written so; what has neither a rule nor a decomposition stays, and is refused by its name.
@@ -17,18 +17,13 @@ from torch.utils import _pytree as pytree
 from ckptzoo.symmetry.tracing.graph import Operations, name_of, schema_of
 
 PART_OF = "ckptzoo_part_of"
-"""Key of the metadata of a node that stands, with others, for an operation: the name of that one."""
+"""Key of the metadata of a node that stands, with others, for an operation: the operation's name."""
 
 
 def decompose(found: Operations, known: Callable[[str], bool]) -> None:
-    """Put decompositions in the place of operations without a rule.
+    """Replace a module's operations without a rule by their decompositions, in place.
 
-    Parameters
-    ----------
-    found
-        a module's operations, which are changed.
-    known
-        whether there is a rule for an operator, by its name.
+    ``known`` says whether there is a rule for an operator, by its name.
     """
     table: dict[Any, Callable[..., Any]] = {}
     graphs = [found.graph]
@@ -48,7 +43,7 @@ def decompose(found: Operations, known: Callable[[str], bool]) -> None:
 
 
 def _decomposition(node: fx.Node, table: dict[Any, Callable[..., Any]]) -> fx.Graph | None:
-    """What an operation is made of, as a graph of the tensors among its arguments; None where torch does not say."""
+    """Return an operation's decomposition, as a graph of the tensors among its arguments; None where torch has none."""
     target: Any = node.target
     if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
         return None
@@ -87,7 +82,7 @@ def _decomposition(node: fx.Node, table: dict[Any, Callable[..., Any]]) -> fx.Gr
 
 
 def _put_in_place(graph: fx.Graph, node: fx.Node, made: fx.Graph) -> list[fx.Node]:
-    """Let a graph take the place of an operation; returns the new nodes."""
+    """Replace an operation by a graph, and return the new nodes."""
     arguments = iter([leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, fx.Node)])
     copies: dict[fx.Node, fx.Node] = {}
     new: list[fx.Node] = []

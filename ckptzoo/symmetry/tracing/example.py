@@ -16,25 +16,16 @@ _STEP = "Pass one such as the module takes, with an axis of examples first."
 
 @dataclass(frozen=True)
 class Example:
-    """Arguments of a module; floats are float64, and everything is on the CPU.
-
-    Parameters
-    ----------
-    args, kwargs
-        by position and by name.
-    """
+    """Arguments of a module by position and by name; floats are float64, and everything is on the CPU."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
     @classmethod
     def of(cls, given: object) -> "Example":
-        """The example that a caller gives: a tensor, a tuple of positional arguments, or a dict of named ones.
+        """Return the example that a caller gives: a tensor, a tuple of positional arguments, or a dict of named ones.
 
-        Raises
-        ------
-        SymmetryError
-            It is none of them, has no tensor, or one without entries.
+        Raises ``SymmetryError`` where it is none of them, has no tensor, or one without entries.
         """
         if isinstance(given, torch.Tensor):
             args, kwargs = (given,), {}
@@ -61,7 +52,7 @@ class Example:
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Of one example where there is one tensor of floats alone; else None."""
+        """The shape of one example where there is one tensor of floats alone; else None."""
         only = self.leaves[0] if len(self.leaves) == 1 else None
         return tuple(only.shape[1:]) or None if isinstance(only, torch.Tensor) and only.is_floating_point() else None
 
@@ -72,47 +63,40 @@ class Example:
         return len(first) if first.ndim else 1
 
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Example":
-        """The example with every tensor changed."""
+        """Return the example with every tensor changed."""
         args, kwargs = pytree.tree_map_only(torch.Tensor, change, (self.args, dict(self.kwargs)))
         return Example(args, kwargs)
 
     def copy(self) -> "Example":
-        """The same in memory of its own, for a module that may change its arguments in place."""
+        """Return a copy in memory of its own, for a module that may change its arguments in place."""
         return self.map(torch.clone)
 
     def rows(self, count: int) -> "Example":
-        """This number of examples: the first ones, or all of them again and again."""
+        """Return this number of examples: the first ones, or all of them again and again."""
         batch = self.count
         return self.map(lambda item: _rows(item, count) if item.ndim and len(item) == batch else item)
 
     def call(self, module: nn.Module) -> Any:
-        """What the module makes of the example."""
+        """Return the module's outputs for the example."""
         return module(*self.args, **self.kwargs)
 
 
 class Draw:
-    """Random examples like one that is given.
+    """Random examples of the shapes and dtypes of one that is given.
 
-    Parameters
-    ----------
-    example
-        gives shapes and dtypes.
-    bounds
-        for a leaf, by its number, that is an index of embeddings: the number of rows of the smallest of them. Integers
-        and booleans without a bound, such as masks, stay as they are.
-    rng
-        the source of randomness.
+    ``bounds`` has, by the number of a leaf that is an index of embeddings, the number of rows of the smallest of them.
+    Integers and booleans without a bound, such as masks, are kept.
     """
 
     def __init__(self, example: Example, bounds: Mapping[int, int], rng: np.random.Generator) -> None:
         self.example, self._bounds, self._rng = example, bounds, rng
 
     def normal(self) -> Example:
-        """Floats are normal, integers below their bounds."""
+        """Return an example whose floats are normal, and whose integers are below their bounds."""
         return self._drawn(lambda item: torch.from_numpy(self._rng.standard_normal(tuple(item.shape))))
 
     def near(self) -> Example:
-        """Floats are those of the example but for a tenth, integers below their bounds."""
+        """Return an example with floats near the example's, by 10 % noise, and integers below their bounds."""
         return self._drawn(lambda item: item * (1 + 0.1 * torch.from_numpy(self._rng.standard_normal(item.shape))))
 
     def _drawn(self, floats: Callable[[torch.Tensor], torch.Tensor]) -> Example:

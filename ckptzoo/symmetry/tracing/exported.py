@@ -1,4 +1,4 @@
-"""An exported module, by its operations: which of them use a parameter, multiply by a matrix, or move entries alone."""
+"""An exported module by its operations: which of them use a parameter, multiply by a matrix, or move entries alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,21 +13,13 @@ from ckptzoo.symmetry.tracing.rules import shape
 from ckptzoo.symmetry.tracing.rules.registry import RULES
 
 SAME = frozenset({"dropout", "feature_dropout", "alpha_dropout", "clone", "contiguous", "alias", "detach"})
-"""Operations that leave values as they are, in evaluation mode."""
+"""Operations that do not change values in evaluation mode."""
 _MOVES = (shape.rearrange, shape.copy_or_cast, shape.concatenate)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A product with a matrix of the state dict.
-
-    Parameters
-    ----------
-    value, weight, bias
-        the nodes; the bias may be missing.
-    axis
-        of the weight, which reads the value's last axis.
-    """
+    """A product with a matrix of the state dict, whose ``axis`` reads the value's last axis; bias may be missing."""
 
     value: fx.Node
     weight: fx.Node
@@ -36,14 +28,9 @@ class Layer:
 
 
 class Module:
-    """A module's operations with what they say of parameters.
+    """A module's operations with their uses of parameters.
 
-    Parameters
-    ----------
-    found
-        the operations.
-    names
-        for each name of a tensor in the state dict, its name in the architecture.
+    ``names`` maps each name of a tensor in the state dict to its name in the architecture.
     """
 
     def __init__(self, found: Operations, names: Mapping[str, str]) -> None:
@@ -66,7 +53,7 @@ class Module:
         self._uses = uses
 
     def used_once(self, node: fx.Node) -> bool:
-        """Whether it is a parameter that one operation uses once."""
+        """Whether a node is a parameter that one operation uses once."""
         # a tied parameter comes as several nodes, of which some may be unused
         if node not in self.parameters or self._uses[self.parameters[node]] != 1 or len(node.users) != 1:
             return False
@@ -74,13 +61,13 @@ class Module:
         return sum(item is node for item in _nodes_in((user.args, user.kwargs))) == 1
 
     def whole(self, node: fx.Node, axis: int) -> Part:
-        """All of a parameter."""
+        """Return the target that is all of a parameter."""
         name = self.parameters[node]
         sizes = self.shapes[name]
         return Part(name, axis % len(sizes), (0,) * len(sizes), sizes)
 
     def layer(self, node: fx.Node) -> Layer | None:
-        """What the operation is as a product with a matrix; None for others."""
+        """Return the operation as a product with a matrix; None for others."""
         name = operation(node)
         if name == "linear":
             value, weight, bias = (argument(node, key) for key in ("input", "weight", "bias"))
@@ -98,7 +85,7 @@ class Module:
         return Layer(value, weight, bias, axis)
 
     def constant(self, node: Any) -> Any:
-        """The numbers of a node that depends on no parameter and no input; None for others."""
+        """Return the numbers of a node that depends on no parameter and no input; None for others."""
         if not isinstance(node, fx.Node):
             return node
         if node in self.stored:
@@ -114,18 +101,18 @@ class Module:
 
 
 def operation(node: fx.Node) -> str:
-    """The name of a node's operator, without the underscore of those in place."""
+    """Return the name of a node's operator, without the underscore of operators in place."""
     return name_of(node.target).removesuffix("_") if node.op == "call_function" else node.op
 
 
 def size_of(node: fx.Node) -> tuple[int, ...]:
-    """The shape of a node's value."""
+    """Return the shape of a node's value."""
     value = node.meta.get("val")
     return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
 
 
 def positional(node: fx.Node) -> tuple[Any, ...]:
-    """The arguments of an operation that are given by position."""
+    """Return the arguments of an operation that are given by position."""
     return node.args
 
 
@@ -135,7 +122,7 @@ def moves(name: str) -> bool:
 
 
 def moved(node: fx.Node, given: fx.Node, ids: torch.Tensor) -> Any:
-    """What an operation that moves entries does with these numbers of one argument, -1 in the others."""
+    """Apply an operation that moves entries to these numbers of one argument, with -1 in the others."""
     args, kwargs = fx.map_arg(
         (node.args, node.kwargs),
         lambda item: ids.contiguous() if item is given else torch.full(size_of(item), -1),
@@ -145,7 +132,7 @@ def moved(node: fx.Node, given: fx.Node, ids: torch.Tensor) -> Any:
 
 
 def argument(node: fx.Node, name: str) -> Any:
-    """An argument by its name in the operator's schema, or its default; None where the operator has no such one."""
+    """Return an argument by its name in the operator's schema, or its default; None where there is no such one."""
     for number, item in enumerate(schema_of(node.target).arguments):
         if item.name == name:
             default = item.default_value if item.has_default_value() else None

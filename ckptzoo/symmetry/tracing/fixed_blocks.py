@@ -1,8 +1,8 @@
 """Channels that keep their order within blocks which move as a whole: one group in place of one for every place.
 
-So are the channels of an attention's heads under rotary embeddings, which turn each pair by an angle of its own, and
-under a norm whose gains all heads share. Colour refinement tells the places in a head apart, so that each comes as a
-group of one channel a block; those that look alike otherwise are joined in a ``Wreath`` with ``inner = "fixed"``.
+Such are the channels of an attention's heads under rotary embeddings, which rotate each pair by an angle of its own,
+and under a norm whose gains all heads share. Colour refinement tells the places in a head apart, so that each comes as
+a group of one channel a block; those that look alike otherwise are joined in a ``Wreath`` with ``inner = "fixed"``.
 """
 
 import itertools
@@ -13,18 +13,14 @@ from ckptzoo.schema.groups import Fixed, Wreath
 from ckptzoo.symmetry.tracing.groups import Channel, ChannelGroup, ChannelPosition
 
 _Look = tuple[tuple[int, int, str, bool, bool, int], ...]
-"""Of each position of a channel the placement, the scale, its kind, whether its sign alone acts, whether its inverse
-does, and the gate's scale.
-"""
+"""A signature of each position of a channel: the placement, the scale, its kind, whether its sign alone acts,
+whether its inverse does, and the gate's scale."""
 
 
 def join_places_of_blocks(groups: Sequence[ChannelGroup]) -> list[ChannelGroup]:
-    """The groups, those of one channel a block joined where they move together and are in the same places of tensors.
+    """Return the groups, those of one channel a block joined where they move together and are in the same places.
 
-    Parameters
-    ----------
-    groups
-        by where they are first written.
+    They are given in the order in which they are first written.
     """
     joined: list[ChannelGroup] = []
     at: dict[tuple[str | None, _Look], int] = {}
@@ -58,14 +54,14 @@ def _look(channel: Channel) -> _Look:
 
 
 def _in_order_of_positions(channels: Sequence[Channel]) -> tuple[Channel, ...]:
-    """Channels that look alike, their positions in the order of those of the first one."""
+    """Return channels that look alike, their positions in the order of those of the first one."""
     entries = channels[0].entries
     order = sorted(range(len(entries)), key=lambda at: (entries[at].placement, entries[at].position, entries[at].sign))
     return tuple(replace(channel, entries=_renumbered([channel.entries[at] for at in order])) for channel in channels)
 
 
 def _renumbered(entries: Sequence[ChannelPosition]) -> tuple[ChannelPosition, ...]:
-    """The positions with scales numbered in this order, none of which acts by its inverse where it comes first."""
+    """Return the positions with scales numbered in this order, inverses against the first position of each scale."""
     numbers: dict[int, int] = {-1: -1}
     inverted: dict[int, bool] = {}
     made: list[ChannelPosition] = []

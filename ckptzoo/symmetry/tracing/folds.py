@@ -1,9 +1,9 @@
 """Candidates for the folds of a module: numbers that can be added to its tensors without a change of its outputs.
 
-Three questions. Which vectors and tables can be moved into other parameters, or are not seen at all (key biases, value
-biases, shifts of LayerNorms, class tokens, positions); which weights may have the same number added along an axis
-(what writes a stream that only LayerNorms read); and which matrices read a LayerNorm, whose values sum to a constant.
-The answers are verified with numbers, in ``verify``.
+There are three kinds: vectors and tables that can be moved into other parameters, or have no effect at all (key biases,
+value biases, shifts of LayerNorms, class tokens, positions); weights that may have the same number added along an axis
+(what writes a stream that only LayerNorms read); and matrices that read a LayerNorm, whose values sum to a constant.
+The candidates are verified with numbers, in ``verify``.
 """
 
 import math
@@ -24,14 +24,9 @@ _WITH_FOLDS = frozenset(
 
 
 def candidate_folds(found: Operations, names: Mapping[str, str]) -> tuple[Fold, ...]:
-    """Folds of a module, in an order in which each leaves as it is what those before it have fixed.
+    """Return candidates for folds of a module, in an order in which each keeps what those before it have fixed.
 
-    Parameters
-    ----------
-    found
-        its operations.
-    names
-        for each name of a tensor in the state dict, its name in the architecture.
+    ``names`` maps each name of a tensor in the state dict to its name in the architecture.
     """
     module = Module(found, names)
     # Other networks have additive freedoms too (biases that are summed). Their tables stay those that zoos have.
@@ -81,7 +76,7 @@ def _readers(module: Module) -> Iterator[_Reader]:
 
 
 def _rearranged(node: fx.Node, values: Mapping[fx.Node, torch.Tensor]) -> torch.Tensor | None:
-    """The channels of a LayerNorm's values after an operation that moves them or averages over tokens."""
+    """Return the channels of a LayerNorm's values after an operation that moves them or averages over tokens."""
     given = [item for item in node.all_input_nodes if item in values]
     ids = values[given[0]]
     if operation(node) == "mean":
@@ -98,12 +93,12 @@ def _rearranged(node: fx.Node, values: Mapping[fx.Node, torch.Tensor]) -> torch.
 
 
 def _affine(norm: fx.Node) -> tuple[fx.Node | None, fx.Node | None]:
-    """Gain and shift of a LayerNorm."""
+    """Return gain and shift of a LayerNorm."""
     return argument(norm, "weight"), argument(norm, "bias")
 
 
 def _moved_vectors(module: Module, readers: list[_Reader]) -> dict[fx.Node, list[Fold]]:
-    """What can be done with vectors, by the operations that use them, in their order."""
+    """Return folds of vectors, by the operations that use them, in their order."""
     rows = {
         reader.node
         for reader in readers
@@ -132,7 +127,7 @@ def _moved_vectors(module: Module, readers: list[_Reader]) -> dict[fx.Node, list
 
 
 def _unseen_vectors(module: Module) -> Iterator[tuple[fx.Node, list[Fold]]]:
-    """What nothing sees of vectors that several operations use, with the first of these."""
+    """Yield folds of vectors without effect that several operations use, with the first of these."""
     nodes: dict[str, list[fx.Node]] = {}
     for node, name in module.parameters.items():
         if not module.used_once(node) and _is_vector(module, node):
@@ -160,7 +155,7 @@ def _long_axis(sizes: tuple[int, ...]) -> int:
 
 
 def _folds_of_vector(module: Module, part: Part, walk: Walk, seen: set[int], user: fx.Node) -> Iterator[Fold]:
-    """Runs of channels that nothing sees, or that nothing sees but those that the walk has found take up."""
+    """Yield runs of channels that nothing sees, or that nothing sees but those that the walk has found take up."""
     if any(target.into is None for target in walk.taken):
         if not walk.seen:
             gain = _affine(user)[0]
@@ -171,7 +166,7 @@ def _folds_of_vector(module: Module, part: Part, walk: Walk, seen: set[int], use
 
 
 def _runs_of_takers(walk: Walk, seen: set[int], channels: int) -> Iterator[tuple[int, int, tuple[Target, ...]]]:
-    """Runs of channels that the same targets take up, and their parts of these; of what nothing sees there are none."""
+    """Yield runs of channels that the same targets take up, and their parts of these; none without effect."""
     takers: list[tuple[int, ...] | None] = [
         None
         if channel in walk.seen
@@ -192,7 +187,7 @@ def _runs_of_takers(walk: Walk, seen: set[int], channels: int) -> Iterator[tuple
 
 
 def _along(part: Part, axis: int, first: int, stop: int) -> Part:
-    """The part's positions from ``first`` to ``stop`` along an axis."""
+    """Return the part's positions from ``first`` to ``stop`` along an axis."""
     start, shape = list(part.start), list(part.shape)
     start[axis] += first
     shape[axis] = stop - first
@@ -200,7 +195,7 @@ def _along(part: Part, axis: int, first: int, stop: int) -> Part:
 
 
 def _cut(target: Target, first: int, stop: int) -> Target:
-    """The target of the channels from ``first`` to ``stop`` alone."""
+    """Return the target of the channels from ``first`` to ``stop`` alone."""
     low, high = max(first, target.offset), min(stop, target.offset + target.channels)
     if target.weight is not None:
         return replace(
@@ -217,7 +212,7 @@ def _cut(target: Target, first: int, stop: int) -> Target:
 
 
 def _moved_tables(module: Module, fixed: set[str]) -> Iterator[Fold]:
-    """Tables whose mean over the rows can be moved into other parameters: positions against tokens."""
+    """Yield tables whose mean over the rows can be moved into other parameters: positions against tokens."""
     tables: list[tuple[bool, int, int, fx.Node]] = []
     for number, node in enumerate(module.parameters):
         sizes = module.shapes[module.parameters[node]]
@@ -240,7 +235,7 @@ def _moved_tables(module: Module, fixed: set[str]) -> Iterator[Fold]:
 
 
 def _centred_writers(module: Module, fixed: set[str]) -> Iterator[Fold]:
-    """Tensors that may have the same number added along an axis, in each line another one."""
+    """Yield tensors that may have the same number added along an axis, in each line another one."""
     nodes: dict[str, list[fx.Node]] = {}
     for node, name in module.parameters.items():
         nodes.setdefault(name, []).append(node)
@@ -267,7 +262,7 @@ def _centred_writers(module: Module, fixed: set[str]) -> Iterator[Fold]:
 
 
 def _centred_rows(module: Module, reader: _Reader, kept: set[str]) -> Iterator[Fold]:
-    """The centring of a matrix that reads a LayerNorm, where something takes what the matrix loses."""
+    """Yield the centring of a matrix that reads a LayerNorm, where something takes what the matrix loses."""
     layer = reader.layer
     if not module.used_once(layer.weight):
         return

@@ -27,7 +27,7 @@ from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.symmetry.tracing.example import Example
 
 DECLARE_BY_HAND = "Declare the table by hand, as a ckptzoo.schema.symmetry.Symmetry."
-"""The next step in every message of a trace that cannot go on."""
+"""The next step in every message of a trace that has failed."""
 # Folders whose lines are not where an operation is, each with a separator at its end.
 _TORCH, _THIS_PACKAGE = (str(Path(file).parent / "_")[:-1] for file in (torch.__file__, __file__))
 _LOCATION = "ckptzoo_location"
@@ -43,18 +43,11 @@ _annotate: Callable[[dict[str, Any]], AbstractContextManager[Any]] = getattr(
 
 @dataclass(frozen=True)
 class Operations:
-    """An exported module.
+    """An exported module: the operators of its graph in order.
 
-    Parameters
-    ----------
-    graph
-        the operators in order.
-    tensors
-        by the name of a placeholder, the name of the parameter, buffer or constant that it stands for, and the tensor.
-    inputs
-        the placeholders of the leaves of the example, in their order.
-    outputs
-        which of the graph's results are the module's; others are what became of tensors that it changes.
+    ``tensors`` maps the name of a placeholder to the name of the parameter, buffer or constant that it stands for, and
+    the tensor. ``inputs`` are the placeholders of the leaves of the example, in their order. ``outputs`` says which of
+    the graph's results are the module's; others are new values of tensors that it changes.
     """
 
     graph: fx.Graph
@@ -64,18 +57,11 @@ class Operations:
 
 
 def operations(module: nn.Module, example: Example, *, functional: bool = False) -> Operations:
-    """The operations that a module in float64 and evaluation mode does with an example.
+    """Return the operations that a module in float64 and evaluation mode does with an example.
 
-    Parameters
-    ----------
-    functional
-        whether changes in place become new values, also where they are made through a view.
-
-    Raises
-    ------
-    SymmetryError
-        The module does not take the example; or its operations depend on the input's numbers, or torch.export cannot
-        follow them otherwise.
+    With ``functional`` changes in place become new values, also where they are made through a view. Raises
+    ``SymmetryError`` where the module does not take the example, its operations depend on the input's numbers, or
+    torch.export cannot follow them otherwise.
     """
     try:
         # torch.export warns of attributes that a module sets on itself, and of its own deprecated classes.
@@ -129,12 +115,9 @@ def _check_outputs(module: nn.Module, outputs: Any) -> None:
 
 
 def check_that_it_runs(module: nn.Module, example: Example) -> Any:
-    """Check that a module takes an example, whatever torch.export makes of it; returns the outputs.
+    """Check that a module takes an example, whatever torch.export makes of it, and return the outputs.
 
-    Raises
-    ------
-    SymmetryError
-        It raises an error.
+    Raises ``SymmetryError`` where it raises an error.
     """
     try:
         with torch.no_grad(), Float64Mode():
@@ -153,41 +136,41 @@ def _refused(module: nn.Module, error: Exception, expected: str, step: str) -> S
 
 
 def schema_of(target: Any) -> Any:
-    """The schema of one of torch's operators: its name and its arguments; None for any other function."""
+    """Return the schema of one of torch's operators: its name and its arguments; None for any other function."""
     return getattr(target, "_schema", None)
 
 
 def name_of(target: Any) -> str:
-    """The name of an operator without its namespace and overload, or of another function."""
+    """Return the name of an operator without its namespace and overload, or of another function."""
     schema = schema_of(target)
     return str(getattr(target, "__name__", target)) if schema is None else schema.name.partition("::")[2]
 
 
 def module_of(node: fx.Node) -> str:
-    """The module that an operation is in, by its name in the module that was traced."""
+    """Return the name of the module that an operation is in, within the module that was traced."""
     stack = list(node.meta.get("nn_module_stack", {}).values())
     # A module that is called again has the number of the call behind its name.
     return str(stack[-1][0]).partition("@")[0] if stack else ""
 
 
 def location_of(node: fx.Node) -> str:
-    """Where an operation is, for messages: ``layer1.0, net.py line 12``."""
+    """Return the location of an operation, for messages: ``layer1.0, net.py line 12``."""
     module, (file, line) = module_of(node), _line(node)
     return ", ".join([*([module] if module else []), *([f"{Path(file).name} line {line}"] if file else [])])
 
 
 def code_of(node: fx.Node) -> str:
-    """The source line of an operation, empty where the source is not known."""
+    """Return the source line of an operation, empty where the source is not known."""
     return linecache.getline(*_line(node)).strip()
 
 
 def _line(node: fx.Node) -> tuple[str, int]:
-    """File and line of an operation: the innermost that are neither torch's nor of this package."""
+    """Return file and line of an operation: the innermost that are neither torch's nor of this package."""
     return node.meta.get("custom", {}).get(_LOCATION, ("", 0))
 
 
 def _last_line(error: BaseException) -> str:
-    """The last line of an error's traceback that is neither torch's nor of this package."""
+    """Return the last line of an error's traceback that is neither torch's nor of this package."""
     location, step = "", error.__traceback__
     while step is not None:
         file = step.tb_frame.f_code.co_filename
@@ -203,7 +186,7 @@ def is_cast(name: str) -> bool:
 
 
 def widened(result: Any) -> Any:
-    """A result with its floats in float64."""
+    """Return a result with its floats in float64."""
     if isinstance(result, torch.Tensor):
         return result.double() if result.dtype in _NARROW else result
     if isinstance(result, (tuple, list)):
@@ -217,9 +200,9 @@ class Float64Mode(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """The operation, in float64."""
+        """Run the operation in float64."""
         kwargs = kwargs or {}
-        # A softmax in float32, as in transformers, would have rows that sum to 1 but for its rounding.
+        # A softmax in float32, as in transformers, would have rows that sum to 1 only up to rounding.
         if kwargs.get("dtype") in _NARROW and args and getattr(args[0], "dtype", None) == torch.float64:
             kwargs = kwargs | {"dtype": torch.float64}
         result = func(*args, **kwargs)
@@ -230,12 +213,12 @@ class Float64Mode(TorchFunctionMode):
 
 
 class _ExportMode(Float64Mode):
-    """The same while a graph is made: its nodes know the file and line of their code, and no sequences are packed."""
+    """``Float64Mode`` while a graph is made: nodes know the file and line of their code, no sequences are packed."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """The operation, in float64."""
+        """Run the operation in float64."""
         frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
         # Generated code, whose file is in angle brackets, is no place either.
         while frame is not None and frame.f_code.co_filename.startswith((_TORCH, "<")):
@@ -258,13 +241,13 @@ class _ExportMode(Float64Mode):
 
 
 class _Sizes(torch.Tensor):
-    """How many sequences each step of packed ones has: all of them. It has no numbers, which a graph cannot have."""
+    """The numbers of sequences in the steps of packed ones: all of them. It has no entries, as graphs have none."""
 
     sequences: int
 
     @staticmethod
     def of(steps: int, sequences: int) -> "_Sizes":
-        """As many steps, each of all sequences."""
+        """Return as many steps, each of all sequences."""
         made: Any = torch.Tensor._make_wrapper_subclass(_Sizes, (steps,), dtype=torch.int64)
         made.sequences = sequences
         return made
@@ -275,12 +258,12 @@ class _Sizes(torch.Tensor):
         raise NotImplementedError("the sizes of packed sequences in a recurrent layer of torch alone")
 
     def __getitem__(self, key: Any) -> Any:
-        """The number of sequences of a step, and of each of several."""
+        """Return the number of sequences of a step, and of each of several."""
         return self.sequences if isinstance(key, int) else _Sizes.of(len(range(len(self))[key]), self.sequences)
 
 
 def _packed(data: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """``torch._pack_padded_sequence``."""
+    """Stand in for ``torch._pack_padded_sequence``."""
     steps = data.transpose(0, 1) if batch_first else data
     return steps.flatten(0, 1), _Sizes.of(*steps.shape[:2])
 
@@ -288,7 +271,7 @@ def _packed(data: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> tup
 def _padded(
     data: torch.Tensor, sizes: torch.Tensor, batch_first: bool, padding: float, total: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``torch._pad_packed_sequence``: no step is padding here, and the number for it is seen all the same."""
+    """Stand in for ``torch._pad_packed_sequence``: no step is padding, but the number for it stays an argument."""
     steps = data.unflatten(0, (len(sizes), -1))
     steps = steps.masked_fill(torch.zeros(steps.shape, dtype=torch.bool), padding)
     if total > len(sizes):
@@ -298,7 +281,7 @@ def _padded(
 
 
 def _recurrent(layer: Callable[..., Any], data: torch.Tensor, sizes: _Sizes, *others: Any) -> Any:
-    """A recurrent layer on packed sequences."""
+    """Run a recurrent layer on packed sequences."""
     result, *states = layer(data.unflatten(0, (len(sizes), -1)), *others, False)
     return result.flatten(0, 1), *states
 

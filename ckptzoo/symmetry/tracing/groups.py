@@ -61,20 +61,11 @@ class ChannelPosition:
 
 @dataclass(frozen=True)
 class Channel:
-    """A class of tied channels.
+    """A class of tied channels, named by the root of its set of nodes.
 
-    Parameters
-    ----------
-    root
-        of its set of nodes, which names it.
-    entries
-        in an order in which those of channels that look alike correspond.
-    signature
-        equal for channels that are in the same places with the same histories and scales.
-    fixed
-        whether something keeps it in place.
-    first
-        where it is written first: placement and position.
+    ``entries`` are in an order in which those of channels that look alike correspond. ``signature`` is equal for
+    channels that are in the same places with the same histories and scales. ``fixed`` says whether something keeps it
+    in place, and ``first`` where it is written first: placement and position.
     """
 
     root: int
@@ -88,18 +79,10 @@ class Channel:
 class _Row:
     """A position of a channel, so that rows of channels that look alike correspond when they are sorted.
 
-    Parameters
-    ----------
-    placement, path, position
-        number of the placement, the entry's path, and the position.
-    scale, kind
-        the root of the scale, -1 where there is none, and its kind.
-    sign
-        as in ``ChannelPosition``.
-    side
-        1 or -1: whether the scale or its inverse acts here, against the root.
-    gate
-        the root of another scale that acts here too, -1 where there is none.
+    ``placement``, ``path`` and ``position`` are the number of the placement, the entry's path, and the position.
+    ``scale`` is the root of the scale, of a ``kind``, and ``gate`` that of another scale that acts here too; -1 where
+    there is none. ``sign`` is that of ``ChannelPosition``. ``side`` is 1 or -1 where the scale or its inverse acts
+    here, against the root.
     """
 
     placement: int
@@ -126,17 +109,17 @@ class ChannelGroup:
 
 @dataclass(frozen=True)
 class _BlockClaim:
-    """What an operation requires: that the channels of a group, given by its number, move in these blocks alone."""
+    """A requirement of an operation: the channels of a group, given by its number, move in these blocks alone."""
 
     group: int
     permutation: _BlockPermutation
 
 
 def channel_groups(constraints: Constraints) -> list[ChannelGroup]:
-    """All groups of channels, by where they are first written.
+    """Return all groups of channels, by where they are first written.
 
-    Channels that look alike, in blocks that look alike, are one group. Blocks that no table can move as a whole stay
-    in place, and the notes say which and why; after each such decision the groups are found again.
+    Channels that look alike, in blocks that look alike, are one group. Blocks that no table can move as a whole stay in
+    place, and the notes say which and why; after each such decision the groups are found again.
     """
     settle_products(constraints)
     pinned = _merge_heads(constraints)
@@ -175,7 +158,7 @@ def channel_groups(constraints: Constraints) -> list[ChannelGroup]:
 
 
 def tied_channels(constraints: Constraints) -> dict[int, Channel]:
-    """All channels that are on axes of tensors, by their roots."""
+    """Return all channels that are on axes of tensors, by their roots."""
     _forbid_shared_scales(constraints)
     rows = _rows(constraints)
     sums = _sums(constraints)
@@ -204,7 +187,7 @@ def tied_channels(constraints: Constraints) -> dict[int, Channel]:
 
 
 def _rows(constraints: Constraints) -> dict[int, list[_Row]]:
-    """The positions of every channel."""
+    """Return the positions of every channel."""
     rows: dict[int, list[_Row]] = {}
     absorbed = _absorbed_signs(constraints)
     for number, place in enumerate(constraints.placements.values()):
@@ -225,20 +208,20 @@ def _rows(constraints: Constraints) -> dict[int, list[_Row]]:
 
 
 def _with_first_alive(constraints: Constraints, scales: NodeIds, gates: NodeIds) -> tuple[NodeIds, NodeIds]:
-    """Scales, and the roots of gates beside them: a gate in the place of a scale that has no factor but 1."""
+    """Return scales, and the roots of gates beside them: a gate in the place of a scale that has no factor but 1."""
     alone = ~constraints.can_scale(scales)
     gates = np.where(constraints.can_scale(gates), constraints.scales.find(gates), -1)
     return np.where(alone & (gates >= 0), gates, scales), np.where(alone, -1, gates)
 
 
 def _absorbed_signs(constraints: Constraints) -> NodeIds:
-    """The roots of the scales whose signs a gain takes."""
+    """Return the roots of the scales whose signs a gain takes."""
     signs = [place.signs for place in constraints.placements.values() if place.signs is not None]
     return np.unique(constraints.scales.find(np.concatenate(signs))) if signs else np.empty(0, np.int64)
 
 
 def _scale_kinds(constraints: Constraints, labels: NodeIds, absorbed: NodeIds) -> tuple[NodeIds, list[str]]:
-    """The roots of scales, -1 where there is no factor but 1, and their kinds as in ``Group``."""
+    """Return the roots of scales, -1 where there is no factor but 1, and their kinds as in ``Group``."""
     alive = constraints.can_scale(labels)
     scales = np.where(alive, constraints.scales.find(labels), -1)
     signs, positive = (constraints.scales.marks(scales, kind) >= 0 for kind in (SIGN, POSITIVE))
@@ -249,7 +232,7 @@ def _scale_kinds(constraints: Constraints, labels: NodeIds, absorbed: NodeIds) -
 
 
 def _sums(constraints: Constraints) -> dict[int, list[tuple[int, int]]]:
-    """For every channel the sums that it is in, and its paths there."""
+    """Return for every channel the sums that it is in, and its paths there."""
     sums: dict[int, list[tuple[int, int]]] = {}
     for number, labels in enumerate(constraints.sums):
         roots, paths = np.broadcast_arrays(constraints.channels.find(labels.channel), labels.path)
@@ -259,7 +242,7 @@ def _sums(constraints: Constraints) -> dict[int, list[tuple[int, int]]]:
 
 
 def _forbid_shared_scales(constraints: Constraints) -> None:
-    """No factors for a scale that several channels would share."""
+    """Forbid factors of a scale that several channels would share."""
     for place in constraints.placements.values():
         constraints.operation = f"{place.tensor!r}"
         for labels in place.scales:
@@ -279,7 +262,7 @@ def _forbid_shared_scales(constraints: Constraints) -> None:
 
 
 def _colours(constraints: Constraints, channels: Mapping[int, Channel], pinned: set[int]) -> dict[int, Hashable]:
-    """Colours of channels: equal where they and the blocks that they are in look alike, to any depth.
+    """Return colours of channels: equal where they and the blocks that they are in look alike, to any depth.
 
     Colour refinement: a channel's next colour is its colour with those of the channels beside it in blocks, until the
     number of colours stays the same. A block that does not move as a whole counts with its number.
@@ -314,7 +297,7 @@ def _colours(constraints: Constraints, channels: Mapping[int, Channel], pinned: 
 
 
 def _head_colours(constraints: Constraints, channels: Mapping[int, Hashable]) -> dict[int, Hashable]:
-    """First colours of the heads that are on no tensor: alike, but for those that stay in place or are summed apart."""
+    """Return first colours of the heads on no tensor: alike, but for those that stay in place or are summed apart."""
     sides = [side for blocks in constraints.blocks if blocks.heads for side in blocks.members]
     if not sides:
         return {}
@@ -356,7 +339,7 @@ def _merge_heads(constraints: Constraints) -> set[int]:
 
 
 def _why_in_place(constraints: Constraints, nodes: NodeIds) -> str:
-    """Why the first of these channels that stays in place does; empty where none does."""
+    """Return why the first of these channels that stays in place does; empty where none does."""
     for kind in (FIXED, OUTPUT):
         marks = constraints.channels.marks(nodes, kind)
         if (marks >= 0).any():
@@ -367,7 +350,7 @@ def _why_in_place(constraints: Constraints, nodes: NodeIds) -> str:
 def _with_same_heads(
     constraints: Constraints, blocks: ChannelBlocks, others: Iterable[ChannelBlocks]
 ) -> ChannelBlocks | None:
-    """The relation among others that has the same heads in the same order; heads that are in others too stay."""
+    """Return the relation among others that has the same heads in the same order; heads that are in others too stay."""
     heads, same = constraints.channels.find(blocks.members[0]), None
     for other in others:
         if not other.heads:
@@ -382,7 +365,7 @@ def _with_same_heads(
 
 
 def _distinct_heads(constraints: Constraints, heads: NodeIds, rows: NodeIds) -> tuple[NodeIds, NodeIds]:
-    """Heads and their channels, each once: channels were tied since, within heads, and heads that share all of them."""
+    """Return heads and their channels, each once; heads that share all channels become one, as may follow from ties."""
     members = [tuple(dict.fromkeys(row)) for row in constraints.channels.find(rows).tolist()]
     first = {row: members.index(row) for row in members}
     same = np.array([first[row] for row in members])
@@ -394,12 +377,12 @@ def _distinct_heads(constraints: Constraints, heads: NodeIds, rows: NodeIds) -> 
 
 
 def _roots(constraints: Constraints, blocks: ChannelBlocks) -> list[list[list[int]]]:
-    """For each side and each block, the roots of the channels in it."""
+    """Return for each side and each block the roots of the channels in it."""
     return [constraints.channels.find(side).tolist() for side in blocks.members]
 
 
 def _group_channels(channels: Mapping[int, Channel], colours: Mapping[int, Hashable]) -> list[ChannelGroup]:
-    """Groups of channels of one colour.
+    """Return groups of channels of one colour.
 
     Channels that look alike but are alone with their colour, each in a pinned block, make one group that stays in
     place.
@@ -424,7 +407,7 @@ def _group_channels(channels: Mapping[int, Channel], colours: Mapping[int, Hasha
 def _block_claims(
     constraints: Constraints, number: int, groups: Sequence[ChannelGroup], owner: Mapping[int, int]
 ) -> list[_BlockClaim] | None:
-    """What an operation requires of the groups in its blocks; None where no table can say it."""
+    """Return what an operation requires of the groups in its blocks; None where no table can express it."""
     blocks = constraints.blocks[number]
     sides = _roots(constraints, blocks)
     if all(root < 0 for side in sides for block in side for root in block):
@@ -449,7 +432,7 @@ def _block_claims(
 def _claims_without_tensor(
     number: int, side: list[list[int]], groups: Sequence[ChannelGroup], owner: Mapping[int, int]
 ) -> list[_BlockClaim] | None:
-    """The same where no tensor has the blocks, as with GroupNorm: each group may be in some of them."""
+    """Return the claims where no tensor has the blocks, as with GroupNorm: each group may be in some of them."""
     blocks_of: dict[int, list[int]] = {}
     for block, roots in enumerate(side):
         for root in roots:
@@ -470,7 +453,7 @@ def _claims_without_tensor(
 def _with_block_permutations(
     constraints: Constraints, groups: Sequence[ChannelGroup], claims: Sequence[_BlockClaim]
 ) -> list[ChannelGroup]:
-    """The groups with their permutations; claims on one group make one permutation of blocks."""
+    """Return the groups with their permutations; claims on one group make one permutation of blocks."""
     names = _permutation_names(constraints, claims)
     permuted: list[ChannelGroup] = []
     for number, group in enumerate(groups):
@@ -483,7 +466,7 @@ def _with_block_permutations(
 
 
 def _permutation_names(constraints: Constraints, claims: Sequence[_BlockClaim]) -> dict[_BlockPermutation, str]:
-    """A name for each permutation of blocks: that of the first operation that has them."""
+    """Return a name for each permutation of blocks: that of the first operation that has them."""
     parent = {claim.permutation: claim.permutation for claim in claims}
 
     def root(item: _BlockPermutation) -> _BlockPermutation:
@@ -499,7 +482,7 @@ def _permutation_names(constraints: Constraints, claims: Sequence[_BlockClaim]) 
 
 
 def _same_permutation(claims: Sequence[_BlockClaim]) -> Iterator[tuple[_BlockPermutation, _BlockPermutation]]:
-    """Pairs of block permutations that are one, as they move the same group."""
+    """Yield pairs of block permutations that are one, as they move the same group."""
     first: dict[int, _BlockPermutation] = {}
     for claim in claims:
         yield first.setdefault(claim.group, claim.permutation), claim.permutation
@@ -574,12 +557,12 @@ def merge_blocks(constraints: Constraints, blocks: ChannelBlocks, why: str) -> N
 
 
 def _uses(constraints: Constraints, blocks: ChannelBlocks) -> list[ChannelBlocks]:
-    """All uses of the weight."""
+    """Return all uses of the weight."""
     return [use for use in constraints.blocks if use.axes == blocks.axes]
 
 
 def unique_name(name: str, taken: Iterable[str]) -> str:
-    """The name, or the first of ``name:2``, ``name:3``, ... that is not taken."""
+    """Return the name, or the first of ``name:2``, ``name:3``, ... that is not taken."""
     names = set(taken)
     others = (f"{name}:{number}" for number in itertools.count(2))
     return next(item for item in itertools.chain([name], others) if item not in names)

@@ -1,4 +1,4 @@
-"""Where matrices may take the place of scales in the table of a trace: what is claimed, and then verified with numbers.
+"""Candidates for matrices in the place of scales in the table of a trace, which are then verified with numbers.
 
 A block of channels that no operation takes one by one may be mixed by any invertible matrix; places of blocks that keep
 their order and come in pairs, by complex numbers; the stream that normalisations read, by orthogonal matrices.
@@ -14,16 +14,9 @@ from ckptzoo.schema.symmetry import Symmetry
 
 
 def matrix_kind(symmetry: Symmetry, group: Group, mixable: Container[str]) -> str | None:
-    """The kind of matrices that may take the place of a group's scales; None for none.
+    """Return the kind of matrices that may replace the scales of a group in a table without matrices; None for none.
 
-    Parameters
-    ----------
-    symmetry
-        a table without matrices.
-    group
-        one of its groups.
-    mixable
-        groups that no operation takes channel by channel.
+    ``mixable`` are the groups that no operation takes channel by channel.
     """
     if group.id not in mixable or not group.resizes or isinstance(group.perm, Like):
         return None
@@ -40,15 +33,7 @@ def matrix_kind(symmetry: Symmetry, group: Group, mixable: Container[str]) -> st
 
 
 def may_be_turned(symmetry: Symmetry, group: Group) -> bool:
-    """Whether a table can say that orthogonal matrices mix the channels of a group that has none.
-
-    Parameters
-    ----------
-    symmetry
-        the table.
-    group
-        one of its groups.
-    """
+    """Whether a table can express that orthogonal matrices mix the channels of a group that has none."""
     free = isinstance(group.perm, Sym) or (isinstance(group.perm, Wreath) and group.perm.inner == "free")
     alone = not any(isinstance(other.perm, Like) and other.perm.group == group.id for other in symmetry.groups)
     actions = [action for action in symmetry.actions if group.id in action.groups]
@@ -59,16 +44,10 @@ def may_be_turned(symmetry: Symmetry, group: Group) -> bool:
 def normalised_streams(
     symmetry: Symmetry, shapes: Mapping[str, tuple[int, ...]], normed: Container[str] = ()
 ) -> list[str]:
-    """The groups that orthogonal matrices may mix: normalisations read them, whose gains can be 1, or which have none.
+    """Return the groups that orthogonal matrices may mix: normalisations read them, with gains that can be 1 or none.
 
-    Parameters
-    ----------
-    symmetry
-        a table without matrices.
-    shapes
-        of its tensors.
-    normed
-        groups whose channels an operation takes together.
+    The table has no matrices, ``shapes`` are those of its tensors, and ``normed`` the groups whose channels an
+    operation takes together.
     """
     found: list[str] = []
     for leader in symmetry.groups:
@@ -84,7 +63,7 @@ def normalised_streams(
             and {segment.group for segment in action.signs} <= {leader.id}
             for action in (*own, *others)
         )
-        # the basis of a stream without gains is told by what writes it and nothing else
+        # the basis of a stream without gains is determined by what writes it and nothing else
         told = any(action.role == "out" and len(symmetry.actions_on(action.tensor)) == 1 for action in own)
         bare = leader.id in normed and not likes and told
         gains = {name for action in others if action.role == "gain" for name in _listed(action)}
@@ -98,15 +77,7 @@ def normalised_streams(
 
 
 def with_kinds(symmetry: Symmetry, kinds: Mapping[str, str]) -> Symmetry:
-    """The table with other kinds of scales for these groups; what is like one with matrices is not scaled.
-
-    Parameters
-    ----------
-    symmetry
-        a table without matrices.
-    kinds
-        group id to its kind of matrices.
-    """
+    """Return a table without matrices with these kinds by group; what is like one with matrices is not scaled."""
     groups = tuple(
         replace(group, scale="none")
         if isinstance(group.perm, Like) and group.perm.group in kinds
@@ -123,7 +94,7 @@ def with_kinds(symmetry: Symmetry, kinds: Mapping[str, str]) -> Symmetry:
 
 
 def _with_kind(group: Group, kind: str) -> Group:
-    if kind == "complex" and isinstance(group.perm, Wreath):  # of one pair in each block it makes no difference
+    if kind == "complex" and isinstance(group.perm, Wreath):  # with one pair in each block it makes no difference
         group = replace(group, perm=replace(group.perm, inner="fixed"))
     return replace(group, scale=kind)
 
@@ -142,7 +113,7 @@ def _listed(action: AxisAction) -> set[str]:
 
 
 def _with_parts(action: AxisAction, symmetry: Symmetry, pairs: set[str]) -> AxisAction:
-    """An action whose listings of these groups are real and imaginary parts in turns."""
+    """Return an action whose listings of these groups are real and imaginary parts in turns."""
     listed: Counter[tuple[str, int | None]] = Counter()
     segments: list[Segment] = []
     for segment in action.segments:

@@ -2,8 +2,8 @@
 
 The table of a trace leaves such vectors alone, as no group of channels has one gain for several heads. Where queries
 and keys meet entry by entry, an entry of the queries' gain may be multiplied by any number other than 0 and that of the
-keys' gain divided by it, with their shifts; under rotary embeddings both entries of a pair together. Which layout of
-pairs it is, is found by trying them with numbers.
+keys' gain divided by it, with their shifts; under rotary embeddings both entries of a pair together. The layout of the
+pairs is found by trial with numbers.
 """
 
 import itertools
@@ -17,19 +17,14 @@ from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.tracing.groups import unique_name
 
 LAYOUTS = ("entries", "halves", "turns")
-"""Which entries have one scale: each its own; those at the same place in both halves; two beside each other."""
+"""The entries that have one scale: each its own; those at the same place in both halves; two beside each other."""
 
 
 @dataclass(frozen=True)
 class PairedGains:
-    """A gain of queries and one of keys, each with the shifts behind it.
+    """A gain of queries and one of keys of ``size`` entries each, with the shifts behind each.
 
-    Parameters
-    ----------
-    multiplied, divided
-        names, the gain first.
-    size
-        entries of each.
+    ``multiplied`` and ``divided`` are their names, the gain first.
     """
 
     multiplied: tuple[str, ...]
@@ -38,16 +33,9 @@ class PairedGains:
 
 
 def paired_gains(symmetry: Symmetry, arch: Architecture, vectors: Iterable[tuple[str, str]]) -> list[PairedGains]:
-    """Gains that come one after the other, are used once, and which no group moves or scales.
+    """Return pairs of gains that come one after the other, are used once, and which no group moves or scales.
 
-    Parameters
-    ----------
-    symmetry
-        the table.
-    arch
-        its tensors.
-    vectors
-        names of gains and shifts of the channels in heads and their roles, in the order of the operations.
+    ``vectors`` are names of gains and shifts of the channels in heads and their roles, in the order of the operations.
     """
     listed = list(vectors)
     uses = Counter(name for name, _ in listed)
@@ -59,7 +47,7 @@ def paired_gains(symmetry: Symmetry, arch: Architecture, vectors: Iterable[tuple
         if usable and runs and role in ("gain", "shift"):
             runs[-1].append(name)
         else:
-            runs.append([])  # nothing goes on behind it
+            runs.append([])  # no later vector continues this run
     found: list[PairedGains] = []
     for first, second in itertools.pairwise(runs):
         shapes = [{arch[name].shape for name in names} for names in (first, second)]
@@ -70,9 +58,9 @@ def paired_gains(symmetry: Symmetry, arch: Architecture, vectors: Iterable[tuple
 
 
 def unpaired_gains(symmetry: Symmetry, arch: Architecture, vectors: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Gains one after the other of which the second has signs of single channels, as of keys of one head.
+    """Return gains one after the other of which the second has signs of single channels, as of keys of one head.
 
-    What may go from one to the other is in no table, as the signs of queries act there.
+    No table expresses what may go from one to the other, as the signs of queries act there.
     """
     gains = [name for name, role in vectors if role == "gain"]
     return [
@@ -96,18 +84,9 @@ def _stay(name: str, symmetry: Symmetry) -> bool:
 
 
 def with_paired_gains(symmetry: Symmetry, arch: Architecture, pairs: Sequence[PairedGains], layout: str) -> Symmetry:
-    """The table with a group of scales for each pair; the table itself where a size does not fit with the layout.
+    """Return the table with a group of scales for each of the ``paired_gains``, in one of ``LAYOUTS``.
 
-    Parameters
-    ----------
-    symmetry
-        the table.
-    arch
-        its tensors.
-    pairs
-        as ``paired_gains`` gives them.
-    layout
-        one of ``LAYOUTS``.
+    It is the given one where a size does not fit with the layout.
     """
     taken = {name for pair in pairs for name in (*pair.multiplied, *pair.divided)}
     groups, actions = list(symmetry.groups), [action for action in symmetry.actions if action.tensor not in taken]

@@ -1,9 +1,10 @@
-"""Products of two values with scales of their own, such as gated units with ReLU: which of them a table can say.
+"""Products of two values with scales of their own, such as gated units with ReLU: which of them a table can express.
 
-The result of such a product has a scale of its own while the module is traced, so that everything that later operations
-say of it is known before it is decided on. Where the two factors may be anything that they may be apart, each axis with
-such results has the scale of the value and, beside it, that of the gate. Where the product itself may not be scaled the
-factors have inverse scales; where it is tied to what a table cannot say, one factor alone keeps its scale, or none.
+The result of such a product has a scale of its own while the module is traced, so that all constraints of later
+operations are known before it is decided on. Where the two factors may be anything that they may be apart, each axis
+with such results has the scale of the value and, beside it, that of the gate. Where the product itself may not be
+scaled the factors have inverse scales; where it is tied to what a table cannot express, one factor alone keeps its
+scale, or none.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ _APART = "multiplies two values that are scaled apart"
 
 
 def multiply_scales(constraints: Constraints, first: NodeIds, second: NodeIds) -> NodeIds:
-    """The scales of products of two values (one-dimensional) that are both scaled."""
+    """Return the scales of products of two values (one-dimensional) that are both scaled."""
     gates = [bool(constraints.keeps_positive(scale).all()) for scale in (first, second)]
     values = [bool(constraints.any_sign(scale).all()) for scale in (first, second)]
     # A gate such as a ReLU has positive scales; what it multiplies may be any number.
@@ -60,22 +61,17 @@ def settle_products(constraints: Constraints) -> None:
 
 
 def _factors(constraints: Constraints, products: Sequence[ScaleProduct]) -> NodeIds:
-    """The roots (m, 3) of products' scales, of their values and of their gates, each row once and in order."""
+    """Return the roots (m, 3) of products' scales, of their values and of their gates, each row once and in order."""
     columns = [(item.scale, *item.value_and_gate) for item in products]
     joined = np.concatenate([np.stack(item, axis=1) for item in columns] or [np.empty((0, 3), np.int64)])
     return np.unique(constraints.scales.find(joined), axis=0)
 
 
 def _placed(constraints: Constraints, place: AxisPlacement, factors: NodeIds) -> tuple[NodeIds, NodeIds] | None:
-    """The scales of values and of gates at the positions of an axis; None where it holds no product.
+    """Return the scales of values and of gates at the positions of an axis; None where it holds no product.
 
     A group is either among the values or among the gates of an axis: where a gate is there beside its product, the two
-    change their roles.
-
-    Raises
-    ------
-    ValueError
-        There is no such choice.
+    change their roles. Raises ``ValueError`` where there is no such choice.
     """
     roots = constraints.scales.find(place.scale)
     held = np.isin(roots, factors[:, 0])
@@ -92,7 +88,7 @@ def _placed(constraints: Constraints, place: AxisPlacement, factors: NodeIds) ->
 
 
 def _may_stay(constraints: Constraints, product: ScaleProduct, products: Sequence[ScaleProduct]) -> bool:
-    """Whether a table can say the product: whatever its factors are, its scale may be their product, on every axis."""
+    """Whether a table can express the product: its scale may be the factors' product, whatever they are, everywhere."""
     scales = constraints.scales
     root, first, second = (scales.find(item) for item in (product.scale, product.first, product.second))
     if not all(constraints.can_scale(item).all() for item in (root, first, second)) or (first == second).any():
@@ -112,14 +108,14 @@ def _may_stay(constraints: Constraints, product: ScaleProduct, products: Sequenc
 
 
 def _inverse(constraints: Constraints) -> NodeIds:
-    """The roots of scales whose inverses act somewhere."""
+    """Return the roots of scales whose inverses act somewhere."""
     placed = [place.scale for place in constraints.placements.values()]
     nodes = np.concatenate([*placed, *(item.scale for item in constraints.products_of_scales)])
     return np.unique(constraints.scales.find(nodes[constraints.scales.signs(nodes) < 0]))
 
 
 def _holding(constraints: Constraints, roots: NodeIds) -> Iterator[tuple[AxisPlacement, NDArray[np.bool_]]]:
-    """The axes with some of these scales, and where."""
+    """Yield the axes with some of these scales, and where."""
     for place in constraints.placements.values():
         held = np.isin(constraints.scales.find(place.scale), roots)
         if held.any():
@@ -127,7 +123,7 @@ def _holding(constraints: Constraints, roots: NodeIds) -> Iterator[tuple[AxisPla
 
 
 def _on_plain_axes(constraints: Constraints, roots: NodeIds, factors: NodeIds, inverse: NodeIds) -> bool:
-    """Whether an action with gates can say what is on every axis that holds such a product."""
+    """Whether an action with gates can express every axis that holds such a product."""
     blocked = {axis for blocks in constraints.blocks for axis in blocks.axes}
     absorbed = [place.signs for place in constraints.placements.values() if place.signs is not None]
     if any(np.isin(constraints.scales.find(signs), roots).any() for signs in absorbed):

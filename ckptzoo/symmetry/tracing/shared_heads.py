@@ -21,20 +21,16 @@ from ckptzoo.symmetry.tracing.groups import unique_name
 _Key = tuple[str, int | None, int | None]
 """A group, the exponent of its segments where they have one of their own, and the part of complex numbers."""
 _Positions = Mapping[_Key, NDArray[np.int64]]
-"""Of each channel the positions (n, times) on an axis, in order."""
+"""The positions (n, times) of each channel on an axis, in order."""
 
 
 def shared_heads(symmetry: Symmetry) -> list[tuple[str, ...]]:
-    """Sets of groups in whose blocks may be heads that others share, to be tried in this order.
+    """Return sets of groups in whose blocks may be heads that others share, to be tried in this order.
 
-    Groups of one block permutation belong together, such as queries with keys and values with outputs, and those that
-    are on axes of queries alone, such as a gate for each head; or without these. Where all heads share one there are no
-    blocks, so that pairs of groups next to each other are tried.
-
-    Parameters
-    ----------
-    symmetry
-        a table in which the heads that share others keep their order.
+    In the table the heads that share others keep their order. Groups of one block permutation belong together, such as
+    queries with keys and values with outputs, and those that are on axes of queries alone, such as a gate for each
+    head; or without these. Where all heads share one there are no blocks, so that pairs of groups next to each other
+    are tried.
     """
     outers: dict[str, list[str]] = {}
     single: list[str] = []
@@ -59,14 +55,9 @@ def shared_heads(symmetry: Symmetry) -> list[tuple[str, ...]]:
 
 
 def with_heads_exchanged(symmetry: Symmetry, names: tuple[str, ...]) -> Symmetry:
-    """The table with a group of the heads that share those of some groups; the table itself where it has none.
+    """Return the table with a group of the heads that share those of the groups ``names``, a set of ``shared_heads``.
 
-    Parameters
-    ----------
-    symmetry
-        a table in which the heads that share others keep their order.
-    names
-        groups as ``shared_heads`` gives them.
+    It is the given one where there are none of these heads, which keep their order in it.
     """
     found = _on_axes(symmetry, names)
     counts = _counts(found.values())
@@ -110,7 +101,7 @@ def _wreath(symmetry: Symmetry, name: str) -> Wreath:
 
 
 def _perms(symmetry: Symmetry, names: tuple[str, ...]) -> dict[str, Wreath]:
-    """The permutations of these groups that are not like another; of one block where there are no blocks."""
+    """Return the permutations of these groups that are not like another; of one block where there are no blocks."""
     taken = [group.perm.outer for group in symmetry.groups if isinstance(group.perm, Wreath)]
     parts = zip(*(name.split(".") for name in names), strict=False)
     shared = [part for part, *_ in itertools.takewhile(lambda item: len(set(item)) == 1, parts)]
@@ -128,7 +119,7 @@ def _key(segment: Segment) -> _Key:
 
 
 def _on_axes(symmetry: Symmetry, names: Collection[str]) -> dict[AxisAction, _Positions]:
-    """The positions of these groups' channels on every axis, but for those inside channels of others."""
+    """Return the positions of these groups' channels on every axis, but for those inside channels of others."""
     found: dict[AxisAction, _Positions] = {}
     for action in symmetry.actions:
         if not any(segment.group in names and segment.within is None for segment in action.segments):
@@ -143,7 +134,7 @@ def _on_axes(symmetry: Symmetry, names: Collection[str]) -> dict[AxisAction, _Po
 
 
 def _counts(found: Iterable[_Positions]) -> dict[str, set[int]]:
-    """How many positions of an axis each channel of a group has."""
+    """Return how many positions of an axis each channel of a group has."""
     counts: dict[str, set[int]] = {}
     for listed in found:
         for (name, _, _), positions in listed.items():
@@ -152,12 +143,9 @@ def _counts(found: Iterable[_Positions]) -> dict[str, set[int]]:
 
 
 def _segments(head: str, key: _Key, positions: NDArray[np.int64]) -> Iterator[Segment]:
-    """Segments of heads; none where the positions of a head, or of a part of it, are not one after the other.
+    """Yield segments of heads; none where the positions of a head, or of a part of it, are not one after the other.
 
-    Parameters
-    ----------
-    positions
-        (blocks, channels of a block, heads that share it, positions of a channel in a head).
+    ``positions`` are (blocks, channels of a block, heads that share it, positions of a channel in a head).
     """
     group, exponent, part = key
     g, k, times, width = positions.shape

@@ -26,27 +26,16 @@ from ckptzoo.symmetry.tracing.groups import NO_SCALE, ChannelGroup, channel_grou
 from ckptzoo.symmetry.tracing.union_find import NodeIds
 
 _Positions = dict[tuple[int, int, bool, int], list[list[int]]]
-"""For the number of a group, of a scale among its channels' scales, whether its inverse acts, and the number of a scale
-of gates beside it (-1 for none): the positions of each channel.
-"""
+"""The positions of each channel by the number of a group, of a scale among its channels' scales, whether its inverse
+acts, and the number of a scale of gates beside it (-1 for none)."""
 
 
 @dataclass(frozen=True)
 class _Part:
     """The positions of a channel group that are scaled alike: one group of the table.
 
-    Parameters
-    ----------
-    group
-        number of the channel group.
-    scale
-        number of the scale among each channel's; -1 where there is none.
-    kind
-        of that scale.
-    writer
-        the placement that writes it first; where none does, the first of the channel group.
-    first
-        its first placement.
+    ``group`` is the number of the channel group, ``scale`` that of the scale among each channel's, -1 where there is
+    none. ``writer`` is the placement that writes it first; where none does, the first of the channel group.
     """
 
     group: int
@@ -59,7 +48,7 @@ class _Part:
 def build_table(
     constraints: Constraints, arch: Architecture
 ) -> tuple[Symmetry, tuple[str, ...], set[str], dict[str, str]]:
-    """The symmetry table that the constraints leave, and notes on what keeps groups in place, unscaled or apart.
+    """Return the symmetry table that the constraints leave, and notes on what keeps groups in place, unscaled or apart.
 
     The third item are the groups that no operation takes channel by channel, so that matrices may mix their channels;
     the fourth those that an operation takes together, so that orthogonal matrices may, and which one.
@@ -119,7 +108,7 @@ def _parts(
 
 
 def _listed(groups: Sequence[ChannelGroup], placements: Sequence[AxisPlacement], constraints: Constraints) -> set[int]:
-    """The channel groups that are in the table: all but inputs and outputs of the network without any other role."""
+    """Return the channel groups in the table: all but inputs and outputs of the network without any other role."""
     listed: set[int] = set()
     by_tensor: dict[str, dict[int, set[int]]] = {}
     for number, group in enumerate(groups):
@@ -140,8 +129,8 @@ def _listed(groups: Sequence[ChannelGroup], placements: Sequence[AxisPlacement],
 
 
 def _positions(groups: Sequence[ChannelGroup], *, signs: bool = False) -> dict[int, _Positions]:
-    """For every placement, and every group and scale there (or scale by whose sign it is multiplied): the positions of
-    each channel.
+    """Return for every placement, and every group and scale there (or scale by whose sign it is multiplied), the
+    positions of each channel.
     """
     positions: dict[int, _Positions] = {}
     for number, group in enumerate(groups):
@@ -164,7 +153,7 @@ def _action(
     names: dict[tuple[int, int], str],
     flipping: set[str],
 ) -> AxisAction | None:
-    """What the groups do to an axis, some of which are ``flipping`` signs; None where they do nothing."""
+    """Return the action of the groups on an axis, some of which are ``flipping`` signs; None where there is none."""
     exponent = placement.exponent
     # The sign of the exponent is that of most groups where only inverses of scales act, and theirs alone otherwise.
     if exponent in (1, -1) and positions and all(inverse for _, _, inverse, _ in positions):
@@ -197,7 +186,7 @@ def _action(
 def _all_segments(
     positions: _Positions, names: dict[tuple[int, int], str], exponent: int, *, together: bool = True
 ) -> tuple[tuple[Segment, ...], tuple[Segment, ...]]:
-    """The segments of all groups on an axis, and of gates beside some of them.
+    """Return the segments of all groups on an axis, and of gates beside some of them.
 
     Those where the inverses of scales act have an exponent of their own. Positions of a channel side by side are
     ``together`` in a segment, or each in one of its own.
@@ -228,7 +217,7 @@ def _all_segments(
 def _segments(
     group: str, positions: NDArray[np.int64], exponent: int | None, *, together: bool = True
 ) -> Iterator[Segment]:
-    """Runs of channels in order, from the positions (n, times) of each channel, corresponding ones in a column."""
+    """Yield runs of channels in order, from positions (n, times) of each channel, corresponding ones in a column."""
     order = positions.argsort(axis=1)
     if (order == order[0]).all():
         positions = positions[:, order[0]]
@@ -249,7 +238,7 @@ def _segments(
 def _notes(
     constraints: Constraints, group: ChannelGroup, part: _Part, name: str, placements: Sequence[AxisPlacement]
 ) -> Iterator[str]:
-    """Why a group stays in place, and why it is not scaled."""
+    """Yield why a group stays in place, and why it is not scaled."""
     channel = group.channels[0]
     if isinstance(group.perm, Fixed):
         fixed, output = (constraints.channels.marks(np.array([channel.root]), kind)[0] for kind in (FIXED, OUTPUT))
@@ -265,7 +254,7 @@ def _notes(
 
 
 def _why(constraints: Constraints, scales: NodeIds) -> str:
-    """Why these scales have no factor left."""
+    """Return why these scales have no factor left."""
     forbidden, positive, sign = (constraints.scales.marks(scales, kind) for kind in (FORBIDDEN, POSITIVE, SIGN))
     if (forbidden >= 0).any():
         return constraints.reasons[forbidden[forbidden >= 0][0]]

@@ -54,7 +54,7 @@ _COPIES = frozenset({"clone", "detach", "alias", "contiguous"})
 
 
 def trace_module(module: nn.Module, example_input: Any) -> Traced:
-    """A module's symmetries, as ``ckptzoo.symmetry.trace`` says; the module is not changed."""
+    """Return a module's symmetries, as ``ckptzoo.symmetry.trace``; the module is not changed."""
     example = Example.of(example_input)
     _check_numbers(module)
     arch = Architecture.of(module.state_dict(), name=type(module).__name__, input_shape=example.shape)
@@ -81,13 +81,13 @@ def _check_numbers(module: nn.Module) -> None:
 
 
 def _copied(module: nn.Module) -> nn.Module:
-    """A copy of a module, also where it keeps weights that it computed, as torch.nn.utils.weight_norm does."""
+    """Return a copy of a module, also where it keeps weights that it computed, as torch.nn.utils.weight_norm does."""
     computed = (item for part in module.modules() for item in vars(part).values() if isinstance(item, torch.Tensor))
     return copy.deepcopy(module, {id(item): item.detach().clone() for item in computed if not item.is_leaf})
 
 
 def _constraints_of(module: nn.Module, names: Mapping[str, str], example: Example) -> tuple[Constraints, Operations]:
-    """The module's operations and their constraints, from two rows of the example if they take two, else from all."""
+    """Return the module's operations and constraints, from two rows of the example if they take two, else from all."""
     if example.count > _ROWS:
         with suppress(SymmetryError):
             return _constraints_of(module, names, example.rows(_ROWS))
@@ -117,12 +117,7 @@ class OperationFailed(SymmetryError):
 class Interpreter:
     """One pass over a module's operations: the value of each, its labels, and the constraints that they make.
 
-    Parameters
-    ----------
-    found
-        the module's operations.
-    names
-        for each name of a tensor in the state dict, its name in the architecture; aliases share one.
+    ``names`` maps each name of a tensor in the state dict to its name in the architecture; aliases share one.
     """
 
     def __init__(self, found: Operations, names: Mapping[str, str]) -> None:
@@ -131,14 +126,10 @@ class Interpreter:
         self._live: list[dict[fx.Node, Any]] = []
 
     def run(self, example: Example) -> Constraints:
-        """Everything that the operations tie, scale and fix.
+        """Return everything that the operations tie, scale and fix.
 
-        Raises
-        ------
-        SymmetryError
-            There is no rule for an operation, or its rule does not cover this use.
-        SharedMemoryChanged
-            An operation in place changes memory that several values share.
+        Raises ``SymmetryError`` where there is no rule for an operation, or its rule does not cover this use, and
+        ``SharedMemoryChanged`` where an operation in place changes memory that several values share.
         """
         leaves = dict(zip(self._found.inputs, enumerate(example.copy().leaves), strict=True))
         arguments: list[Any] = []
@@ -158,7 +149,7 @@ class Interpreter:
         return self.constraints
 
     def _run(self, graph: fx.Graph, arguments: list[Any]) -> Any:
-        """The outputs of a graph; those of parts of a module, such as code under autocast, are graphs of their own."""
+        """Return the outputs of a graph; parts of a module, such as code under autocast, have graphs of their own."""
         # Values are dropped after their last use, so that memory is that of the widest cut through the graph.
         uses_left = {node: len(node.users) for node in graph.nodes}
         values: dict[fx.Node, Any] = {}
@@ -294,7 +285,7 @@ class Interpreter:
                 raise self._unknown_operation(node)
 
     def _of_what_stays(self, call: Call, node: fx.Node, values: list[Value]) -> Any:
-        """Labels of results of an operation without a rule, whose arguments no symmetry changes."""
+        """Return labels of results of an operation without a rule, whose arguments no symmetry changes."""
         several = call.result if isinstance(call.result, (tuple, list)) else [call.result]
         if not all(isinstance(item, torch.Tensor) for item in several):
             raise self._unknown_operation(node)
@@ -317,14 +308,14 @@ class Interpreter:
             self.constraints.channels.mark(item.channel, SINGLE, self.constraints.reason("takes channels one by one"))
 
     def _part(self, node: fx.Node, args: tuple[Any, ...]) -> Any:
-        """A part of the module with a graph of its own, under another autocast or gradient mode."""
+        """Run a part of the module with a graph of its own, under another autocast or gradient mode."""
         number = next((at for at, item in enumerate(args) if isinstance(item, fx.GraphModule)), None)
         if number is None:
             raise self._unknown_operation(node)
         return self._run(args[number].graph, list(args[number + 1 :]))
 
     def _constant(self, result: Any, call: Call, *values: Value, number: str = "") -> Any:
-        """A result that depends on no input and no parameter, as a value where it is a tensor."""
+        """Return a result that depends on no input and no parameter, as a value where it is a tensor."""
         if isinstance(result, torch.Tensor):
             paths = (int(value.labels.path.ravel()[0]) for value in values)
             path = self.constraints.paths.id_of("constant", call.description + number, *paths)
@@ -337,13 +328,13 @@ class Interpreter:
         return result
 
     def _sharing(self, value: Value) -> list[Value]:
-        """The other values that are alive and share a value's memory."""
+        """Return the other values that are alive and share a value's memory."""
         memory = value.tensor.untyped_storage().data_ptr()
         alive = values_in(tuple(tuple(values.values()) for values in self._live))
         return [item for item in alive if item is not value and item.tensor.untyped_storage().data_ptr() == memory]
 
     def _mark_changed(self, value: Value, made: Value) -> None:
-        """A new history for a constant that was changed in place, and for all that share its memory."""
+        """Give a new history to a constant that was changed in place, and to all that share its memory."""
         for item in (value, *self._sharing(value)):
             item.labels, item.source = constant_labels(item.tensor.ndim, int(made.labels.path.ravel()[0])), None
             if made.stored is not None or item.stored is not None:
@@ -367,12 +358,12 @@ class Interpreter:
 
 
 def _results_used(node: fx.Node) -> frozenset[int]:
-    """The numbers of an operation's results that are used, where it has several."""
+    """Return the numbers of an operation's results that are used, where it has several."""
     return frozenset(user.args[1] for user in node.users if user.target is operator.getitem and user.users)  # pyright: ignore[reportReturnType]
 
 
 def _kept_in_float64(arguments: Mapping[str, Any]) -> Value | None:
-    """The argument of a cast from floats to floats, which stays in float64; None for other casts."""
+    """Return the argument of a cast from floats to floats, which stays in float64; None for other casts."""
     value, other = arguments["self"], arguments.get("other")
     dtype = other.tensor.dtype if isinstance(other, Value) else arguments.get("dtype")
     floats = value.tensor.is_floating_point() and (dtype is None or dtype.is_floating_point)
@@ -380,7 +371,7 @@ def _kept_in_float64(arguments: Mapping[str, Any]) -> Value | None:
 
 
 def _repaired(result: Any, before: Mapping[int, Any]) -> Any:
-    """A result in float64; what an operation in place returns stays the tensor that it changed."""
+    """Return a result in float64; the result of an operation in place stays the tensor that it changed."""
     return result if id(result) in before else widened(result)
 
 
@@ -389,7 +380,7 @@ def _value(tensor: torch.Tensor, labels: Labels, origin: str) -> Value:
 
 
 def _checked_labels(labels: Labels, tensor: torch.Tensor) -> Labels:
-    """The labels, checked to broadcast to the tensor's shape."""
+    """Return the labels, checked to broadcast to the tensor's shape."""
     shape = tuple(tensor.shape)
     for item in (labels.channel, labels.scale, labels.path):
         if item.ndim != len(shape) or np.broadcast_shapes(item.shape, shape) != shape:
@@ -398,5 +389,5 @@ def _checked_labels(labels: Labels, tensor: torch.Tensor) -> Labels:
 
 
 def _version(value: Value) -> int:
-    """How often the tensor was changed in place, as autograd counts it."""
+    """Return how often the tensor was changed in place, as autograd counts it."""
     return value.tensor._version

@@ -10,12 +10,8 @@ NodeIds = NDArray[np.int64]
 class UnionFind:
     """Disjoint sets of numbered nodes, each with marks; the root of a set is its lowest number.
 
-    Each node has a sign against its root: -1 where it stands for the inverse of what the root stands for.
-
-    Parameters
-    ----------
-    marks
-        how many kinds of marks a set can carry; a mark is a number, and the first one of its kind stays.
+    Each node has a sign against its root: -1 where it stands for the inverse of what the root stands for. ``marks`` is
+    the number of kinds of marks; a mark is a number, and the first one of its kind stays.
     """
 
     def __init__(self, marks: int) -> None:
@@ -26,7 +22,7 @@ class UnionFind:
         self._marks = np.full((64, marks), -1, np.int64)
 
     def new(self, count: int) -> NodeIds:
-        """This number of new nodes, each in a set of its own."""
+        """Return this number of new nodes, each in a set of its own."""
         start, self._size = self._size, self._size + count
         while self._size > len(self._parent):
             self._parent = np.concatenate([self._parent, np.empty_like(self._parent)])
@@ -37,7 +33,7 @@ class UnionFind:
         return nodes
 
     def find(self, nodes: NodeIds) -> NodeIds:
-        """The roots of the nodes' sets; -1 stays -1."""
+        """Return the roots of the nodes' sets; -1 stays -1."""
         none = nodes < 0
         roots = np.where(none, 0, nodes)
         if not none.all():
@@ -46,7 +42,7 @@ class UnionFind:
         return np.where(none, -1, roots)
 
     def signs(self, nodes: NodeIds) -> NodeIds:
-        """1 where a node stands for the same as its root, -1 where it stands for the inverse; 1 for -1."""
+        """Return 1 where a node stands for the same as its root, -1 where it stands for the inverse; 1 for -1."""
         signs = np.ones(nodes.shape, np.int64)
         if self._signed:
             roots = np.where(nodes < 0, 0, nodes)
@@ -74,11 +70,11 @@ class UnionFind:
         self._marks[roots[self._marks[roots, kind] < 0], kind] = mark
 
     def marks(self, nodes: NodeIds, kind: int) -> NodeIds:
-        """The marks of the nodes' sets; -1 where there is none."""
+        """Return the marks of the nodes' sets; -1 where there is none."""
         return np.where(nodes < 0, -1, self._marks[self.find(nodes), kind])
 
     def _root(self, node: int) -> tuple[int, int]:
-        """The root of a node's set, and the node's sign against it."""
+        """Return the root of a node's set, and the node's sign against it."""
         sign = 1
         while (parent := int(self._parent[node])) != node:
             # Path halving: every second node on the way is linked to its grandparent.

@@ -1,7 +1,7 @@
-"""Verification of a symmetry table: random group elements must leave a module's outputs as they are, in float64.
+"""Verification of a symmetry table: random group elements must not change a module's outputs, in float64.
 
 It is done on the module's own weights, and on random ones, as trained or initial weights have accidents (zeros, equal
-channels) under which a wrong table can leave the outputs alone.
+channels) under which a wrong table can keep the outputs.
 """
 
 import functools
@@ -39,13 +39,13 @@ Weights = dict[str, NDArray[Any]]
 TOLERANCE = 1e-9
 """Largest relative difference of float64 outputs under an element of a correct table."""
 _ROUNDING = 2e-15
-"""Relative change of weights, nine units in the last place, that must leave a trial's outputs as they are."""
+"""The relative change of weights, nine units in the last place, that must not change a trial's outputs."""
 _DRAWS = 6
-"""Draws of weights and inputs for a trial until the verification gives up."""
+"""The number of draws of weights and inputs for a trial until the verification gives up."""
 _ROWS, _FEW_ROWS = 4, 2
 """Examples in a trial; the second for networks of many bytes without BatchNorm, whose statistics need more."""
 _CHOICES = 16
-"""Random elements of which the one is taken that moves most groups."""
+"""The number of random elements of which the one is taken that moves most groups."""
 _ELEMENTS, _SMALL = 4, 2**20
 """Elements in a trial for networks of fewer bytes, whose groups are small; others have one."""
 _SPREAD = 0.3
@@ -65,22 +65,21 @@ def verify_table(
     head_vectors: Sequence[tuple[str, str]] = (),
     normed: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Symmetry, float, tuple[str, ...]]:
-    """Verify a table with random elements, and take away what fails.
+    """Verify a table with random elements, and remove what fails.
 
     Groups whose permutations alone change the outputs stay in place; those whose scales alone do are not scaled. Folds
     that change them are left out. Then matrices are tried for the channels that they may mix, exchanges of heads of
-    queries that share heads of keys, and scales between gains of queries and keys.
+    queries that share heads of keys, and scales between gains of queries and keys. It takes two forward passes in
+    float64 for each of two or three trials.
+
+    Returns the table, the largest relative difference that a random element makes, and notes on what failed or could
+    not be verified. Raises ``SymmetryError`` where an element changes the outputs by more than 1e-9, and no group alone
+    does.
 
     Parameters
     ----------
     module
         in float64 and evaluation mode.
-    arch
-        of its state dict.
-    symmetry
-        the table to verify.
-    example
-        an input.
     index_bounds
         as ``Draw`` takes them.
     mixable
@@ -89,21 +88,6 @@ def verify_table(
         gains and shifts of the channels in heads, one for all heads, as ``paired_gains`` takes them.
     normed
         groups whose channels an operation takes together, and which one.
-
-    Returns
-    -------
-    tuple[Symmetry, float, tuple[str, ...]]
-        The table, the largest relative difference that a random element makes, and notes on what failed or could not be
-        verified.
-
-    Raises
-    ------
-    SymmetryError
-        An element changes the outputs by more than 1e-9, and no group alone does.
-
-    Notes
-    -----
-    Two forward passes in float64 for each of two or three trials.
     """
     verifier = Verifier(module, arch, symmetry, example, index_bounds)
     worst = verifier.max_difference(symmetry, lambda: verifier.random_element(symmetry))
@@ -142,20 +126,9 @@ class Verifier:
 
     In evaluation mode with eps unchanged, on the module's own weights and on generic ones; where there are buffers in
     the state dict beside running statistics, with other values of these; where there are BatchNorm modules, on generic
-    ones in training mode with eps = 0 too.
-
-    Parameters
-    ----------
-    module
-        in float64 and evaluation mode; what it computes is not changed.
-    arch
-        of its state dict.
-    symmetry
-        a table, in which gains have their role.
-    example
-        an input; the random ones have its shape, with two or four rows where the module takes them.
-    index_bounds
-        as ``Draw`` takes them.
+    ones in training mode with eps = 0 too. The module is in float64 and evaluation mode, and what it computes is not
+    changed. Gains have their role in the table. Random inputs have the shape of the example, with two or four rows
+    where the module takes them, and ``index_bounds`` as in ``Draw``.
     """
 
     def __init__(
@@ -194,16 +167,12 @@ class Verifier:
                 self.notes.append(f"Not verified in training mode: {error}.")
 
     def max_difference(self, symmetry: Symmetry, draw: Callable[[], GroupElement]) -> float:
-        """The largest relative difference of outputs that elements make: ``max |f(g . w) - f(w)| / max |f(w)|``.
+        """Return the largest relative difference of outputs that elements make: ``max |f(g . w) - f(w)| / max |f(w)|``.
 
         Trials whose outputs change by rounding alone are drawn again. In training mode at eps = 0 there may be no other
         ones, where channels are the same for all inputs; then the notes say so. The gains of channels that orthogonal
-        matrices mix are 1.
-
-        Raises
-        ------
-        SymmetryError
-            In evaluation mode all draws of a trial change by rounding alone.
+        matrices mix are 1. Raises ``SymmetryError`` where in evaluation mode all draws of a trial change by rounding
+        alone.
         """
         largest = 0.0
         if not symmetry.groups:
@@ -225,7 +194,7 @@ class Verifier:
         return largest
 
     def _with_unit_gains(self, trial: _Trial, gains: set[str]) -> _Trial:
-        """The trial with gains of 1 in these tensors; the last ones are kept, as tables of one module agree in them."""
+        """Return the trial with gains of 1 in these tensors; the last ones are kept, as tables of one module agree."""
         if trial not in self._unit or self._unit[trial][0] != gains:
             ones = {name: np.ones_like(value) for name, value in trial.weights.items() if name in gains}
             made = self._trial(trial.training, trial.weights | ones, trial.inputs)
@@ -233,11 +202,11 @@ class Verifier:
         return self._unit[trial][1]
 
     def gap(self, symmetry: Symmetry) -> float:
-        """``max_difference`` for random elements of a table."""
+        """Return ``max_difference`` for random elements of a table."""
         return self.max_difference(symmetry, lambda: self.random_element(symmetry))
 
     def fold_difference(self, folds: tuple[Fold, ...]) -> float:
-        """The largest relative difference of outputs that folds make, in evaluation mode."""
+        """Return the largest relative difference of outputs that folds make, in evaluation mode."""
         table, worst = Symmetry((), (), folds), 0.0
         for trial in self._trials:
             if not trial.training:
@@ -249,7 +218,7 @@ class Verifier:
         return worst
 
     def random_element(self, symmetry: Symmetry) -> GroupElement:
-        """A random element that is not the identity on any group, and makes no running variance negative."""
+        """Return a random element that is not the identity on any group, and makes no running variance negative."""
         drawn = GroupElement.random(without_matrices(symmetry), _CHOICES, self._rng, spread=_SPREAD)
         perms: dict[str, NDArray[Any]] = {}
         for together in _moving_together(symmetry):
@@ -268,7 +237,7 @@ class Verifier:
         return GroupElement({**GroupElement.identity(symmetry, 1).perms, **perms}, scales, matrices)
 
     def _with_other_buffers(self) -> Iterator[_Trial]:
-        """Trials with buffers that other checkpoints may have, of each kind for which the outputs are finite."""
+        """Yield trials with buffers that other checkpoints may have, of each kind for which the outputs are finite."""
         own = {name: value for name, value in self._module_weights.items() if self._is_buffer(name)}
         if not own:
             return
@@ -289,7 +258,7 @@ class Verifier:
             self.notes.append(f"Not verified with other values of buffers: they leave no finite outputs ({named}).")
 
     def _is_buffer(self, name: str) -> bool:
-        """Whether it is a buffer beside running statistics and what counts their batches."""
+        """Whether a tensor is a buffer beside running statistics and what counts their batches."""
         shape = self._module_weights[name].shape
         return name not in self._parameters and not _is_statistic(name) and math.prod(shape) > 1
 
@@ -308,7 +277,7 @@ class Verifier:
         return worst
 
     def _is_stable(self, trial: _Trial) -> bool:
-        """Whether the outputs stay as they are where weights change by rounding alone."""
+        """Whether the outputs stay the same where weights change by rounding alone."""
         rounded = {
             name: value * self._rng.uniform(1 - _ROUNDING, 1 + _ROUNDING, value.shape)
             if value.dtype.kind == "f"
@@ -316,10 +285,11 @@ class Verifier:
             for name, value in trial.weights.items()
         }
         outputs = self._outputs(rounded, trial.inputs, training=trial.training)
+        # a tenth of the bound, so that rounding alone makes no element fail
         return _difference(trial.outputs, outputs) <= TOLERANCE / 10
 
     def _redraw(self, trial: _Trial) -> _Trial | None:
-        """A trial with other weights and inputs, random or near the module's and the example; None where all fail."""
+        """Return a trial with other weights and inputs, random or near the module's; None where all fail."""
         for draw in range(_DRAWS):
             inputs = self._draw.near() if draw % 2 else self._draw.normal()
             weights = near_weights(self._module_weights, self._rng) if draw % 2 else self._generic()
@@ -350,7 +320,7 @@ class Verifier:
 
 
 def _drop_failing(verifier: Verifier, symmetry: Symmetry) -> Symmetry:
-    """The table without what fails alone: permutations of groups that move together, and scales of each group."""
+    """Return the table without what fails alone: permutations of groups that move together, scales of each group."""
     identity = GroupElement.identity(symmetry, 1)
     groups = {group.id: group for group in symmetry.groups}
 
@@ -383,7 +353,7 @@ def _drop_failing(verifier: Verifier, symmetry: Symmetry) -> Symmetry:
 
 
 def _verified_folds(verifier: Verifier, folds: tuple[Fold, ...]) -> tuple[Fold, ...]:
-    """Those that leave the outputs alone; halves of what changes them are tried apart, down to single folds."""
+    """Return the folds that keep the outputs; halves of what changes them are tried apart, down to single folds."""
     if not folds:
         return ()
     gap = verifier.fold_difference(folds)
@@ -412,9 +382,9 @@ def _note_orthogonal(verifier: Verifier, symmetry: Symmetry, normed: Mapping[str
 def _with_matrices(
     verifier: Verifier, symmetry: Symmetry, mixable: Container[str], normed: Container[str]
 ) -> tuple[Symmetry, float]:
-    """The table with matrices for groups whose channels they may mix, where they leave the outputs as they are.
+    """Return the table with matrices for groups whose channels they may mix, where they keep the outputs.
 
-    All are tried together, and one by one where that fails. Returns the largest difference that they make, too.
+    All are tried together, and one by one where that fails. The second item is the largest difference that they make.
     """
     kinds = {group.id: kind for group in symmetry.groups if (kind := matrix_kind(symmetry, group, mixable))}
     streams = dict.fromkeys(normalised_streams(symmetry, verifier.shapes, normed), "orthogonal_mean")
@@ -441,9 +411,9 @@ def _with_matrices(
 
 
 def _with_shared_heads(verifier: Verifier, symmetry: Symmetry) -> tuple[Symmetry, float]:
-    """The table with groups of the heads that share others, where exchanging these leaves the outputs as they are.
+    """Return the table with groups of the heads that share others, where exchanging these keeps the outputs.
 
-    All are tried together, and one by one where that fails. Returns the largest difference that they make, too.
+    All are tried together, and one by one where that fails. The second item is the largest difference that they make.
     """
     candidates = shared_heads(symmetry)
     table = functools.reduce(with_heads_exchanged, candidates, symmetry)
@@ -463,7 +433,7 @@ def _with_shared_heads(verifier: Verifier, symmetry: Symmetry) -> tuple[Symmetry
 def _with_paired_gains(
     verifier: Verifier, symmetry: Symmetry, arch: Architecture, pairs: Sequence[PairedGains]
 ) -> tuple[Symmetry, float]:
-    """The table with scales between gains of queries and of keys, where these leave the outputs as they are.
+    """Return the table with scales between gains of queries and of keys, where these keep the outputs.
 
     All are tried together, in one layout after the other, and one by one where that fails in every layout.
     """
@@ -482,7 +452,7 @@ def _with_paired_gains(
 
 
 def _moving_together(symmetry: Symmetry) -> list[set[str]]:
-    """Sets of groups whose permutations are one, without those in place."""
+    """Return sets of groups whose permutations are one, without those in place."""
     together: dict[str, set[str]] = {}
     for group in symmetry.groups:
         leader = symmetry.leader(group.id)
@@ -493,7 +463,7 @@ def _moving_together(symmetry: Symmetry) -> list[set[str]]:
 
 
 def _difference(expected: Sequence[NDArray[np.float64]], outputs: Sequence[NDArray[np.float64]]) -> float:
-    """The largest relative difference; infinite where a number is not finite."""
+    """Return the largest relative difference; infinite where a number is not finite."""
     worst = 0.0
     for first, second in zip(expected, outputs, strict=True):
         if not (np.isfinite(first).all() and np.isfinite(second).all()):
@@ -520,19 +490,11 @@ def _batch_statistics(module: nn.Module | None) -> Iterator[None]:
 def generic_weights(
     own: Mapping[str, NDArray[Any]], parameters: Container[str], symmetry: Symmetry, rng: np.random.Generator
 ) -> Weights:
-    """Random parameters and running statistics in float64; other buffers and integers as they are.
+    """Return random parameters and running statistics in float64; other buffers and integers unchanged.
 
-    All are uniform: weights with variance 2 / fan-in, gains in 0.5 to 1.5 with either sign, running variances in 0.5
-    to 1.5, biases, shifts and running means in -1 to 1.
-
-    Parameters
-    ----------
-    own
-        the module's weights, float64 where they are floats.
-    parameters
-        names of those that are parameters.
-    symmetry
-        the table, in which gains have their role.
+    All are uniform: weights with variance 2 / fan-in, gains in 0.5 to 1.5 with either sign, running variances in 0.5 to
+    1.5, biases, shifts and running means in -1 to 1. ``own`` are the module's weights, float64 where they are floats,
+    ``parameters`` the names of parameters; gains have their role in the table.
     """
     gains = {action.tensor for action in symmetry.actions if action.role == "gain"}
     return {
@@ -542,7 +504,7 @@ def generic_weights(
 
 
 def near_weights(own: Mapping[str, NDArray[Any]], rng: np.random.Generator) -> Weights:
-    """The module's weights, each multiplied by a number near 1."""
+    """Return the module's weights, each multiplied by a number near 1."""
     return {
         name: value * rng.uniform(0.9, 1.1, value.shape) if value.dtype.kind == "f" else value.copy()
         for name, value in own.items()
@@ -550,12 +512,12 @@ def near_weights(own: Mapping[str, NDArray[Any]], rng: np.random.Generator) -> W
 
 
 def permuted_buffer(value: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
-    """The same entries in other places, so that a permutation in a buffer stays one."""
+    """Return the same entries in other places, so that a permutation in a buffer stays one."""
     return rng.permutation(value.ravel()).reshape(value.shape)
 
 
 def masked_buffer(value: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
-    """Floats half of which are 0, random truth values, and integers of those in the buffer, some more often."""
+    """Return floats half of which are 0, random truth values, or integers of those in the buffer, some more often."""
     if value.dtype.kind == "b":
         return rng.random(value.shape) < 0.5
     if value.dtype.kind != "f":
@@ -564,7 +526,7 @@ def masked_buffer(value: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]
 
 
 def drawn_buffer(value: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
-    """Random numbers between the least and the largest in the buffer; near them where all are the same."""
+    """Return random numbers between the least and the largest in the buffer; near them where all are the same."""
     if value.dtype.kind != "f":
         low, high = int(value.min()), int(value.max())
         return rng.integers(low, high + 1, value.shape).astype(value.dtype)

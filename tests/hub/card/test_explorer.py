@@ -124,6 +124,7 @@ def test_no_page_is_not_published(
     (zoo / NAME).write_bytes(b"GIF89a")
     with pytest.raises(IntegrityError, match=r"explorer\.html: file: expected a page of HTML, got something else"):
         pushed(server, zoo)
+    (zoo / NAME).unlink()
     explored(zoo)
     with (
         monkeypatch.context() as small,

@@ -67,7 +67,7 @@ def test_a_part_from_a_hub(derived: Path, publish: Publish, tmp_path: Path) -> N
         (("{zoo}", "-o", "{got}", "--where", "seeed < 3"), 2, "Did you mean seed"),
         (("{got}/none", "-o", "{got}"), 2, "expected a folder"),
         (("{zoo}",), 2, "Missing option '--output' / '-o'"),
-        (("{zoo}", "-o", "{zoo}/zoo.json"), 2, "a folder or none, got a file"),
+        (("{zoo}", "-o", "{zoo}/zoo.json"), 2, "expected a folder, got the file"),
     ],
 )
 def test_what_is_wrong_is_one_line_and_a_code(

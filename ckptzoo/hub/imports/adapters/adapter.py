@@ -1,4 +1,4 @@
-"""What an adapter is, and what it finds."""
+"""The adapter of a format, and the checkpoints that it finds."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,19 +16,19 @@ from ckptzoo.hub.untrusted.runs import identifier
 from ckptzoo.schema.metadata import MAX_ID
 
 MAX_SIDE_BYTES = 256 * 2**20
-"""A file of facts."""
+"""Largest size in bytes of a file of facts."""
 SUFFIXES = (
     ".safetensors", ".pt", ".pth", ".th", ".pth.tar", ".pt.tar", ".bin", ".ckpt", ".npz", ".npy", ".pkl", ".pickle",
     ".joblib", ".model", ".weights", ".h5", ".hdf5", ".keras", ".msgpack",
 )  # fmt: skip
-"""Suffixes of files that people expect to be checkpoints: what is called so and is none is refused."""
+"""Suffixes that checkpoint files usually have: such a file that holds none is refused."""
 SETTINGS_OF_RAY = "params.pkl"
 """A pickle of settings that Ray Tune writes into every folder."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a person says about a source.
+    """The options of a source.
 
     Parameters
     ----------
@@ -77,17 +77,11 @@ _TAKEN_BY = {
         ("files", "haiku", "model-j", "nws", "ray-tune", "small-cnn", "small-transformer", "wild-park"),
     ),
 }
-"""Of each of the options its name on the command line, and the formats that read it."""
+"""The name on the command line of each option, and the formats that read it."""
 
 
 def check_options(name: str, options: Options) -> None:
-    """Refuse options that a format would leave unread.
-
-    Raises
-    ------
-    ZooError
-        It was given one that only others take.
-    """
+    """Refuse options that a format would leave unread, by ``ZooError``."""
     problems: list[Problem] = []
     for item in fields(Options):
         flag, formats = _TAKEN_BY[item.name]
@@ -102,22 +96,10 @@ def check_options(name: str, options: Options) -> None:
 class Picked:
     """One checkpoint of a file.
 
-    Parameters
-    ----------
-    suffix
-        what its id ends with, where the file holds several.
-    tensors
-        by name, in order.
-    row
-        columns that differ from those of ``Found``; ``extra`` is merged.
-    gaussian
-        whether they are means, with the standard deviation of ``T`` as ``T_std``.
-    note
-        what was done to its numbers, for the report.
-    ties
-        names to earlier names whose storage they share.
-    buffers
-        names of tensors that are known to be no parameters.
+    ``suffix`` ends its id where the file holds several. ``row`` has the columns that differ from those of ``Found``,
+    with ``extra`` merged. With ``gaussian`` the tensors are means, with the standard deviation of ``T`` as ``T_std``.
+    ``note`` says how its numbers were changed, ``ties`` maps names to earlier names with the same storage, ``buffers``
+    are known to be no parameters.
     """
 
     suffix: str
@@ -172,15 +154,7 @@ class Found:
 
 @dataclass(frozen=True)
 class PassedOver:
-    """A file that is not read, and why.
-
-    Parameters
-    ----------
-    path
-        in the source.
-    reason
-        in a few words.
-    """
+    """A file of the source that is not read, and the reason in a few words."""
 
     path: str
     reason: str
@@ -188,17 +162,7 @@ class PassedOver:
 
 @dataclass(frozen=True)
 class Broken:
-    """What should hold a checkpoint and cannot be read.
-
-    Parameters
-    ----------
-    path
-        in the source.
-    error
-        why.
-    parts
-        paths of its files, where they are several.
-    """
+    """A file of the source that should hold a checkpoint and cannot be read, or one in several ``parts``."""
 
     path: str
     error: ZooError
@@ -207,17 +171,7 @@ class Broken:
 
 @dataclass(frozen=True)
 class FoundArrays:
-    """Checkpoints whose numbers are there already.
-
-    Parameters
-    ----------
-    path
-        in the source.
-    members, steps, rows
-        of each of K checkpoints.
-    tensors
-        (K, *shape) by name, in order.
-    """
+    """Checkpoints whose numbers are already read: for each of K its row, and tensors (K, *shape) by name, in order."""
 
     path: str
     members: Sequence[str]
@@ -255,7 +209,7 @@ class Adapter(Protocol):
 
 
 def every_state(states: Sequence[StateDict]) -> Sequence[Picked]:
-    """Every state dict of a file; the suffix is its key."""
+    """Return every state dict of a file, with its key as suffix."""
     return [
         Picked(state.source.partition("#")[2], state.tensors, ties=state.aliases, buffers=state.buffers)
         for state in states
@@ -263,7 +217,7 @@ def every_state(states: Sequence[StateDict]) -> Sequence[Picked]:
 
 
 def checkpoint_id(member: str, step: int | None, suffix: str = "") -> str:
-    """The id of a member's checkpoint.
+    """Return the id of a member's checkpoint.
 
     >>> checkpoint_id("run3", 40), checkpoint_id("run3", None, "ema")
     ('run3@40', 'run3/ema')
@@ -275,15 +229,10 @@ def checkpoint_id(member: str, step: int | None, suffix: str = "") -> str:
 def side_files(
     source: Source, wanted: Callable[[str], bool], checkpoint: Callable[[str], bool] = lambda path: False
 ) -> tuple[dict[str, bytes], tuple[str, bytes] | None]:
-    """The files of facts in a source, by path: a pass of its own, because they may come behind what they are about.
+    """Return the files of facts in a source, by path, in a pass of its own: they may come after what they are about.
 
-    Parameters
-    ----------
-    wanted
-        whether a path is that of a file of facts.
-    checkpoint
-        whether it is a checkpoint; the one with the first path is read too, so that an archive in another order gives
-        tensors the same names.
+    ``wanted`` tells files of facts by path, ``checkpoint`` checkpoints; the one with the first path is read too, so
+    that an archive in another order gives tensors the same names.
     """
     texts: dict[str, bytes] = {}
     first: tuple[str, bytes] | None = None
@@ -296,13 +245,7 @@ def side_files(
 
 
 def parse_json(data: bytes, location: str) -> Any:
-    """JSON as Python writes it.
-
-    Raises
-    ------
-    ZooError
-        It is none.
-    """
+    """Parse JSON as Python writes it; raise ``ZooError`` where it is none."""
     try:
         return json.loads(data, parse_constant=lambda name: None)
     except (ValueError, RecursionError) as error:
@@ -311,7 +254,7 @@ def parse_json(data: bytes, location: str) -> Any:
 
 
 def reader(file: SourceFile, limit: int) -> Callable[[], Sequence[bytes]]:
-    """Reads a file when it is asked for."""
+    """Return a function that reads a file when it is called."""
     return lambda: [file.read(limit)]
 
 

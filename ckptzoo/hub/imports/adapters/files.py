@@ -69,11 +69,11 @@ class Files:
     by_order = False
 
     def recognises(self, paths: Sequence[str]) -> bool:
-        """What no other format is: files are told by their content."""
+        """Return True: files are recognised by their content, so that any source may be of this format."""
         return True
 
     def checkpoints(self, source: OpenedSource, options: Options) -> Iterator[Found | PassedOver | Broken]:
-        """Every file whose form is read; shards, and arrays of one folder, as one file."""
+        """Yield every file whose form is read; shards, and arrays of one folder, as one file."""
         reading = _Reading.of(source.name, options, SideFiles(source))
         yield from reading.beside.passed_over
         shards, arrays = Shards(source.address), ArrayFolders()
@@ -109,7 +109,7 @@ class Files:
 
 
 def _not_read(file: OpenedFile, source: str) -> PassedOver | Broken:
-    """A file that is not read: refused where its name says that it should be, and is of no form that is known."""
+    """Report a file that is not read; refuse it where its name says that it should be, and its form is unknown."""
     form = file.form
     is_damaged = form.name in ("unknown", "empty", "text", "web-page") and file.name.lower().endswith(SUFFIXES)
     if form.name != "git-lfs" and not form.name.endswith("-parts") and not is_damaged:
@@ -121,7 +121,7 @@ def _not_read(file: OpenedFile, source: str) -> PassedOver | Broken:
 
 @dataclass(frozen=True)
 class _Reading:
-    """What a person says about the files of a source."""
+    """The options for the files of a source."""
 
     source: str
     options: Options
@@ -142,13 +142,13 @@ class _Reading:
         return cls(source, options, _Rows(options.metadata), slices, member, step, beside)
 
     def joined(self, whole: Whole) -> Found:
-        """The arrays of a folder as one network."""
+        """Return the arrays of a folder as one network."""
         return self.found(whole.path, whole.size, whole.read, "arrays of numpy.save, a tensor each", whole.parts)
 
     def found(
         self, path: str, size: int, read: Callable[[], Sequence[bytes]], form: str, parts: Sequence[str] = ()
     ) -> Found:
-        """A file, with its run and its facts."""
+        """Return a file, with its run and its facts."""
         facts = {**self.beside.of(path), **self.rows.of(path)}
         is_named = self.member is not None or "member" in facts
         run = self.run(path, facts)
@@ -175,7 +175,7 @@ class _Reading:
         return Found(path, member, run.step, row, size, read, pick, name, form, parts)
 
     def run(self, path: str, facts: dict[str, Any]) -> Run:
-        """The run of a file: as a row of ``--metadata`` says, else as a pattern finds, else as its path says."""
+        """Return the run of a file: as a row of ``--metadata`` says, else as a pattern finds, else as its path says."""
         by_path = run_of(path)
         member, step = facts.pop("member", None), facts.pop("step", step_of(facts))
         if member is None and self.member is not None:
@@ -212,7 +212,7 @@ def _searched(pattern: re.Pattern[str], flag: str, path: str) -> str:
 
 
 def _with_runs(picked: Sequence[Picked], run: Run, member: str, source: str | None) -> list[Picked]:
-    """The checkpoints of a file, each with the member and the step that its own facts add to those of the path."""
+    """Return checkpoints of a file, each with the member and step that its own facts add to those of the path."""
     if len(picked) == 1 and not picked[0].suffix and not run.is_part and not picked[0].row.get("extra"):
         (item,) = picked  # most files: one network, of which nothing more is known
         if "method" not in item.row and "epoch" not in item.row:
@@ -271,18 +271,10 @@ def _with_runs(picked: Sequence[Picked], run: Run, member: str, source: str | No
 
 @dataclass(frozen=True)
 class _Own:
-    """What the key of a checkpoint among several of a file says about it, and its own facts.
+    """The facts in the key of a checkpoint among several of a file.
 
-    Parameters
-    ----------
-    picked
-        the checkpoint.
-    parts
-        the words of its key, but those that say when it was saved.
-    copy
-        how many of the last ones say that it is a copy of another network, such as an average.
-    step
-        when it was saved; None where nothing says it.
+    ``parts`` are the words of the key without those of its time; ``copy`` is how many of the last ones say that it is a
+    copy of another network, such as an average; ``step`` is when it was saved, None where nothing says it.
     """
 
     picked: Picked
@@ -319,7 +311,7 @@ class _Own:
 
     @property
     def parent(self) -> tuple[str, ...]:
-        """The words that it shares with its likes: of one that is no copy all but the last."""
+        """The words that it shares with its siblings: for one that is no copy all but the last."""
         return self.base if self.copy else self.base[:-1]
 
 
@@ -328,7 +320,7 @@ _MOMENTS = re.compile(r"(?<![a-z])(best|init|initial)(?![a-z])")
 
 
 def _at_its_moment(picked: Picked, *, is_first: bool) -> Picked:
-    """A checkpoint without the facts that are about the time at which its file was written."""
+    """Return a checkpoint without the facts that are about the time at which its file was written."""
     row = {name: value for name, value in picked.row.items() if not name.startswith(("claimed_", "epoch", "step"))}
     best = picked.row.get("extra", {}).get("best_epoch")
     if is_first or type(best) in (int, float):
@@ -344,7 +336,7 @@ def _is_trajectory(group: Sequence[_Own]) -> bool:
 
 
 def _before_its_step(name: str, steps: Sequence[int | None]) -> str | None:
-    """A name without the number at its end, where that is when all of a file's checkpoints were saved."""
+    """Return a name without the number at its end, where that is when all of a file's checkpoints were saved."""
     matched = _NUMBER_AT_END.fullmatch(name)
     return without_plain_name(matched[1]) if matched is not None and set(steps) == {int(matched[2])} else None
 
@@ -353,19 +345,16 @@ _NUMBER_AT_END = re.compile(r"(|.*?[^\d])[-_. ]?(\d{1,18})")
 
 
 def _which(picked: Picked) -> tuple[Any, ...]:
-    """What says which run of several a checkpoint is of: its seed, its fold, a number in its key."""
+    """Return what tells a checkpoint's run from others: its seed, its fold, a number in its key."""
     of_a_run = facts_of(picked.suffix.replace(".", "/"))
     extra = picked.row.get("extra", {})
     return (picked.row.get("seed"), extra.get("fold"), *sorted(of_a_run.items()))
 
 
 def _step_of(picked: Picked, *, of_its_own: bool) -> int | None:
-    """The step that a checkpoint's facts name; else its epoch, which orders checkpoints of which no more is known.
+    """Return the step that a checkpoint's facts name; else its epoch, which orders checkpoints without other facts.
 
-    Parameters
-    ----------
-    of_its_own
-        whether the facts are about another time than its own.
+    With ``of_its_own`` the facts are about another time than its own.
     """
     extra, epoch = picked.row.get("extra", {}), picked.row.get("epoch")
     inside = [extra, *(extra[name] for name in ("meta", "train_state") if isinstance(extra.get(name), dict))]
@@ -382,7 +371,7 @@ class _Rows:
         self.rows, self.unused = metadata, set(metadata or ())
 
     def of(self, path: str) -> Mapping[str, Any]:
-        """The row of a file."""
+        """Return the row of a file."""
         if self.rows is None:
             return {}
         key = next(
@@ -456,7 +445,7 @@ def _picked(
 
 
 def _of_vectors(state: StateDict, slices: Sequence[Slice], path: str, options: Options) -> Iterator[Picked]:
-    """What vectors hold: the moments of a posterior, samples, or networks."""
+    """Yield what vectors hold: the moments of a posterior, samples, or networks."""
     (picked,) = every_state([state])
     if (moments := moments_of(picked.tensors, state.facts, path)) is not None:
         made = cut_gaussian(moments, slices, path)

@@ -33,10 +33,10 @@ _FORMS = {
     "var": "standard deviations are sqrt(var)", "variance": "standard deviations are sqrt(variance)",
     "precision": "standard deviations are 1 / sqrt(precision)",
 }  # fmt: skip
-"""What programs call the parameter of a deviation, and what is said of it."""
+"""The names that programs give the parameter of a deviation, and how messages describe it."""
 _MEAN_WORDS = ("loc", "mu", "mean")
 _SEVERAL = {"locs": "loc", "scales": "scale"}
-"""What Pyro's AutoNormal keeps the parameters of all sites under."""
+"""The name under which Pyro's AutoNormal keeps the parameters of all sites."""
 _PARAMETER = re.compile(rf"(.+?)([._])({'|'.join((*_MEAN_WORDS, *_FORMS))})")
 _BEFORE = re.compile(r"((?:.+\.)?)(mu|rho)_(\w+)")
 """The names of bayesian-torch."""
@@ -47,12 +47,13 @@ _CONSTRAINTS = "constraints."
 _LOWER_BOUND = re.compile(r"_GreaterThan(?:Eq)?\(lower_bound=([0-9.e-]+)\)")
 _SOFTPLUS = re.compile(r"_SoftplusPositive\(.*\)")
 _LEAST_VARIANCE = 1e-30
-"""What SWAG's authors clamp variances to, which rounding can make negative."""
+"""The lower bound of variances in SWAG's code; rounding can make them negative."""
 _ROUNDING = 1e-4
+"""Share of the squared mean by which rounding may make a variance negative; more is refused."""
 
 
 def pairs_of(states: Sequence[StateDict], path: str) -> list[Picked] | None:
-    """State dicts ``0.loc``, ``0.scale``, ... as Gaussians; None where they are others."""
+    """Return state dicts ``0.loc``, ``0.scale``, ... as Gaussians; None for others."""
     if len(states) < 2:
         return None
     by_key = {state.source.partition("#")[2]: state for state in states}
@@ -81,7 +82,7 @@ def pairs_of(states: Sequence[StateDict], path: str) -> list[Picked] | None:
 
 
 def _swag_of_states(by_key: Mapping[str, StateDict], path: str) -> Picked | None:
-    """State dicts of means and of second moments, with those of deviations beside them; None where they are others."""
+    """Read state dicts of means and second moments, with those of deviations beside them; None for others."""
     deviations = [state.tensors for key, state in by_key.items() if key.startswith(("deviations.", "cov_mat_sqrt."))]
     square = next((key for key in ("sq_mean", "square_mean") if key in by_key), None)
     if square is None or "mean" not in by_key or len(by_key) > 2 + len(deviations):
@@ -108,12 +109,9 @@ def _swag_of_states(by_key: Mapping[str, StateDict], path: str) -> Picked | None
 
 
 def gaussian_of(tensors: Arrays, facts: Mapping[str, Any], path: str) -> Picked | None:
-    """Tensors ``T.loc`` and ``T.scale``, ``T_mu`` and ``T_rho``, or moments, as a Gaussian; None where they are others.
+    """Return tensors ``T.loc`` and ``T.scale``, ``T_mu`` and ``T_rho``, or moments, as a Gaussian; None for others.
 
-    Raises
-    ------
-    ZooError
-        There are deviations of some tensors alone, or such that are not positive.
+    Raises ``ZooError`` where only some tensors have deviations, or some are not positive.
     """
     if not _may_be_parameters(tuple(tensors)):
         return None
@@ -146,7 +144,7 @@ def _may_be_parameters(names: tuple[str, ...]) -> bool:
 
 
 def _key(name: str) -> tuple[str, str] | None:
-    """The tensor that a parameter is about, and what it is of it."""
+    """Return the tensor that a parameter is about, and which of its parameters it is."""
     name = name.removesuffix(_UNCONSTRAINED)
     if (found := _BEFORE.fullmatch(name)) is not None:
         return f"{found[1]}{found[3]}", found[2]
@@ -196,7 +194,7 @@ def _of_parameters(
 
 
 def _deviation_of(tensors: Arrays, name: str, word: str, facts: Mapping[str, Any], path: str) -> NDArray[Any]:
-    """The standard deviation that a parameter stands for."""
+    """Return the standard deviation that a parameter stands for."""
     array = tensors[name]
     if name.endswith(_UNCONSTRAINED):
         got = "the value before its constraint, which the file does not name"
@@ -221,7 +219,7 @@ def _deviation(word: str, array: NDArray[Any], name: str, path: str) -> NDArray[
 
 
 def _positive(wide: NDArray[Any], dtype: np.dtype[Any], name: str, path: str) -> NDArray[Any]:
-    """Deviations in a dtype, all above 0."""
+    """Return deviations in a dtype, all above 0."""
     made = np.asarray(wide).astype(dtype)
     if not bool((made > 0).all()):
         least = float(np.min(wide)) if not np.isnan(wide).any() else float("nan")
@@ -231,10 +229,10 @@ def _positive(wide: NDArray[Any], dtype: np.dtype[Any], name: str, path: str) ->
 
 
 def _constrained(array: NDArray[Any], constraint: Any, location: str) -> NDArray[Any]:
-    """A parameter of Pyro, whose store keeps what its constraint is yet to be applied to.
+    """Apply the constraint of a parameter of Pyro, whose store keeps it unconstrained.
 
-    Of a lower bound it is the exponential and the bound added (``transform_to(greater_than(bound))`` of
-    torch.distributions), of Pyro's ``softplus_positive`` softplus.
+    A lower bound gives the exponential plus the bound (``transform_to(greater_than(bound))`` of torch.distributions),
+    Pyro's ``softplus_positive`` softplus.
     """
     if constraint in ("_Real()", "_IndependentConstraint()"):
         return array
@@ -248,7 +246,7 @@ def _constrained(array: NDArray[Any], constraint: Any, location: str) -> NDArray
 
 
 def _interleaved(means: Arrays, scales: Arrays) -> dict[str, NDArray[Any]]:
-    """As ``gaussian-<name>`` has them: of each module its means, then its standard deviations."""
+    """Order tensors as ``gaussian-<name>`` does: for each module its means, then its standard deviations."""
     layers = list(dict.fromkeys(name.rpartition(".")[0] for name in means))
     made: dict[str, NDArray[Any]] = {}
     for layer in layers:
@@ -272,7 +270,7 @@ _LAPLACE = "of the Laplace approximation the deviations of each weight are kept,
 
 
 def moments_of(tensors: Arrays, facts: Mapping[str, Any], path: str) -> Moments | None:
-    """The moments of a posterior that are vectors; None where tensors are others.
+    """Return the moments of a posterior that are vectors; None where tensors are others.
 
     Notes
     -----
@@ -344,7 +342,7 @@ def _refuse(path: str, what: str, expected: str, got: str) -> NoReturn:
 
 
 def cut_gaussian(moments: Moments, slices: Sequence[Slice], path: str) -> Picked:
-    """Moments that are vectors, cut into the means and deviations of tensors."""
+    """Cut moments that are vectors into the means and deviations of tensors."""
     if moments.mean.shape != (slices[-1].stop,):
         expected = f"{slices[-1].stop} numbers, as --layout says"
         raise ZooError(Problem(path, "means", expected, f"shape {moments.mean.shape}", "Give its own layout."))
@@ -364,7 +362,7 @@ _OF_TENSOR = ("_mean", "_sq_mean", "_cov_mat_sqrt")
 
 
 def _swag_of_tensors(tensors: Arrays, path: str) -> Picked | None:
-    """A SWAG module, which keeps the moments of each tensor beside one another; None where tensors are others."""
+    """Read a SWAG module, which keeps the moments of each tensor beside one another; None for other tensors."""
     mean, square, _ = _OF_TENSOR
     stems = [name.removesuffix(square) for name in tensors if name.endswith(square)]
     stems = [stem for stem in stems if f"{stem}{mean}" in tensors]

@@ -14,8 +14,7 @@ _CHECKPOINT = re.compile(r"(?:(?P<folder>.+)/)?model_step_(?P<number>\d{1,9})\.p
 class Haiku:
     """Chains: folders with ``model_step_N.pt``, whose ``iteration`` is the step.
 
-    Tensors keep their names (``conv2_d.w`` of the module ``conv2_d``) and
-    layouts: kernels (height, width, in, out), dense layers (in, out).
+    Tensors keep their names (``conv2_d.w``) and layouts: kernels (height, width, in, out), dense layers (in, out).
     """
 
     name = "haiku"
@@ -27,7 +26,7 @@ class Haiku:
         return all_fit(paths, _CHECKPOINT.fullmatch)
 
     def checkpoints(self, source: Source, options: Options) -> Iterator[Found]:
-        """Every sample; its facts are in the file."""
+        """Yield every sample; its facts are in the file."""
         for file in source.files():
             if (matched := _CHECKPOINT.fullmatch(file.path)) is None:
                 continue

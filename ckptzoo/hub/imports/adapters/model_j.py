@@ -42,7 +42,7 @@ class ModelJungle:
         return is_one_each and all_fit(paths, lambda path: path.rpartition("/")[2] == _MODEL)
 
     def checkpoints(self, source: OpenedSource, options: Options) -> Iterator[Found | PassedOver]:
-        """Every ``model.safetensors``; the header's texts are facts, read as Python's literals."""
+        """Yield every ``model.safetensors``; the header's texts are facts, read as Python's literals."""
         beside = SideFiles(source)
         yield from beside.passed_over
         for file in source.files():
@@ -65,7 +65,8 @@ def _facts(state: StateDict) -> dict[str, Any]:
 
 
 def _literal(text: str) -> Any:
-    """A text as the literal that it is; another text as it is."""
+    """Return a text as the literal that it is; another text as it is."""
+    # literal_eval recurses, and deep nesting can exhaust the stack of the interpreter
     if len(text) > _MAX_LITERAL or text.count("(") + text.count("[") + text.count("{") > 1000:
         return text
     try:

@@ -45,7 +45,7 @@ class RayTune:
         return any(_CHECKPOINT.fullmatch(path) for path in paths)
 
     def checkpoints(self, source: Source, options: Options) -> Iterator[Found]:
-        """Every checkpoint with the facts of its trial and of its iteration."""
+        """Yield every checkpoint with the facts of its trial and of its iteration."""
         numbers: dict[str, list[int]] = {}
 
         def wanted(path: str) -> bool:
@@ -106,7 +106,7 @@ class _Trial:
 
 
 def _results(data: bytes, location: str) -> dict[int, dict[str, Any]]:
-    """A trial's results by iteration, without the parameters that every line repeats."""
+    """Return a trial's results by iteration, without the parameters that every line repeats."""
     found: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(data.splitlines(), start=1):
         if not line.strip():
@@ -124,9 +124,8 @@ def _results(data: bytes, location: str) -> dict[int, dict[str, Any]]:
 
 
 def _offset(numbers: Sequence[int], results: Mapping[int, Any], location: str) -> int:
-    """What leads from the number of a checkpoint to its iteration.
-
-    Older versions of Ray number checkpoints by iteration, 2.60 from 0.
+    """Return the difference between the number of a checkpoint and its iteration: older versions of Ray number
+    checkpoints by iteration, 2.60 from 0.
     """
     if all(number in results for number in numbers):
         return 0

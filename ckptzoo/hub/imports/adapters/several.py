@@ -22,11 +22,11 @@ from ckptzoo.hub.untrusted.other_contents import other_content
 from ckptzoo.hub.untrusted.runs import without_suffixes
 
 _SAMPLES = "samples"
-"""The method of draws of which a file does not say how they were drawn."""
+"""The method of draws where a file does not say how they were drawn."""
 _SAMPLE_NAMES = re.compile(r"(posterior_)?(samples?|draws?|thetas?|chains?|particles|params_hmc)$")
 """Names of one array whose rows are samples."""
 _MEMBERS = re.compile(r"((?:(?:members|models|networks|nets|ensemble|estimators|net_list|model_list)\.)?[0-9]+)\.")
-"""What programs call a list of networks in a module."""
+"""Names that programs give a list of networks in a module."""
 _FIRST_WORD = re.compile(r"([^.]+)\.")
 _FLAT_NAMES = re.compile(r"flat(_\w+)?|(\w+_)?(theta|vec|vector)|params|parameters|weights")
 """Names of one array that holds all numbers of a network, or in rows those of several."""
@@ -34,17 +34,10 @@ _LAYOUT = "Say with --layout which of its numbers are which tensor"
 
 
 def networks_of(state: StateDict, prefixes: Sequence[str], path: str) -> Iterator[StateDict]:
-    """The networks under prefixes of names, each without its prefix; what is under none is left out, and said.
+    """Yield the networks under prefixes of names, each without its prefix; tensors under none are left out and noted.
 
-    Parameters
-    ----------
-    prefixes
-        dotted words, ``*`` for any word: ``members.*``.
-
-    Raises
-    ------
-    ZooError
-        No name begins with one of them.
+    ``prefixes`` are dotted words, with ``*`` for any word: ``members.*``. Raises ``ZooError`` where no name begins with
+    one of them.
     """
     found: dict[str, dict[str, NDArray[Any]]] = {}
     rest: list[str] = []
@@ -76,10 +69,10 @@ def networks_of(state: StateDict, prefixes: Sequence[str], path: str) -> Iterato
 
 
 def copies_of(state: StateDict) -> list[StateDict]:
-    """A state dict, or the networks in it of which one is an average or a target of another.
+    """Return a state dict, or the networks in it where one is an average or a target of another.
 
-    So it is where all tensors, but counts of the program that keeps the average, are in networks of the same names and
-    shapes under names of copies, such as ``online_model`` and ``ema_model``.
+    All tensors, except counts of the program that keeps the average, must be in networks of the same names and shapes
+    under names of copies, such as ``online_model`` and ``ema_model``.
     """
     if not _has_copies(tuple(state.tensors)):
         return [state]
@@ -111,7 +104,7 @@ def _has_copies(names: tuple[str, ...]) -> bool:
 
 
 def side_by_side(tensors: Mapping[str, NDArray[Any]]) -> str:
-    """What is said of a state dict that holds equal networks, which is one network until told otherwise."""
+    """Return the note on a state dict of equal networks, which counts as one network by default."""
     return _side_by_side(tuple((without_wrappers(name), array.shape) for name, array in tensors.items()))
 
 
@@ -143,7 +136,7 @@ def _is_of_a_pair(word: str) -> bool:
 
 
 def layout_in(state: StateDict) -> tuple[Slice, ...] | None:
-    """Where each tensor is in the rows of a file's one array, as lists of names and shapes beside it say."""
+    """Return each tensor's place in the rows of a file's one array, from lists of names and shapes beside it."""
     names, shapes = state.facts.get("names"), state.facts.get("shapes")
     if len(state.tensors) != 1 or not isinstance(names, tuple) or not isinstance(shapes, tuple):
         return None
@@ -162,12 +155,7 @@ def layout_in(state: StateDict) -> tuple[Slice, ...] | None:
 def refuse_vectors(tensors: Mapping[str, NDArray[Any]], path: str) -> None:
     """Refuse arrays that are no tensors of a network: one without a name, or vectors of one length without names.
 
-    Raises
-    ------
-    NoNetworkError
-        The file's name says that its one array is something else.
-    ZooError
-        What it is is not known.
+    Raises ``NoNetworkError`` where the file's name says that its one array is something else, else ``ZooError``.
     """
     figures = {name: array for name, array in tensors.items() if is_figure_name(name) and "." not in name}
     if figures and len(figures) < len(tensors):
@@ -223,12 +211,9 @@ def _share_an_axis(shapes: tuple[tuple[int, ...], ...]) -> bool:
 
 
 def unstacked(picked: Picked, path: str, *, by_chain: bool = False) -> Iterator[Picked]:
-    """The samples along the first axis of every tensor, or along the first two, of chains and their samples.
+    """Yield the samples along the first axis of every tensor, or along the first two, of chains and their samples.
 
-    Parameters
-    ----------
-    by_chain
-        whether they are known to be of chains; else that is told by the shapes.
+    With ``by_chain`` they are known to be chains; else the shapes decide.
     """
     shapes = [array.shape for array in picked.tensors.values()]
     lengths = {shape[:1] for shape in shapes}
@@ -259,12 +244,9 @@ def _draw(row: Mapping[str, Any], number: int) -> dict[str, Any]:
 
 
 def cut(picked: Picked, slices: Sequence[Slice], path: str, *, are_samples: bool) -> Iterator[Picked]:
-    """Vectors, the rows of a matrix, or those of several chains, cut into tensors.
+    """Cut vectors, the rows of a matrix, or those of several chains, into tensors.
 
-    Parameters
-    ----------
-    are_samples
-        whether they are draws of one posterior, and no networks of their own.
+    With ``are_samples`` they are draws of one posterior, and no networks of their own.
     """
     draw = 0
     for name, array in picked.tensors.items():

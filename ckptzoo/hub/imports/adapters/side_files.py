@@ -1,4 +1,4 @@
-"""What files of JSON beside checkpoints say about them: settings, the state of a trainer, facts of one file."""
+"""Facts in files of JSON beside checkpoints: settings, the state of a trainer, facts of one file."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -31,13 +31,7 @@ _INDEX = re.compile(r"\.index\.json$", re.IGNORECASE)
 
 
 class SideFiles:
-    """The files of JSON in a source, by what they are about.
-
-    Attributes
-    ----------
-    passed_over
-        those that are not used, and why.
-    """
+    """The files of JSON in a source, by what they are about; ``passed_over`` has those that are not used, and why."""
 
     def __init__(self, source: OpenedSource) -> None:
         self.passed_over: list[PassedOver] = []
@@ -49,7 +43,7 @@ class SideFiles:
             self._read(source)
 
     def of(self, path: str) -> Facts:
-        """What is said about a checkpoint, the nearest first: by its own file, its folder's and those above."""
+        """Return the facts about a checkpoint, the nearest first: in its own file, its folder's and those above."""
         if not self._by_stem and not self._by_folder:
             return {}
         found = dict(self._by_stem.get(without_suffixes(path), {}))
@@ -66,7 +60,7 @@ class SideFiles:
             folder = folder.rpartition("/")[0]
 
     def exported(self, path: str) -> Row | None:
-        """The row that ``export`` wrote beside a file; None where it wrote none, or the file is another one there."""
+        """Return the row that ``export`` wrote beside a file; None where it wrote none, or for another file."""
         about = self._exported.get(path.rpartition("/")[0])
         return exported_row(about) if about is not None and is_published(path) else None
 
@@ -118,7 +112,7 @@ class SideFiles:
 
 
 def _few(content: Mapping[str, Any], depth: int = 0, left: list[int] | None = None) -> Iterator[tuple[str, Any]]:
-    """The settings among the entries: plain values, short lists of them, and mappings of a few such."""
+    """Yield the settings among the entries: plain values, short lists of them, and mappings of a few such."""
     left = [_MAX_FACTS] if left is None else left
     for name, value in content.items():
         if isinstance(value, Mapping):

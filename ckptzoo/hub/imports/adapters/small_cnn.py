@@ -39,7 +39,7 @@ class SmallCnn:
         return {_WEIGHTS, _LAYOUT} <= names
 
     def checkpoints(self, source: Source, options: Options) -> Iterator[FoundArrays]:
-        """The rows of the matrix, some megabytes at a time."""
+        """Yield the rows of the matrix, some megabytes at a time."""
         texts, _ = side_files(source, lambda path: path.rpartition("/")[2] in (_LAYOUT, *_METRICS))
         by_name = {path.rpartition("/")[2]: (path, data) for path, data in texts.items()}
         metrics = next((by_name[name] for name in _METRICS if name in by_name), None)
@@ -118,7 +118,7 @@ def _described(row: Row, location: str, options: Options) -> tuple[str, int | No
 
 
 def _torch_name(name: str) -> str:
-    """``sequential/conv2d_1/kernel:0`` as torch would call it: ``conv2d_1.weight``."""
+    """Rename as torch would: ``sequential/conv2d_1/kernel:0`` is ``conv2d_1.weight``."""
     *_, layer, leaf = ("", *name.partition(":")[0].split("/"))
     return f"{layer}.{ {'kernel': 'weight'}.get(leaf, leaf) }".lstrip(".")
 

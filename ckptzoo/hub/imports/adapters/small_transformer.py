@@ -17,6 +17,7 @@ from ckptzoo.hub.untrusted import Limits
 _CHECKPOINT = re.compile(r"(?:.*/)?(?P<run>[^/]+)_(?P<epoch>\d{1,6})_(?P<accuracy>\d{1,5})\.pt")
 _TABLE = re.compile(r"(?:.*/)?metadata/[^/]+\.csv")
 _ACCURACY_UNIT = 10**4
+"""Accuracies in names of files are in units of 1/10,000."""
 
 
 class SmallTransformer:
@@ -31,7 +32,7 @@ class SmallTransformer:
         return all_fit(paths, _CHECKPOINT.fullmatch) and any(_TABLE.fullmatch(path) for path in paths)
 
     def checkpoints(self, source: Source, options: Options) -> Iterator[Found]:
-        """Every file, with its row of the tables where there is one."""
+        """Yield every file, with its row of the tables where there is one."""
         rows: dict[str, dict[str, Any]] = {}
         texts, _ = side_files(source, lambda path: _TABLE.fullmatch(path) is not None)
         for path, data in texts.items():
@@ -52,7 +53,7 @@ class SmallTransformer:
 
 
 def _rows(data: bytes, location: str) -> dict[str, dict[str, Any]]:
-    """Rows by the name of the file that they are about: the first value that is named like one."""
+    """Return rows by the name of the file that they are about: the first value that is named like one."""
     found: dict[str, dict[str, Any]] = {}
     for row in read_table(data, location):
         named = [value for value in row.values() if _CHECKPOINT.fullmatch(f"{str(value).removesuffix('.pt')}.pt")]

@@ -26,7 +26,7 @@ class WildPark:
         return all_fit(paths, _CHECKPOINT.fullmatch)
 
     def checkpoints(self, source: Source, options: Options) -> Iterator[Found]:
-        """Every checkpoint; its facts are in the file."""
+        """Yield every checkpoint; its facts are in the file."""
         for file in source.files():
             if (matched := _CHECKPOINT.fullmatch(file.path)) is None:
                 continue

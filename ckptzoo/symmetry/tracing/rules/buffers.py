@@ -1,8 +1,8 @@
 """Buffers of the state dict, of which every checkpoint has its own: masks, thresholds, statistics, indices.
 
-Their numbers in the module at hand say nothing of the other checkpoints. So the table acts on an axis of a buffer that
-has one entry for each channel, and what an operation makes of other buffers leaves the channels that it meets in place.
-Buffers that are not in the state dict are constants of the module.
+Their numbers in the module at hand hold for no other checkpoint. So the table acts on an axis of a buffer that has one
+entry for each channel, and what an operation makes of other buffers keeps the channels that it meets in place. Buffers
+that are not in the state dict are constants of the module.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,13 +32,13 @@ _MOVES = frozenset(_MOVE_NAMES.split())
 
 
 def stored_buffer(name: str, tensor: torch.Tensor) -> Stored:
-    """A buffer of the state dict as it is."""
+    """Return a buffer of the state dict unchanged."""
     axes = (frozenset({(name, axis)}) if size > 1 else frozenset() for axis, size in enumerate(tensor.shape))
     return Stored(frozenset({name}), tuple(axes), tensor.is_floating_point())
 
 
 def computed_from_buffers(call: Call, result: torch.Tensor, values: Sequence[Value]) -> Stored | None:
-    """What a constant that an operation makes has of buffers; None where it has nothing of any."""
+    """Return the buffers in a constant that an operation makes; None where it has nothing of any."""
     own = [value.stored for value in values if value.stored is not None]
     if not own:
         return None
@@ -92,12 +92,8 @@ def _moved_axes(call: Call, value: Value, result: torch.Tensor) -> tuple[frozens
 def place_buffers(constraints: Constraints, stored: Stored, line: Labels, axis: int, *, exponent: int) -> bool:
     """Let the channels along an axis of a constant act on the buffers that it has there; False where it has none.
 
-    Parameters
-    ----------
-    line
-        labels of the channels, one-dimensional.
-    exponent
-        of their scales, which act where the constant is the buffer itself.
+    ``line`` are labels of the channels, one-dimensional; ``exponent`` is that of their scales, which act where the
+    constant is the buffer itself.
     """
     if stored.axes is None or not stored.axes[axis]:
         return False

@@ -14,42 +14,28 @@ from ckptzoo.symmetry.tracing.constraints import POSITIVE, Constraints, Labels
 from ckptzoo.symmetry.tracing.graph import DECLARE_BY_HAND, schema_of
 
 DATA, PARAMETER, CONSTANT = "data", "parameter", "constant"
-"""What a value depends on: the input (and anything else), parameters (and constants), or constants only."""
+"""The dependence of a value: on the input (and anything else), on parameters (and constants), or on constants only."""
 
 
 class Formula(Protocol):
-    """How a weight was computed from parameters."""
+    """A weight that was computed from parameters."""
 
     def write(self, call: "Call", sides: tuple[int, int], read: Labels, groups: int) -> Labels:
-        """The labels that the weight of a layer writes, one-dimensional.
+        """Return the labels that the weight of a layer writes, one-dimensional.
 
-        Parameters
-        ----------
-        call
-            of the layer.
-        sides
-            the axis of the weight that reads and the one that writes.
-        read
-            the labels that it reads, one-dimensional.
-        groups
-            of a grouped convolution; 1 for others.
+        ``sides`` are the axis of the weight that reads and the one that writes, ``read`` the one-dimensional labels
+        that it reads; ``groups`` is that of a grouped convolution, 1 for others.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Stored:
-    """What a constant has of the buffers in the state dict, which every checkpoint has its own of.
+    """The buffers of the state dict in a constant; every checkpoint has its own.
 
-    Parameters
-    ----------
-    names
-        of these buffers.
-    axes
-        for each axis of the tensor, the axes of buffers (name, axis) whose positions are those along it, one by one;
-        None where an operation has brought them to other places.
-    plain
-        whether the entries are those of one buffer of floats.
+    ``axes`` has for each axis of the tensor the axes of buffers (name, axis) whose positions are those along it, one by
+    one; None where an operation has brought them to other places. A ``plain`` one has the entries of one buffer of
+    floats.
     """
 
     names: frozenset[str]
@@ -59,14 +45,12 @@ class Stored:
 
 @dataclass
 class Value:
-    """A tensor and what is known of it.
+    """A tensor with its labels and origin.
 
     Parameters
     ----------
     tensor
         the numbers, for the example.
-    labels
-        of its entries.
     origin
         ``DATA``, ``PARAMETER`` or ``CONSTANT``.
     source
@@ -113,7 +97,7 @@ class Value:
         return self.source[0]
 
     def coordinates(self, shape: tuple[int, ...], ndim: int) -> dict[int, NDArray[np.int64]]:
-        """For each axis of the state dict's tensor, of this shape, the position along it of every entry here.
+        """Return for each axis of the state dict's tensor, of this shape, the position along it of every entry here.
 
         The entries have axes of size 1 in front, as in broadcasting to ``ndim`` axes.
         """
@@ -136,24 +120,11 @@ class Value:
 
 @dataclass
 class Call:
-    """An operation, its arguments and its result.
+    """An operation, its arguments and its result for the example.
 
-    Parameters
-    ----------
-    constraints
-        those so far; the operation's rule adds its own.
-    name
-        of the operator, the underscore of operators in place left out.
-    arguments
-        those that are given, by the names of the operator's schema in their order; ``Value`` where they are tensors.
-    result
-        its result for the example.
-    operator
-        the operator itself.
-    module_name
-        of the module that calls it.
-    used
-        the numbers of its results that are used, where it has several.
+    The operation's rule adds to ``constraints``. ``name`` is the operator's without the underscore of operators in
+    place. ``arguments`` has the given ones by the names of the operator's schema in their order, ``Value`` where they
+    are tensors. ``used`` are the numbers of its results that are used, where it has several.
     """
 
     constraints: Constraints
@@ -165,7 +136,7 @@ class Call:
     used: frozenset[int] = frozenset()
 
     def argument(self, name: str) -> Any:
-        """An argument, or its default; None where the operator has no such argument."""
+        """Return an argument, or its default; None where the operator has no such argument."""
         if name in self.arguments:
             return self.arguments[name]
         return next((item.default_value for item in schema_of(self.operator).arguments if item.name == name), None)
@@ -179,30 +150,21 @@ class Call:
         return value
 
     def with_input(self, value: Value) -> "Call":
-        """The same call with another first argument."""
+        """Return the call with another first argument."""
         first = next(iter(self.arguments))
         return replace(self, arguments=self.arguments | {first: value})
 
     def stored_tensor(self, key: str) -> Value | None:
-        """An argument that is a tensor of the state dict.
-
-        Raises
-        ------
-        SymmetryError
-            It is a tensor that was computed from others.
-        """
+        """Return an argument that is a tensor of the state dict; raise ``SymmetryError`` where it was computed."""
         value = self.argument(key)
         if value is None or (isinstance(value, Value) and value.source is not None and not value.function):
             return value
         raise self.unsupported(f"a tensor of the state dict as {key}", "one that was computed from others")
 
     def weight(self, key: str) -> Value | None:
-        """An argument that is a tensor of the state dict, or a weight that was computed from some by a known formula.
+        """Return an argument that is a tensor of the state dict, or a weight computed from some by a known formula.
 
-        Raises
-        ------
-        SymmetryError
-            It is a tensor that was computed in another way.
+        Raises ``SymmetryError`` for a tensor that was computed in another way.
         """
         value = self.argument(key)
         return value if isinstance(value, Value) and value.formula is not None else self.stored_tensor(key)
@@ -213,7 +175,7 @@ class Call:
         return f"{self.name}{map_values(self.arguments, lambda _: '')!r}"
 
     def labels_of(self, value: Value) -> Labels:
-        """A value's labels; an unlabelled parameter of one axis gets the channels that this axis writes."""
+        """Return a value's labels; an unlabelled parameter of one axis gets the channels that this axis writes."""
         if value.formula is not None:
             raise self.unsupported("weights computed from parameters in layers alone", "one beside other values")
         if value.labels.modulus:
@@ -238,7 +200,7 @@ class Call:
         return labels.on_axis(long[0], value.tensor.ndim)
 
     def labels_along(self, value: Value, axis: int) -> Labels:
-        """The same where an unlabelled parameter may have several axes: this one gets the channels that it writes."""
+        """Return ``labels_of`` where a parameter may have several axes: this one gets the channels that it writes."""
         if not value.unlabelled or len(value.long_axes) < 2 or value.entries is not None or axis not in value.long_axes:
             return self.labels_of(value)
         assert value.source is not None
@@ -254,7 +216,7 @@ class Call:
         return labels.on_axis(axis, value.tensor.ndim)
 
     def unsupported(self, expected: str, got: str, step: str = DECLARE_BY_HAND) -> SymmetryError:
-        """The error for a use that the rules do not cover."""
+        """Return the error for a use that the rules do not cover."""
         return SymmetryError(Problem("symmetry.trace", self.constraints.operation, expected, got, step))
 
 
@@ -270,7 +232,7 @@ def values_in(item: Any) -> Iterator[Value]:
 
 
 def map_values(item: Any, change: Callable[[Value], Any]) -> Any:
-    """Nested arguments with every value changed."""
+    """Return nested arguments with every value changed."""
     if isinstance(item, Value):
         return change(item)
     if isinstance(item, (tuple, list)):

@@ -24,7 +24,7 @@ from ckptzoo.symmetry.tracing.union_find import NodeIds
 Rule = Callable[[Call], Any]
 """From a call to the labels of its result; one for each where there are several results."""
 ADD, MUL, DIV, MAX = "add", "mul", "div", "max"
-"""What is done with two operands: sums and differences, products, quotients, the larger or the smaller one."""
+"""The operations on two operands: sums and differences, products, quotients, the larger or the smaller one."""
 
 
 def homogeneous(call: Call) -> Labels:
@@ -107,7 +107,7 @@ def pow_(call: Call) -> Labels:
 
 
 def _labels_of_power(call: Call, exponent: float) -> Labels:
-    """The labels of the input raised to a power."""
+    """Return the labels of the input raised to a power."""
     labels = call.labels_of(call.input)
     if exponent == 0:
         call.constraints.forbid_scale(labels.scale, "makes ones of everything")
@@ -240,7 +240,7 @@ def logical(call: Call) -> Labels:
 
 
 def combined(call: Call, left: Value, right: Value, operation: str) -> Labels:
-    """Labels of an operation entry by entry on two values, with its history."""
+    """Return labels of an operation entry by entry on two values, with its history."""
     labels = _combined_labels(call, left, right, operation)
     paths = [value.labels.with_ndim(call.result.ndim).path for value in (left, right)]
     if len(labels.varying_axes) > 1:  # what tells channels in heads apart is in the labels' own paths
@@ -249,7 +249,7 @@ def combined(call: Call, left: Value, right: Value, operation: str) -> Labels:
 
 
 def with_new_paths(call: Call, labels: Labels) -> Labels:
-    """The labels with this operation added to the history of every entry."""
+    """Return the labels with this operation added to the history of every entry."""
     paths = [value.labels.path for value in values_in(call.arguments)]
     # Arguments with one history for all entries, such as numbers and whole parameters, count as part of the operation.
     others = (int(path.ravel()[0]) for path in paths if path.size == 1)
@@ -279,7 +279,7 @@ def floor_divide(call: Call) -> Labels:
 
 
 def remainder(call: Call) -> Labels:
-    """What a division leaves: both sides are scaled alike, by positive numbers."""
+    """Remainders of divisions: both sides are scaled alike, by positive numbers."""
     return _combine(call, MAX)
 
 
@@ -289,7 +289,7 @@ def sum_without_scale(call: Call) -> Labels:
 
 
 def _without_any_scale(call: Call, second: str) -> Labels:
-    """Labels of an operation on two tensors, or a tensor and a number, through which no scale passes."""
+    """Return labels of an operation on two tensors, or a tensor and a number, through which no scale passes."""
     first, other = (_as_value(call, call.argument(name)) for name in ("self", second))
     labels = combined(call, first, other, ADD)
     call.constraints.forbid_scale(labels.scale, "is neither homogeneous nor odd")
@@ -330,7 +330,7 @@ def _as_value(call: Call, item: Any) -> Value:
 
 
 def _combined_labels(call: Call, left: Value, right: Value, operation: str) -> Labels:
-    """Channels and scales of the result."""
+    """Return channels and scales of the result."""
     if left.function or right.function:
         return _with_function(call, *((right, left) if left.function else (left, right)), operation, left.function)
     if CONSTANT in (left.origin, right.origin):
@@ -344,7 +344,7 @@ def _combined_labels(call: Call, left: Value, right: Value, operation: str) -> L
 
 
 def _with_function(call: Call, value: Value, parameter: Value, operation: str, swapped: bool) -> Labels:
-    """Labels of a value and a function of a parameter, entry by entry, whose axis along channels moves with these.
+    """Return labels of a value and a function of a parameter, entry by entry, whose axis along channels moves too.
 
     Its other axes stay in place, and it has no scale.
     """
@@ -368,7 +368,7 @@ def _with_function(call: Call, value: Value, parameter: Value, operation: str, s
 
 
 def _with_constant(call: Call, value: Value, constant: Value, operation: str, *, swapped: bool) -> Labels:
-    """Labels of a value and numbers that no symmetry may change."""
+    """Return labels of a value and numbers that no symmetry may change."""
     constraints, ndim, numbers = call.constraints, call.result.ndim, constant.tensor
     zero = constant.stored is None and not bool(numbers.any())
     if is_even(value.labels) and operation in (ADD, MAX) and not zero and constant.stored is None:
@@ -385,7 +385,7 @@ def _with_constant(call: Call, value: Value, constant: Value, operation: str, *,
     if constant.stored is not None:
         if _met_buffers(call, labels, constant, along, operation):
             return replace(labels, power=-labels.power) if operation == DIV and swapped else labels
-        # Those of another checkpoint are others, in every place.
+        # Another checkpoint has other numbers in every place.
         numbers = torch.arange(1, numbers.numel() + 1).reshape(numbers.shape)
     along = [axis for axis in along if bool((numbers != numbers.narrow(axis, 0, 1)).any())]
     if along and len(along) < len(labels.varying_axes):
@@ -426,9 +426,9 @@ def _names(constant: Value) -> str:
 
 
 def _told_apart(call: Call, labels: Labels, numbers: torch.Tensor, along: list[int]) -> Labels:
-    """Labels of channels in heads that meet constants alike in each head: channels with other ones have other paths.
+    """Return labels of channels in heads that meet constants alike in each head: other constants give other paths.
 
-    So are those of a rotary embedding, which turns the pairs of channels of a head by different angles.
+    Such are those of a rotary embedding, which rotates the pairs of channels of a head by different angles.
     """
     rows = np.moveaxis(numbers.numpy(), along, range(len(along)))
     sizes = rows.shape[: len(along)]
@@ -443,12 +443,12 @@ def _without_scale(labels: Labels) -> Labels:
 
 
 def _with_modulus(call: Call, value: Value) -> Labels:
-    """A value's labels where an operation leaves absolute values so, but for a factor that no symmetry changes."""
+    """Return a value's labels where an operation multiplies absolute values by a factor that no symmetry changes."""
     return value.labels if value.labels.modulus else call.labels_of(value)
 
 
 def without_modulus(constraints: Constraints, labels: Labels) -> Labels:
-    """Labels of absolute values for what says nothing of signs: factors are positive."""
+    """Return labels of absolute values for what does not depend on signs: factors are positive."""
     if labels.modulus:
         constraints.restrict_scale(labels.scale, POSITIVE, "takes absolute values")
     return replace(labels, modulus=False)
@@ -460,13 +460,13 @@ def is_even(labels: Labels) -> bool:
 
 
 def without_signs(constraints: Constraints, labels: Labels, why: str) -> Labels:
-    """Labels of such values where no other factor passes: scales are signs, which end there."""
+    """Return labels of such values where no other factor passes: scales are signs, which end there."""
     constraints.restrict_scale(labels.scale, SIGN, why)
     return replace(_without_scale(labels), power=1.0)
 
 
 def _with_value(call: Call, left: Value, right: Value, operation: str) -> Labels:
-    """Labels of two values that have labels of their own."""
+    """Return labels of two values that have labels of their own."""
     ndim = call.result.ndim
     first, second = (call.labels_of(value).with_ndim(ndim) for value in (left, right))
     sizes = [(1,) * (ndim - value.tensor.ndim) + _varying_sizes(value.tensor) for value in (left, right)]
@@ -485,12 +485,12 @@ def _with_value(call: Call, left: Value, right: Value, operation: str) -> Labels
 
 
 def _varying_sizes(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The sizes of a tensor, 1 along axes that it was expanded along, where all entries are one."""
+    """Return the sizes of a tensor, 1 along axes that it was expanded along, where all entries are one."""
     return tuple(1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _with_single_channel(call: Call, several: Labels, single: Labels, operation: str) -> Labels:
-    """Several channels, each with the same single channel."""
+    """Return labels of several channels, each with the same single channel."""
     inner = tuple(axis for axis in several.varying_axes if axis not in single.varying_axes)
     if single.varying_axes:
         call.constraints.join_heads(single.channel, several.channel, inner, call.module_name or call.name)
@@ -503,7 +503,7 @@ def _with_single_channel(call: Call, several: Labels, single: Labels, operation:
 
 
 def _beside_other_axis(call: Call, sides: tuple[Labels, Labels], sizes: tuple[tuple[int, ...], ...]) -> Labels:
-    """Labels of every channel with every other one, on another axis: those that are fewer stay in place."""
+    """Return labels of every channel with every other one, on another axis: those that are fewer stay in place."""
     kept, held = (0, 1) if math.prod(sides[0].shape) > math.prod(sides[1].shape) else (1, 0)
     met = any(sizes[held][axis] > 1 for axis in sides[kept].varying_axes) or sides[0].power != sides[1].power
     for number in (held, kept) if met else (held,):
@@ -513,7 +513,7 @@ def _beside_other_axis(call: Call, sides: tuple[Labels, Labels], sizes: tuple[tu
 
 
 def tied_channels(call: Call, sides: tuple[Labels, Labels], sizes: list[tuple[int, ...]]) -> NodeIds:
-    """Channels that meet move together; those that meet values without channels stay, if these differ along them."""
+    """Return tied channels: those that meet move together, and those that meet values that differ along them stay."""
     left, right = np.broadcast_arrays(sides[0].channel, sides[1].channel)
     both = (left >= 0) & (right >= 0)
     call.constraints.channels.union(left[both], right[both])
@@ -524,7 +524,7 @@ def tied_channels(call: Call, sides: tuple[Labels, Labels], sizes: list[tuple[in
 
 
 def combined_scales(call: Call, first: Labels, second: Labels, operation: str, origins: tuple[str, str]) -> Labels:
-    """The first labels with the result's scales and power."""
+    """Return the first labels with the result's scales and power."""
     constraints = call.constraints
     left, right = np.broadcast_arrays(first.scale, second.scale)
     free = constraints.can_scale(left), constraints.can_scale(right)
@@ -577,12 +577,9 @@ def _same_scales(call: Call, left: NodeIds, right: NodeIds) -> bool:
 
 
 def _with_parameter(call: Call, value: Value, parameter: Value, operation: str, *, swapped: bool) -> Labels:
-    """Labels of a value and a parameter; the parameter's axis along the value's channels gets these.
+    """Return labels of a value and a parameter; the parameter's axis along the value's channels gets these.
 
-    Parameters
-    ----------
-    swapped
-        whether the parameter is the first operand.
+    ``swapped`` says whether the parameter is the first operand.
     """
     ndim = call.result.ndim
     labels = call.labels_of(value).with_ndim(ndim)
@@ -605,7 +602,7 @@ def _with_parameter(call: Call, value: Value, parameter: Value, operation: str, 
 
 
 def _parameter_in_heads(call: Call, labels: Labels, parameter: Value, operation: str) -> Labels:
-    """Labels of a value whose channels vary along several axes, and a parameter, whose entries may be in any order."""
+    """Return labels of a value whose channels vary along several axes, and a parameter with entries in any order."""
     constraints, name, varying = call.constraints, parameter.name, set(labels.varying_axes)
     placed = False
     for axis, at in parameter.coordinates(call.constraints.shapes[name], call.result.ndim).items():
@@ -644,7 +641,7 @@ def _parameter_in_heads(call: Call, labels: Labels, parameter: Value, operation:
 
 
 def _along_coordinates(constraints: Constraints, labels: Labels, at: NDArray[np.int64], size: int) -> Labels | None:
-    """One-dimensional labels of the positions along a parameter's axis, which are ``at``; None where they differ."""
+    """Return one-dimensional labels of the positions along a parameter's axis, ``at``; None where they differ."""
     shape = np.broadcast_shapes(labels.shape, labels.path.shape, at.shape)
     places = np.broadcast_to(at, shape).ravel()
     found, first = np.unique(places, return_index=True)
@@ -660,7 +657,7 @@ def _along_coordinates(constraints: Constraints, labels: Labels, at: NDArray[np.
 
 
 def _channel_axis(call: Call, labels: Labels, parameter: Value) -> tuple[str, tuple[int, int, int] | None]:
-    """The parameter's name, and its axis along the channels: in the result, in the state dict, and its size."""
+    """Return the parameter's name, and its axis along the channels: in the result, in the state dict, and its size."""
     assert parameter.source is not None
     name, axes = parameter.source
     offset, shape = labels.channel.ndim - parameter.tensor.ndim, parameter.tensor.shape
@@ -694,7 +691,7 @@ def _note_exchanges(call: Call, value: Value, parameter: Value, along: tuple[int
 
 
 def _parameter_for_all(call: Call, labels: Labels, name: str, operation: str) -> Labels:
-    """The parameter does the same to all channels."""
+    """Return labels where the parameter does the same to all channels."""
     if operation in (ADD, MAX):
         call.constraints.forbid_scale(labels.scale, "puts a parameter beside channels that it does not tell apart")
     elif not labels.invariant:
@@ -708,7 +705,7 @@ def _parameter_for_all(call: Call, labels: Labels, name: str, operation: str) ->
 def _parameter_by_channel(
     call: Call, labels: Labels, axis: int, name: str, source: int, size: int, operation: str
 ) -> Labels:
-    """The parameter has an entry for each channel."""
+    """Return labels where the parameter has an entry for each channel."""
     constraints, channels = call.constraints, labels.along_axis(axis, size)
     if operation in (ADD, MAX):
         if channels.power % 2 == 0:
@@ -741,7 +738,7 @@ def _parameter_by_channel(
 def _parameter_making_channels(
     call: Call, labels: Labels, axis: int, name: str, source: int, size: int, operation: str
 ) -> Labels:
-    """The parameter makes several channels of one entry."""
+    """Return labels where the parameter makes several channels of one entry."""
     constraints, role = call.constraints, "gain" if operation == MUL else "bias"
     written = constraints.write(name, source, size, role, in_mass=operation == MUL)
     if not labels.invariant:

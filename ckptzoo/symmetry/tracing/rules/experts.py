@@ -14,18 +14,11 @@ from ckptzoo.symmetry.tracing.rules.call import Call, Value
 
 
 def product(call: Call, value: Labels, weight: Value, axes: list[int], ndim: int) -> Labels:
-    """The labels of a product with one matrix for each expert.
+    """Return the labels of a product with one matrix for each expert.
 
-    Parameters
-    ----------
-    value
-        labels of the other factor, of as many axes as there are numbers in ``axes``.
-    weight
-        the parameter, with experts along its first axis in the state dict.
-    axes
-        for each axis of the parameter the number of an axis of the result, or ``ndim`` and more where it is summed.
-    ndim
-        axes of the result.
+    ``weight`` has experts along its first axis in the state dict, and ``value`` as many axes as ``axes`` has numbers.
+    For each axis of the parameter ``axes`` has the number of an axis of the result, of which there are ``ndim``; it is
+    ``ndim`` or more where the axis is summed.
     """
     constraints, source = call.constraints, weight.source
     if source is None or weight.entries is not None or sorted(map(str, source[1])) != ["0", "1", "2"]:
@@ -77,7 +70,7 @@ def place_experts(constraints: Constraints, name: str, labels: Labels, role: str
 
 
 def biased(call: Call, labels: Labels, parameter: Value) -> Labels | None:
-    """The labels of a sum with a parameter of two axes, experts and channels; None where it is none."""
+    """Return the labels of a sum with a parameter of two axes, experts and channels; None where it is none."""
     if labels.experts is None or parameter.source is None or parameter.entries is not None:
         return None
     offset = labels.channel.ndim - parameter.tensor.ndim
@@ -111,7 +104,7 @@ def weighed(constraints: Constraints, values: Labels, weights: Labels) -> bool:
 
 
 def _flat(labels: Labels, experts: int, units: int) -> Labels:
-    """One-dimensional labels of all units, expert by expert."""
+    """Return one-dimensional labels of all units, expert by expert."""
 
     def flat(item: np.ndarray) -> np.ndarray:
         wide = np.broadcast_to(item, np.broadcast_shapes(labels.shape, labels.path.shape))

@@ -99,7 +99,7 @@ def index_put(call: Call) -> Labels:
 
 
 def _taken(call: Call, axes: Sequence[int], places: Sequence[Value]) -> Any:
-    """What is taken by indices along these axes."""
+    """Return labels of what is taken by indices along these axes."""
     if all(map(_known, places)):
         return rearrange(call)
     value = call.input
@@ -109,7 +109,7 @@ def _taken(call: Call, axes: Sequence[int], places: Sequence[Value]) -> Any:
         raise call.unsupported("an index of as many places each time", "a mask that depends on the input")
     if value.unlabelled and (len(value.long_axes) > 1 or value.entries is not None):
         return _rows(call, axes)
-    if value.origin == CONSTANT and value.stored is None and not bool(value.tensor.any()):  # zeros, wherever from
+    if value.origin == CONSTANT and value.stored is None and not bool(value.tensor.any()):  # zeros, whatever the index
         return Value(call.result, constant_labels(call.result.ndim), CONSTANT)
     if set(axes) & set(call.labels_of(value).varying_axes):
         return _held(call, [value, *places])

@@ -56,7 +56,7 @@ def einsum(call: Call) -> Any:
 
 
 def _letters(call: Call, values: Sequence[Value]) -> tuple[list[str], str]:
-    """A letter for each axis of the tensors of an einsum, and those of its result; an ellipsis gets capitals."""
+    """Return a letter for each axis of the tensors of an einsum, and those of its result; an ellipsis gets capitals."""
     inputs, arrow, output = str(call.argument("equation")).replace(" ", "").partition("->")
     letters = inputs.split(",")
     if not arrow:
@@ -74,7 +74,7 @@ def _letters(call: Call, values: Sequence[Value]) -> tuple[list[str], str]:
 
 
 def _summed_alone(call: Call, value: Value, letters: str, others: set[str]) -> tuple[Value, str]:
-    """A tensor of an einsum without the axes that it alone has and that the result does not."""
+    """Sum a tensor of an einsum over the axes that it alone has and that the result does not."""
     axes = [axis for axis, item in enumerate(letters) if item not in others]
     if not axes:
         return value, letters
@@ -94,12 +94,9 @@ def transposed_convolution(call: Call) -> Labels:
 
 
 def read_labels(call: Call, value: Value, axis: int, *, modulus: bool = False) -> Labels:
-    """The labels along the axis that is read, one-dimensional; those that vary along other axes too are tied there.
+    """Return the labels along the axis that is read, one-dimensional; those that vary along others too are tied.
 
-    Parameters
-    ----------
-    modulus
-        whether the caller takes labels of absolute values, whose scales may have signs.
+    ``modulus`` says whether the caller takes labels of absolute values, whose scales may have signs.
     """
     constraints, size = call.constraints, value.tensor.shape[axis]
     axis %= value.tensor.ndim
@@ -168,7 +165,7 @@ def embedding(call: Call) -> Labels:
 
 
 def contraction(call: Call, left: Value, right: Value, first: list[int], second: list[int]) -> Labels:
-    """Labels of sums of products of two tensors, values or parameters; axes are as ``contract`` takes them."""
+    """Return labels of sums of products of two tensors, values or parameters; axes are as ``contract`` takes them."""
     ndim = call.result.ndim
     for weight, axes, value, places in ((right, second, left, first), (left, first, right, second)):
         matrix = weight.tensor.ndim == 2 and (weight.unlabelled or weight.formula is not None)
@@ -189,7 +186,7 @@ def contraction(call: Call, left: Value, right: Value, first: list[int], second:
 
 
 def _weighed(call: Call, value: Value, along: int, vector: Value, places: list[int]) -> Labels:
-    """A sum over an axis, weighed by the entries of a parameter."""
+    """Return labels of a sum over an axis, weighed by the entries of a parameter."""
     labels, ndim = call.labels_along(value, along), call.result.ndim
     name, (axis,) = _source(call, vector)
     if labels.varying_axes and along not in labels.varying_axes:
@@ -203,7 +200,7 @@ def _weighed(call: Call, value: Value, along: int, vector: Value, places: list[i
 
 
 def _moved(call: Call, value: Value, places: list[int], ndim: int) -> Labels:
-    """The labels of a value whose channels are not along the axis that is summed over, on the axes of the result."""
+    """Return labels, on the result's axes, of a value whose channels are not along the axis that is summed over."""
     labels = products.aligned(call, value, places, max(*places, ndim) + 1)
     return labels.map(lambda item: item[(*[slice(None)] * ndim, *[0] * (item.ndim - ndim))])
 
@@ -218,18 +215,11 @@ def _product(
     place: int = -1,
     places: list[int] | None = None,
 ) -> Labels:
-    """Labels of a product with a matrix.
+    """Return labels of a product with a matrix.
 
-    Parameters
-    ----------
-    sides
-        the axis of the weight that is summed over, and that of the result.
-    axis
-        of the value, which is summed over.
-    place
-        the axis of the result that the weight makes.
-    places
-        for each axis of the value the number of an axis of the result; those of the value where it is None.
+    ``sides`` are the axis of the weight that is summed over, and that of the result; ``axis`` is the value's that is
+    summed over, ``place`` the result's that the weight makes. ``places`` has for each axis of the value the number of
+    an axis of the result; None for the value's own.
     """
     ndim = call.result.ndim
     axis, place = axis % value.tensor.ndim, place % ndim
@@ -253,7 +243,7 @@ def _product(
 
 
 def _mixed_axis(call: Call, labels: Labels, weight: Value, bias: Value | None) -> Labels:
-    """A layer that mixes another axis than the channels', for every channel alike; its own channels stay in place."""
+    """Return labels of a layer that mixes another axis than the channels', which stay, for every channel alike."""
     constraints = call.constraints
     for value in (weight, bias):
         if value is not None:
@@ -285,10 +275,10 @@ def _convolution(call: Call, sides: tuple[int, int]) -> Labels:
 
 
 def _filtered(call: Call, filters: Value) -> Labels:
-    """A convolution with numbers that are the same for every channel, such as one that blurs: all scales pass."""
+    """Return labels of a convolution with the same numbers for every channel, such as a blur: all scales pass."""
     groups, shape = int(call.argument("groups")), filters.tensor.shape
     alike = bool((filters.tensor == filters.tensor[:1]).all())
-    if filters.stored is not None:  # their numbers in other checkpoints are others
+    if filters.stored is not None:  # other checkpoints have other numbers
         alike &= filters.stored.axes is not None and not filters.stored.axes[0]
     if call.name.startswith("conv_") or (groups, shape[1]) != (shape[0], 1) or not alike or call.argument("bias"):
         raise call.unsupported("a tensor of the state dict as weight", "one that was computed from others")
@@ -299,7 +289,7 @@ def _filtered(call: Call, filters: Value) -> Labels:
 
 
 def _filtered_apart(call: Call, filters: Value) -> Labels | None:
-    """A convolution with a filter for each channel among the buffers, which moves with it; None for others."""
+    """Return labels of a convolution by a filter for each channel in a buffer, which moves with it; None for others."""
     depthwise = (int(call.argument("groups")), filters.tensor.shape[1]) == (filters.tensor.shape[0], 1)
     if filters.stored is None or call.name.startswith("conv_") or not depthwise or call.argument("bias") is not None:
         return None
@@ -312,7 +302,7 @@ def _filtered_apart(call: Call, filters: Value) -> Labels | None:
 
 
 def _weight(call: Call, weight: Value, sides: tuple[int, int], read: Labels, groups: int) -> Labels:
-    """The labels that a weight writes, one-dimensional; ``sides`` are the axis that reads and the one that writes."""
+    """Return the labels that a weight writes, one-dimensional; ``sides`` are its axes that read and write."""
     if weight.formula is not None or weight.origin == CONSTANT or groups > 1:
         read = without_modulus(call.constraints, read)
     if weight.formula is not None:
@@ -321,7 +311,7 @@ def _weight(call: Call, weight: Value, sides: tuple[int, int], read: Labels, gro
 
 
 def stored_weight(call: Call, weight: Value, sides: tuple[int, int], read: Labels, groups: int) -> Labels:
-    """The same for a tensor of the state dict."""
+    """Return the labels that a tensor of the state dict writes, as ``_weight``."""
     constraints = call.constraints
     if weight.origin == CONSTANT:
         constraints.fix(read.channel, "multiplies by a matrix of constants")
@@ -365,10 +355,10 @@ def stored_weight(call: Call, weight: Value, sides: tuple[int, int], read: Label
 
 
 def _rows_of(call: Call, weight: Value, side: int) -> tuple[str, tuple[int, ...], slice | None]:
-    """A weight's name in the state dict, its axes there, and which positions it has of the one that it writes.
+    """Return a weight's name in the state dict, its axes there, and its positions along the axis that it writes.
 
-    So are queries, keys and values of one packed weight where they are computed of different values. None where the
-    weight has all positions.
+    Queries, keys and values of one packed weight have some positions where they are computed of different values. None
+    where the weight has all positions.
     """
     if weight.entries is None:
         return *_source(call, weight), None
@@ -376,7 +366,7 @@ def _rows_of(call: Call, weight: Value, side: int) -> tuple[str, tuple[int, ...]
     numbers = np.arange(math.prod(shape)).reshape(shape)
     count = weight.tensor.shape[side]
     if weight.tensor.ndim == 2 == len(shape) and count:
-        for axis in (side, 1 - side):  # as it is, or transposed
+        for axis in (side, 1 - side):  # the weight itself, or its transpose
             lines = np.moveaxis(numbers, axis, side)
             first = int(np.unravel_index(weight.entries.min(), shape)[axis])
             rows = slice(first, first + count)
@@ -399,7 +389,7 @@ def _bias(call: Call, bias: Value | None, written: Labels) -> None:
 
 
 def _source(call: Call, value: Value) -> tuple[str, tuple[int, ...]]:
-    """A parameter's name in the state dict, and its axes there."""
+    """Return a parameter's name in the state dict, and its axes there."""
     assert value.source is not None
     if value.entries is not None:
         raise call.unsupported("a parameter as it is in the state dict", f"entries of {value.name!r} in other places")
@@ -413,7 +403,7 @@ def _source(call: Call, value: Value) -> tuple[str, tuple[int, ...]]:
 
 
 def _constant_channels(call: Call, value: Value, axis: int) -> Labels:
-    """Labels of constants along an axis: zeros are new channels, as every symmetry leaves them alone."""
+    """Return labels of constants along an axis: zeros are new channels, as no symmetry changes them."""
     numbers = value.tensor.movedim(axis, 0).flatten(1) if value.tensor.ndim > 1 else value.tensor[:, None]
     zero = (numbers == 0).all(1).cpu().numpy() & (value.stored is None)
     return call.constraints.unconstrained(zero).on_axis(axis % value.tensor.ndim, value.tensor.ndim)

@@ -147,7 +147,7 @@ def _affine(
     *,
     alone: bool = False,
 ) -> Labels:
-    """Gain and shift of normalised values, whose channels are ``read``.
+    """Return labels of gain and shift of normalised values, whose channels are ``read``.
 
     Where every channel is normalised ``alone``, it changes its sign with what it is made of, and the gain can take it.
     """

@@ -18,13 +18,7 @@ from ckptzoo.symmetry.tracing.rules.elementwise import ADD, MUL, combined, combi
 
 
 def axes_of_matmul(left: torch.Tensor, right: torch.Tensor, ndim: int) -> tuple[list[int], list[int]]:
-    """The axes of both factors of ``a @ b``, as ``contract`` takes them.
-
-    Parameters
-    ----------
-    ndim
-        axes of the result.
-    """
+    """Return the axes of both factors of ``a @ b``, a result of ``ndim`` axes, as ``contract`` takes them."""
     # Numbers stand for axes: those of the result, and one more for the axis that is summed over.
     rows, columns = int(left.ndim > 1), int(right.ndim > 1)
     batches = ndim - rows - columns
@@ -56,7 +50,7 @@ def scaled_dot_product_attention(call: Call) -> Labels:
 
 
 def _repeated(value: Value, heads: int) -> Value:
-    """Keys or values with every head as often as queries have heads for it."""
+    """Return keys or values with every head as often as queries have heads for it."""
     times = heads // value.tensor.shape[-3]
 
     def change(item: np.ndarray) -> np.ndarray:
@@ -66,13 +60,10 @@ def _repeated(value: Value, heads: int) -> Value:
 
 
 def contract(call: Call, left: Value, right: Value, first: list[int], second: list[int]) -> Labels:
-    """Labels of sums of products over the axes that the result does not have.
+    """Return labels of sums of products over the axes that the result does not have.
 
-    Parameters
-    ----------
-    first, second
-        for each axis of the two values the number of an axis of the result, or a larger one for an axis that is summed
-        over.
+    ``first`` and ``second`` have for each axis of the two values the number of an axis of the result, or a larger one
+    for an axis that is summed over.
     """
     constraints, ndim = call.constraints, call.result.ndim
     total = max(*first, *second, ndim - 1) + 1
@@ -178,7 +169,7 @@ def _pinned(call: Call, one: Labels, two: Labels) -> Labels:
 
 
 def aligned(call: Call, value: Value, axes: list[int], total: int) -> Labels:
-    """A value's labels with its axes at these places among ``total`` ones."""
+    """Return a value's labels with its axes at these places among ``total`` ones."""
     order = np.argsort(axes)
 
     def change(item: np.ndarray) -> np.ndarray:

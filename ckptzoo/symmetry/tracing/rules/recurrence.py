@@ -26,7 +26,7 @@ _SIGNED_GATES = {
 
 
 def recurrent(call: Call) -> list[Labels]:
-    """The outputs of all steps, and the last states of all layers."""
+    """Return the outputs of all steps, and the last states of all layers."""
     value, states = call.input, call.argument("hx")
     layers, directions = int(call.argument("num_layers")), 2 if call.argument("bidirectional") else 1
     if call.argument("train") and call.argument("dropout"):
@@ -56,7 +56,7 @@ def recurrent(call: Call) -> list[Labels]:
 
 
 def cell(call: Call) -> Any:
-    """One step of a recurrent layer: its new state, and for an LSTM that of its cells."""
+    """Return the new state of one step of a recurrent layer, and for an LSTM that of its cells."""
     given = call.argument("hx")
     params = [item for key in ("w_ih", "w_hh", "b_ih", "b_hh") if (item := call.argument(key)) is not None]
     read = read_labels(call, call.input, -1)
@@ -67,7 +67,7 @@ def cell(call: Call) -> Any:
 
 
 def _layer(call: Call, read: Labels, params: Sequence[Value], states: Sequence[Labels]) -> tuple[Labels, Labels]:
-    """The labels of a layer's units, and of what it gives out, which a projection makes of them."""
+    """Return the labels of a layer's units, and of its outputs, which a projection makes of them."""
     constraints, gates = call.constraints, _SIGNED_GATES[call.name.removesuffix("_cell")]
     input_weight, hidden_weight = _stored(call, params[0]), _stored(call, params[1])
     n = params[0].tensor.shape[0] // len(gates)
@@ -112,7 +112,7 @@ def _stored(call: Call, value: Value) -> str:
 
 
 def _states(call: Call, state: Value, count: int) -> list[Labels]:
-    """The labels of the first states; zeros are states of any channels."""
+    """Return the labels of the first states; zeros are states of any channels."""
     constraints, size = call.constraints, state.tensor.shape[-1]
     if state.origin == CONSTANT and state.stored is None and not bool(state.tensor.any()):
         return [constraints.unconstrained(np.ones(size, bool)) for _ in range(count)]
@@ -129,7 +129,7 @@ def _states(call: Call, state: Value, count: int) -> list[Labels]:
 
 
 def _joined(labels: Sequence[Labels]) -> Labels:
-    """Labels of both directions one behind the other."""
+    """Return labels of both directions, one after the other."""
     channel, scale, path = (
         np.concatenate([np.broadcast_to(getattr(item, name), item.channel.shape) for item in labels])
         for name in ("channel", "scale", "path")
@@ -138,7 +138,7 @@ def _joined(labels: Sequence[Labels]) -> Labels:
 
 
 def _stacked(labels: Sequence[Labels], ndim: int) -> Labels:
-    """Labels of the states of all layers and directions, along the first axis."""
+    """Return labels of the states of all layers and directions, along the first axis."""
     joined = _joined(labels)
     shape = [len(labels), *[1] * (ndim - 2), -1]
     return joined.map(lambda item: item.reshape(shape))

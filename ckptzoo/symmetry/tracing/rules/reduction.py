@@ -144,7 +144,7 @@ def _reduced(call: Call, labels: Labels, dim: Any, keepdim: bool) -> Labels:
 
 
 def _axes(call: Call, dim: Any) -> set[int]:
-    """The axes that are summed over."""
+    """Return the axes that are summed over."""
     ndim = call.input.tensor.ndim
     dims = range(ndim) if dim is None or dim == () else [dim] if isinstance(dim, int) else dim
     return {int(axis) % ndim for axis in dims} if ndim else set[int]()
@@ -172,7 +172,7 @@ def _over(call: Call, labels: Labels, dim: Any) -> bool:
 
 
 def _held(call: Call, labels: Labels, dim: Any, why: str) -> Labels | None:
-    """Keep channels in place where an operation takes them in their order; the labels of its result, None otherwise."""
+    """Keep channels in place where an operation takes them in their order, and return its labels; None otherwise."""
     if not _over(call, labels, dim):
         return None
     call.constraints.fix(labels.channel, why)
@@ -185,7 +185,7 @@ def _held(call: Call, labels: Labels, dim: Any, why: str) -> Labels | None:
 
 
 def _with_positions(call: Call, labels: Labels, values: Callable[[], Labels]) -> list[Labels]:
-    """Labels of values and of the places that they are from; places that are used keep channels along them in place."""
+    """Return labels of values and of their positions; positions that are used keep channels along them in place."""
     held = _held(call, labels, call.argument("dim"), "numbers channels by their order") if 1 in call.used else None
     if held is not None:
         return [held, held]
@@ -198,7 +198,7 @@ def _without_scale(labels: Labels) -> Labels:
 
 
 def _together(call: Call, path: NodeIds, axes: set[int]) -> NodeIds:
-    """The histories of sums over axes, whatever the order along them."""
+    """Return the histories of sums over axes, whatever the order along them."""
     for axis in axes:
         if path.shape[axis] > 1:
             lines = np.sort(np.moveaxis(path, axis, 0), axis=0)

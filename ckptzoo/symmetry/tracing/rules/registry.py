@@ -1,4 +1,4 @@
-"""Which operation has which rule: by the name of torch's operator, as in ``torch.ops.aten``."""
+"""The rule of each operation, by the name of torch's operator, as in ``torch.ops.aten``."""
 
 from ckptzoo.symmetry.tracing.rules import (
     elementwise,
@@ -158,12 +158,8 @@ _CHECK_PREFIXES = (
 def is_linear(name: str, channels: int) -> bool:
     """Whether an operation is linear in the values that it takes, and alike for all their channels.
 
-    The units of recurrent layers are not; their own scales, which are signs or none, tell so.
-
-    Parameters
-    ----------
-    channels
-        the number of its arguments with channels.
+    The units of recurrent layers are not; their own scales, which are signs or none, show it. ``channels`` is the
+    number of arguments with channels.
     """
     return name in _LINEAR or (name in ("mul", "multiply", "div", "divide", "true_divide") and channels < 2)
 

@@ -106,7 +106,7 @@ def glu(call: Call) -> Any:
 
 
 def _halves(call: Call, value: Value, half: int, axis: int) -> list[Labels]:
-    """The labels of the two halves of a value along an axis."""
+    """Return the labels of the two halves of a value along an axis."""
     split = torch.ops.aten.split.Tensor
     arguments = {"self": value, "split_size": half, "dim": axis}
     halves = replace(call, name="split", arguments=arguments, result=value.tensor.split(half, axis), operator=split)
@@ -132,7 +132,7 @@ def fold(call: Call) -> Labels:
 
 
 def _channels_of_windows(call: Call) -> Labels:
-    """Labels that vary along the second of all axes alone, behind that of examples."""
+    """Return labels that vary along the second of all axes alone, behind that of examples."""
     labels = call.labels_of(call.input)
     if not set(labels.varying_axes) <= {1} or call.result.ndim + call.input.tensor.ndim != 7:
         raise call.unsupported("channels on the second axis", "others")
@@ -145,7 +145,7 @@ def scatter(call: Call) -> Any:
 
 
 def copy(call: Call) -> Any:
-    """What a tensor has after the other one was copied into it."""
+    """Copies of a tensor into another one, which then has the first one's entries."""
     other = call.argument("src")
     return _labels_from_entries(call, [other]) if isinstance(other, Value) else not_homogeneous(call)
 
@@ -197,7 +197,7 @@ def _tie_in_line(call: Call, values: Sequence[Value], axis: int) -> None:
 
 
 def _labels_from_entries(call: Call, values: Sequence[Value]) -> Any:
-    """Labels of results whose entries are entries of the values."""
+    """Return labels of results whose entries are entries of the values."""
     sources = [call.labels_of(value) for value in values]
     for labels in sources:
         if labels.experts is not None:
@@ -232,7 +232,7 @@ def _labels_from_entries(call: Call, values: Sequence[Value]) -> Any:
 
 
 def _power(constraints: Constraints, sources: Sequence[Labels]) -> float:
-    """The power of the first value that is scaled; scales of values with other powers are forbidden."""
+    """Return the power of the first value that is scaled; scales of values with other powers are forbidden."""
     scaled = [labels for labels in sources if constraints.can_scale(labels.scale).any()]
     for labels in scaled[1:]:
         if labels.power != scaled[0].power:
@@ -241,10 +241,11 @@ def _power(constraints: Constraints, sources: Sequence[Labels]) -> float:
 
 
 def _entry_columns(labels: Labels, shape: tuple[int, ...]) -> list[NDArray[Any]]:
-    """For every entry its channel, its scale, and a hash of its path and its place among the channel's entries."""
+    """Return for every entry its channel, its scale, and a hash of its path and its place among its channel's."""
     beside = [1 if axis in labels.varying_axes else size for axis, size in enumerate(shape)]
     everywhere, place = (np.arange(math.prod(sizes)).reshape(sizes) for sizes in (shape, beside))
     place = np.where(labels.channel < 0, everywhere, place)
+    # 2^40 keeps the numbers of places apart from those of paths
     origin = _hashed(np.broadcast_to(labels.path, shape)) + _hashed(np.broadcast_to(place, shape) + 2**40)
     return [np.broadcast_to(item, shape).ravel() for item in (labels.channel, labels.scale, origin)]
 
@@ -252,7 +253,7 @@ def _entry_columns(labels: Labels, shape: tuple[int, ...]) -> list[NDArray[Any]]
 def _labels_from_columns(
     constraints: Constraints, columns: list[NDArray[Any]], index: NDArray[np.int64], power: float
 ) -> Labels:
-    """Labels of the entries with these numbers, of size 1 along axes where no channel or scale varies."""
+    """Return labels of the entries with these numbers, of size 1 along axes where no channel or scale varies."""
     channel, scale, origin = (column[index] for column in columns)
     different = (
         constraints.channels.find(channel),
@@ -271,7 +272,7 @@ def _labels_from_columns(
 
 
 def _hashed(numbers: NDArray[Any]) -> NDArray[np.uint64]:
-    """Numbers scattered over 64 bits: the output function of SplitMix64, with its constants."""
+    """Return numbers scattered over 64 bits: the output function of SplitMix64, with its constants."""
     mixed = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
@@ -279,7 +280,7 @@ def _hashed(numbers: NDArray[Any]) -> NDArray[np.uint64]:
 
 
 def _padded_labels(constraints: Constraints, labels: Labels, axis: int, pad: tuple[int, int], *, zeros: bool) -> Labels:
-    """Labels with more positions along an axis, or fewer where the numbers are negative."""
+    """Return labels with more positions along an axis, or fewer where the numbers are negative."""
     shape = labels.shape
     channel, scale, path = (np.broadcast_to(item, shape) for item in (labels.channel, labels.scale, labels.path))
     before, after = ([size if other != axis else max(0, count) for other, size in enumerate(shape)] for count in pad)
@@ -300,7 +301,7 @@ def _padded_labels(constraints: Constraints, labels: Labels, axis: int, pad: tup
 
 
 def _with_free_zeros(constraints: Constraints, value: Value, zero: NDArray[np.bool_], axis: int) -> Labels:
-    """Labels of constants, in which zeros along an axis are new channels."""
+    """Return labels of constants, in which zeros along an axis are new channels."""
     labels = constraints.unconstrained(zero)
     shape = [-1 if other == axis else 1 for other in range(value.tensor.ndim)]
     path = np.where(zero, 0, value.labels.path.ravel()[0])
@@ -308,7 +309,7 @@ def _with_free_zeros(constraints: Constraints, value: Value, zero: NDArray[np.bo
 
 
 def _reordered_parameter(call: Call, value: Value) -> Value | None:
-    """A parameter with its axes in another order, or with axes of size 1 added or removed; None for other changes."""
+    """Return a parameter with its axes in another order, or axes of size 1 added or removed; None for other changes."""
     assert value.source is not None
     name, axes = value.source
     before, after = tuple(value.tensor.shape), tuple(call.result.shape)
@@ -331,7 +332,7 @@ def _reordered_parameter(call: Call, value: Value) -> Value | None:
 
 
 def _moved_parameter(call: Call, value: Value) -> Any:
-    """A parameter of several axes with its entries in other places, or parts of one; what uses them labels them."""
+    """Return a parameter of several axes with its entries moved, or parts of one; what uses them labels them."""
     entries = value.entries
     if entries is None:
         shape = call.constraints.shapes[value.name]
@@ -352,5 +353,5 @@ def _all_coordinates(value: Value, shape: tuple[int, ...]) -> list[NDArray[np.in
 
 
 def _repeat(call: Call, value: Value, tensor: torch.Tensor) -> Any:
-    """The operation with another tensor in a value's place."""
+    """Apply the operation with another tensor in a value's place."""
     return call.operator(**map_values(call.arguments, lambda item: tensor if item is value else item.tensor))

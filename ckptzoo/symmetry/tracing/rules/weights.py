@@ -25,7 +25,7 @@ from ckptzoo.symmetry.tracing.union_find import NodeIds
 
 
 def computed_weight(call: Call) -> Value | None:
-    """The result of an operation on parameters alone as a formula; None where it is none, or no rule here says what."""
+    """Return the result of an operation on parameters alone as a formula; None where none applies."""
     values = list(values_in(call.arguments))
     if call.name not in _MAKERS or any(value.origin == DATA for value in values):
         return None
@@ -47,7 +47,6 @@ class _Stored:
     value: Value
 
     def write(self, call: Call, sides: tuple[int, int], read: Labels, groups: int) -> Labels:
-        """The labels that the tensor writes."""
         return stored_weight(call, self.value, sides, read, groups)
 
 
@@ -205,7 +204,7 @@ class _Spectral:
 
 
 def _gained(constraints: Constraints, rows: Labels, gain: Value) -> Labels:
-    """What normalised rows write with a gain, which has a scale of its own and takes the signs of the rows."""
+    """Return the labels of normalised rows with a gain, which has its own scale and takes the signs of the rows."""
     labels = constraints.write(gain.name, _long_axis(gain), len(rows.channel), "gain", in_mass=True)
     channel = constraints.tie_channels(rows.channel, labels.channel, "normalises what stays in place")
     constraints.absorb_signs(gain.name, _long_axis(gain), rows.scale)
@@ -213,7 +212,7 @@ def _gained(constraints: Constraints, rows: Labels, gain: Value) -> Labels:
 
 
 def _long_axis(gain: Value) -> int:
-    """The axis of a stored vector, which may have axes of size 1, in the state dict."""
+    """Return the axis of a stored vector, which may have axes of size 1, in the state dict."""
     assert gain.source is not None
     sizes = list(gain.tensor.shape)
     axis = gain.source[1][sizes.index(max(sizes))]
@@ -229,7 +228,7 @@ def _tied(constraints: Constraints, first: Labels, second: Labels) -> Labels:
 
 
 def _formula(value: object) -> Formula | None:
-    """A weight as a formula; None for anything else."""
+    """Return a weight as a formula; None for anything else."""
     if not isinstance(value, Value):
         return None
     if value.formula is not None:
@@ -340,7 +339,7 @@ def _standardized(call: Call) -> Formula | None:
 
 
 def _stored_gain(constraints: Constraints, gain: Value) -> Value:
-    """The parameter that a multiple of it, which has labels, was made of."""
+    """Return the parameter that a multiple of it, which has labels, was made of."""
     nodes: NodeIds = gain.labels.channel.ravel()
     for (name, axis), place in constraints.placements.items():
         if np.array_equal(place.channel, nodes):

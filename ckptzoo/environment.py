@@ -16,7 +16,10 @@ _TRUE = ("1", "on", "yes", "true")
 def cache_root(environment: Mapping[str, str] = os.environ) -> Path:
     """``$CKPTZOO_CACHE``, else ``$HF_HOME/ckptzoo``, else ``$XDG_CACHE_HOME/ckptzoo``, else ``~/.cache/ckptzoo``.
 
-    ``environment`` is the process's environment.
+    Parameters
+    ----------
+    environment
+        that of the process.
     """
     if named := environment.get("CKPTZOO_CACHE"):
         return Path(named).expanduser().absolute()
@@ -27,7 +30,10 @@ def cache_root(environment: Mapping[str, str] = os.environ) -> Path:
 def cache_limit(environment: Mapping[str, str] = os.environ) -> int:
     """Bytes from ``$CKPTZOO_CACHE_SIZE`` (``20GB``, ``512MiB``), else 32 GiB.
 
-    ``environment`` is the process's environment.
+    Parameters
+    ----------
+    environment
+        that of the process.
     """
     text = environment.get("CKPTZOO_CACHE_SIZE")
     return parse_size(text, location="CKPTZOO_CACHE_SIZE") if text else DEFAULT_LIMIT

@@ -70,7 +70,15 @@ class GroupElement:
         return self._each(lambda _, value: value.copy())
 
     def put(self, rows: np.ndarray | slice, found: "GroupElement") -> None:
-        """Put other elements on some rows, in place, for the groups that these have."""
+        """Put other elements on some rows, in place, for the groups that these have.
+
+        Parameters
+        ----------
+        rows
+            places or a mask of K elements.
+        found
+            as many elements as there are rows.
+        """
         for part, values in found.parts.items():
             for name, value in values.items():
                 self.parts[part][name][rows] = value

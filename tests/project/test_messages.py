@@ -102,7 +102,7 @@ def mentioned(text: str) -> Iterator[tuple[str, list[str]]]:
             lacks = 0 < given < least
             if not (value or lacks or re.match("--?[a-z]", word) or re.fullmatch(r"[A-Z0-9{][\w./:{}'-]*", word)):
                 break
-            arguments.append("1" if word[:1].isupper() else word)
+            arguments.append(__file__ if word.startswith("FILE.npz") else "1" if word[:1].isupper() else word)
             value = not value and word.startswith("-") and option in options and not options[option].is_flag
             if word != token:
                 break
@@ -138,7 +138,7 @@ def test_options_that_messages_name_are_those_of_their_commands() -> None:
         commands = next((SHARED[key] for key in sorted(SHARED, key=len, reverse=True) if place.startswith(key)), ())
         for text in texts(path):
             # the options of a whole command that a text suggests are its own
-            alone = re.sub(r"(?:ckptzoo [a-z]|python -m builders|diff |pip |^[a-z-]+ \{)[^.;:)`]*", "", text)
+            alone = re.sub(r"(?:ckptzoo [a-z]|python (?:-m )?[a-z]|diff |pip |^[a-z-]+ \{)(?:[^.;:)`]|\.\w)*", "", text)
             for option in set(re.findall(r"(?<![\w`-])--[a-z][a-z-]+", alone)) - ELSEWHERE.keys():
                 option = option.replace("--no-", "--")
                 lacking = [name for name in commands if option not in known[name]] or (

@@ -115,7 +115,7 @@ def test_memory_of_what_grows() -> None:
 
 
 def made(text: str, is_card: bool) -> str:
-    link = cards._relative_to("/datasets/lab/zoo", "c" * 40)
+    link = cards._relative_to("/datasets/lab/zoo", "c" * 40, "")
     if is_card:
         return cards._html(text, len(text.encode()), MAX_CARD_HTML, cards._LINK_BYTES, link, cards._TAGS)
     return comment_html(text)

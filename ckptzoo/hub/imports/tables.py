@@ -110,7 +110,7 @@ class Slice:
 
 
 def read_layout(data: bytes, location: str) -> tuple[Slice, ...]:
-    """Return the range and shape of each tensor, from a table with columns ``varname, start_idx, end_idx, shape``,
+    r"""Return the range and shape of each tensor, from a table with columns ``varname, start_idx, end_idx, shape``,
     in order.
 
     ``end_idx`` may be that of the last number or the one behind it. Raises ``ZooError`` where columns are

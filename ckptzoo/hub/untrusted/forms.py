@@ -33,7 +33,7 @@ _STRICT = ("safetensors", "torch", "npz")
 
 
 def form_of(head: bytes, path: str) -> Form:
-    """Tell the form of a file by its first ``HEAD_BYTES`` bytes and its path or name.
+    r"""Tell the form of a file by its first ``HEAD_BYTES`` bytes and its path or name.
 
     Examples
     --------

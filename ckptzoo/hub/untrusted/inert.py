@@ -174,7 +174,7 @@ for _core in ("numpy.core", "numpy._core"):
 
 
 class Unpickler(pickle.Unpickler):
-    """Reads one pickle from a stream; ``load`` gives plain values, ``Mapping``, ``Numbers`` and ``Inert`` objects.
+    r"""Reads one pickle from a stream; ``load`` gives plain values, ``Mapping``, ``Numbers`` and ``Inert`` objects.
 
     Afterwards the stream is behind the pickle. ``storages`` are by key, filled as persistent ids name them;
     callers give them their ``content``. ``load_nested`` reads a file of torch.save that is in the pickle as

@@ -22,7 +22,7 @@ CROSS_ENTROPY = "cross-entropy"
 """The loss where a recipe names none."""
 FLOAT32, TF32, BFLOAT16, FLOAT64 = "float32", "tf32", "bfloat16", "float64"
 PRECISIONS = (FLOAT32, TF32, BFLOAT16, FLOAT64)
-"""The values of the key ``precision``."""
+"""What the key ``precision`` may be."""
 _LATER_KEYS: dict[str, Any] = {
     "loss": CROSS_ENTROPY,
     "warmup": 0,
@@ -57,7 +57,7 @@ UNITS = {
     "target_std": "that of the target",
     "centres": "that of the inputs",
 }
-"""The numbers of recipes and their units; other keys are names, texts and switches."""
+"""What the numbers of recipes count or measure; other keys are names, texts and switches."""
 _STEP = "Correct the recipe."
 
 
@@ -71,10 +71,14 @@ class Recipe:
         letters, digits and hyphens; the beginning of every checkpoint's id.
     architecture
         a name in ``ckptzoo.archs``.
+    dataset
+        the name of the data set.
     train
         size of the training set; the data must agree.
     test
         size of the test set; the data must agree.
+    epochs
+        how often every training example is visited.
     batch
         examples of one optimiser step; the last batch of an epoch holds what is left over.
     learning_rate
@@ -91,6 +95,8 @@ class Recipe:
         epochs at the beginning in which the learning rate moves in equal steps from ``warmup_from``.
     warmup_from
         the learning rate before the first epoch of a warm-up.
+    nesterov
+        whether the momentum is Nesterov's.
     schedule
         ``milestones``, or ``cosine``: half a cosine from ``learning_rate`` down, with neither milestones nor a warm-up.
     precision
@@ -137,9 +143,14 @@ class Recipe:
 
     @classmethod
     def load(cls, name: str | Path) -> "Recipe":
-        """Load a recipe of ``builders/recipes`` by name, or any by the path of its ``.toml`` file.
+        """A recipe of ``builders/recipes`` by name, or any by the path of its ``.toml`` file.
 
-        Raises UnknownNameError: no such recipe. Raises SpecError with every problem found.
+        Raises
+        ------
+        UnknownNameError
+            No such recipe.
+        SpecError
+            With every problem found.
         """
         path = Path(name) if str(name).endswith(".toml") else FOLDER / f"{name}.toml"
         if not path.is_file():
@@ -152,11 +163,21 @@ class Recipe:
 
     @classmethod
     def from_content(cls, content: Mapping[str, Any], *, location: str, excluded: Collection[str] = ()) -> "Recipe":
-        """Return the recipe with these keys and values, as JSON or TOML has them.
+        """The recipe with these keys and values, as JSON or TOML has them.
 
-        ``location`` names their origin in errors; ``excluded`` are keys that may not occur.
+        Parameters
+        ----------
+        content
+            the keys and values.
+        location
+            where they are, for errors.
+        excluded
+            keys that may not be there.
 
-        Raises SpecError with every problem found.
+        Raises
+        ------
+        SpecError
+            With every problem found.
         """
         kind = content.get("inputs", _IMAGES)
         recipe_class = KINDS.get(kind) if isinstance(kind, str) else None
@@ -183,8 +204,9 @@ class Recipe:
         precision: str | None = None,
         architecture: str | None = None,
     ) -> "Recipe":
-        """Return a recipe, by its name or file where it is given so; with other epochs, precision or architecture it is
-        another recipe, with its own digest.
+        """A recipe, or the one of this name or file; for other epochs, in another precision, for another architecture.
+
+        Each makes another recipe, with its own digest.
         """
         found = recipe if isinstance(recipe, Recipe) else cls.load(recipe)
         found = found if epochs is None else found.shortened(epochs)
@@ -192,7 +214,7 @@ class Recipe:
         return dataclasses.replace(found, **{key: value for key, value in given.items() if value is not None})
 
     def shortened(self, epochs: int) -> "Recipe":
-        """Return the same recipe for another number of epochs, with another digest, which keeps the two apart."""
+        """The same recipe for another number of epochs; another digest, so that the two are never mixed up."""
         if epochs == self.epochs:
             return self
         return dataclasses.replace(self, epochs=epochs, full_epochs=self.full_epochs or self.epochs)
@@ -237,9 +259,12 @@ class Recipe:
         return self.epochs * self.epoch_steps
 
     def steps_to_keep(self, steps: Sequence[int]) -> tuple[int, ...]:
-        """Return the rising optimiser steps at which checkpoints are kept: these and the last.
+        """Rising optimiser steps at which checkpoints are kept: these and the last.
 
-        Raises ZooError: one of them is not a step of the training.
+        Raises
+        ------
+        ZooError
+            One of them is not a step of the training.
         """
         wrong = [step for step in steps if not 0 <= step <= self.steps]
         if wrong:
@@ -248,7 +273,7 @@ class Recipe:
         return tuple(sorted({*steps, self.steps}))
 
     def facts(self) -> dict[str, Any]:
-        """Return the recipe's numbers, for the ``extra`` column."""
+        """The recipe's numbers, for the ``extra`` column."""
         return {key: value for key, value in self._content().items() if key not in ("name", "summary")}
 
     @property
@@ -261,7 +286,7 @@ class Recipe:
         return content if kind == _IMAGES else {"inputs": kind, **content}
 
     def to_toml(self) -> str:
-        """Return the text from which ``load`` reads the same recipe, except for ``full_epochs``, which no file has."""
+        """The text of a file from which ``load`` reads the same recipe, but for ``full_epochs``, which no file has."""
         # strings, numbers, lists and booleans are written in TOML as in JSON
         lines = (
             f"{key} = {json.dumps(value, ensure_ascii=False)}\n"
@@ -271,13 +296,11 @@ class Recipe:
         return "".join(lines)
 
     def input_problems(self) -> Iterator[Problem]:
-        """Yield the problems of the keys that describe the inputs."""
+        """What is wrong with the keys that say what the inputs are."""
         yield from ()
 
     def _content(self) -> dict[str, Any]:
-        """Return every key and value; defaults of keys that the first recipes lacked are left out, so that their
-        digests stay.
-        """
+        """Every key and value; defaults of keys that the first recipes lacked are left out: their digests stay."""
         content = dataclasses.asdict(self)
         for key, default in _LATER_KEYS.items():
             if key in content and content[key] == default:
@@ -285,7 +308,7 @@ class Recipe:
         return {**content, "milestones": list(self.milestones)}
 
     def problem_with(self, key: str, expected: str) -> Problem:
-        """Return the problem of a key whose value is not what is expected."""
+        """The problem of a key that has another value than it should."""
         return Problem(f"recipe {self.name!r}", key, expected, repr(getattr(self, key)), _STEP)
 
 
@@ -293,11 +316,21 @@ class Recipe:
 class ImageRecipe(Recipe):
     """Training on random crops of images.
 
-    ``crop_pad`` raw pixels of 0 are added on every side before a crop of the original size. Inputs are ``(pixel / 255 -
-    mean) / std`` with the statistics of the training pixels divided by 255, one number or one a channel, computed last,
-    so that the padding is raw 0 and not the mean. ``ood`` is another data set, whose test images can be shown to the
-    networks; it is not part of the digest. The first ``train`` of ``train_of`` images of the training set are used;
-    None where these are all.
+    Parameters
+    ----------
+    crop_pad
+        raw pixels of 0 added on every side before a crop of the original size.
+    flip
+        whether crops are mirrored, their columns reversed, each with probability 1/2.
+    mean
+        of the training pixels divided by 255, one number or one a channel; inputs are ``(pixel / 255 - mean) / std``,
+        computed last, so that the padding is raw 0 and not the mean.
+    std
+        the standard deviation of the same, one number or one a channel.
+    ood
+        a data set of other things, whose test images can be shown to the networks; not part of the digest.
+    train_of
+        the images of the training set, of which the first ``train`` are used; None where these are all.
     """
 
     crop_pad: int
@@ -308,9 +341,12 @@ class ImageRecipe(Recipe):
     train_of: int | None = None
 
     def statistics(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return the mean and the deviation of each channel.
+        """The mean and the deviation of each channel.
 
-        Raises ZooError: the recipe has those of another number of channels.
+        Raises
+        ------
+        ZooError
+            The recipe has those of another number of channels.
         """
         mean, std = (values if isinstance(values, tuple) else (values,) * channels for values in (self.mean, self.std))
         if len(mean) != channels:
@@ -339,7 +375,7 @@ class ImageRecipe(Recipe):
             yield self.problem_with("train_of", "an integer from the number of training images, train")
 
     def _content(self) -> dict[str, Any]:
-        """Return the content without the out-of-distribution set, which no training uses."""
+        """The set that no training uses is left out."""
         content = super()._content()
         del content["ood"]
         return content
@@ -349,8 +385,16 @@ class ImageRecipe(Recipe):
 class TableRecipe(Recipe):
     """Training on the rows of a table, all of whose columns are standardised.
 
-    Inputs are ``(value - mean) / std`` with one mean and one deviation a column, those of the training rows, which the
-    data must agree with; the network predicts ``(target - target_mean) / target_std``.
+    Parameters
+    ----------
+    mean
+        one a column, of the training rows; inputs are ``(value - mean) / std``. The data must agree.
+    std
+        the standard deviations of the same columns.
+    target_mean
+        of the training rows' target; the network predicts ``(target - target_mean) / target_std``.
+    target_std
+        the standard deviation of the same.
     """
 
     mean: tuple[float, ...]
@@ -373,8 +417,12 @@ class TableRecipe(Recipe):
 class GaussianRecipe(Recipe):
     """Training on points drawn around the centres of classes, as they are.
 
-    The classes are normal around ``centres`` with the identity as covariance, and equally large; ``data_seed``
-    determines the points, which are the same for every member.
+    Parameters
+    ----------
+    centres
+        one point a class; the classes are normal with the identity as covariance, and equally large.
+    data_seed
+        of the points, which are the same for every member.
     """
 
     centres: tuple[tuple[float, ...], ...]
@@ -397,11 +445,11 @@ class GaussianRecipe(Recipe):
 
 _IMAGES = "images"
 KINDS: dict[str, type[Recipe]] = {_IMAGES: ImageRecipe, "table": TableRecipe, "gaussians": GaussianRecipe}
-"""The values of the key ``inputs`` of a recipe's file; images where it is left out."""
+"""What the key ``inputs`` of a recipe's file may be; images where it is left out."""
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all recipes of ``builders/recipes``."""
+    """Every recipe of ``builders/recipes``."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
 
 

@@ -47,17 +47,27 @@ from builders.recipe import Recipe
 from builders.state import Tensors, TrainingState
 
 RANDOM, MEMBER = "random", "member"
-"""The initial values of means."""
+"""What means are at first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bnn(Method):
     """Chains of stochastic gradient descent in means and deviations.
 
-    ``prior`` is the standard deviation of every weight under the prior; ``temperature`` is T, which weighs the
-    divergence from the prior. Means are initialised by ``means``: ``random``, with the standard deviation
-    ``initial_mean``, or ``member``, the weights of a member. rho is normal initially, around ``initial_rho_linear`` and
-    ``initial_rho_convolution`` by the kind of layer, with the standard deviation ``initial_rho_spread``.
+    Parameters
+    ----------
+    prior
+        the standard deviation of every weight under the prior.
+    temperature
+        T, which weighs the divergence from the prior.
+    draws_per_step
+        S.
+    initial_mean
+        the standard deviation of the means at first.
+    initial_rho_linear, initial_rho_convolution, initial_rho_spread
+        rho is normal at first, around these for linear layers and for convolutions, with this standard deviation.
+    means
+        at first: ``random``, or ``member``, the weights of a member.
     """
 
     name: ClassVar[str] = "bnn"
@@ -73,11 +83,11 @@ class Bnn(Method):
 
     @property
     def chain(self) -> Recipe:
-        """The recipe without weight decay, which the prior replaces."""
+        """The recipe without weight decay, whose place the prior takes."""
         return derived(self.recipe, weight_decay=0.0)
 
     def start(self, surroundings: Surroundings, keys: NDArray[np.uint64], weights: Tensors | None) -> TrainingState:
-        """Return the initial state, whose weights are the means."""
+        """The weights of the state are the means."""
         state = super().start(surroundings, keys, weights)
         names, arch = parameters(self.recipe.arch), self.recipe.arch
         flat = flatten(state.weights, names)
@@ -130,7 +140,7 @@ class Bnn(Method):
         return renewed_statistics(self.recipe, surroundings.source, weights)
 
     def gaussian(self, surroundings: Surroundings, state: TrainingState) -> Tensors | None:
-        """Return means and deviations, with statistics of BatchNorm from the means."""
+        """Statistics of BatchNorm are those of the means."""
         names = parameters(self.recipe.arch)
         deviations = unflatten(torch.nn.functional.softplus(state.extra["rho"]), state.weights, names)
         means = renewed_statistics(self.recipe, surroundings.source, state.weights)
@@ -150,7 +160,7 @@ class Bnn(Method):
 
     @property
     def digested(self) -> dict[str, Any]:
-        """The settings with kappa in place of the temperature, 0 for 1 / N, as when kappa was the setting."""
+        """Kappa stands for the temperature, 0 for 1 / N, as when it was the setting."""
         settings = dict(self.settings)
         settings["kl_weight"] = 0 if settings.pop("temperature") == 1 else self.divergence_weight
         if settings["means"] == RANDOM:

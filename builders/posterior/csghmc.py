@@ -46,8 +46,18 @@ from ckptzoo.errors import Problem
 class CyclicalSghmc(MarkovChain):
     """Chains from random weights, with data and batches of the recipe.
 
-    A cycle has ``epochs / cycles`` epochs; noise is added in the last ``noisy`` of them, and draws are taken at the
-    ends of the last ``draws_per_cycle``.
+    Parameters
+    ----------
+    epochs, cycles
+        of the chain; a cycle has ``epochs / cycles`` epochs.
+    step_size, friction
+        the largest step size, and alpha.
+    noisy
+        epochs at the end of each cycle in which noise is added.
+    draws_per_cycle
+        taken at the ends of the last epochs of a cycle.
+    temperature
+        T.
     """
 
     name: ClassVar[str] = "csghmc"
@@ -62,7 +72,7 @@ class CyclicalSghmc(MarkovChain):
 
     @property
     def chain(self) -> Recipe:
-        """The recipe over ``epochs`` epochs; the step size of SGD is not used."""
+        """The recipe over as many epochs; the step size is not SGD's here."""
         return derived(
             self.recipe,
             epochs=self.epochs,
@@ -86,7 +96,7 @@ class CyclicalSghmc(MarkovChain):
         return [epoch * self.chain.epoch_steps for epoch in spread(epochs)]
 
     def start(self, surroundings: Surroundings, keys: NDArray[np.uint64], weights: Tensors | None) -> TrainingState:
-        """Return the initial state, with the velocity."""
+        """Adds the velocity."""
         state = super().start(surroundings, keys, weights)
         state.extra = {"velocity": torch.zeros_like(flatten(state.weights, parameters(self.recipe.arch)))}
         return state
@@ -117,6 +127,6 @@ class CyclicalSghmc(MarkovChain):
             yield self.problem_with("draws_per_cycle", f"at most {self.cycle_epochs}, the epochs of a cycle")
 
     def rate_at(self, step: int) -> float:
-        """Return the step size at an optimiser step."""
+        """The step size at an optimiser step."""
         cycle_steps = self.cycle_epochs * self.chain.epoch_steps
         return self.step_size / 2 * (math.cos(math.pi * (step % cycle_steps) / cycle_steps) + 1)

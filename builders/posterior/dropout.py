@@ -26,7 +26,13 @@ from ckptzoo.errors import Problem
 
 @dataclass(frozen=True, kw_only=True)
 class Dropout(Method):
-    """Chains trained by the recipe; units in front of the last layer are dropped with the probability ``p``."""
+    """Chains are trained by the recipe with dropout in front of the last layer.
+
+    Parameters
+    ----------
+    p
+        the probability with which a unit is dropped.
+    """
 
     name: ClassVar[str] = "dropout"
 

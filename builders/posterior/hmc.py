@@ -58,17 +58,28 @@ from ckptzoo.errors import Problem, ZooError
 from ckptzoo.text import counted
 
 _MOST = 10**6
-"""The largest number of transitions, as for the epochs of a recipe."""
+"""Transitions at most, as the epochs of a recipe."""
 _SEEDS = 10**4
-"""Seeds among which the one of a key is searched."""
+"""Seeds among which the one of a key is looked for."""
 
 
 class Chain(NamedTuple):
     """A chain between two transitions.
 
-    ``hmc`` has the position (P,), the logarithm of the density there and its gradient (P,); ``averaging`` is the
-    adaptation of the step size, ``scaling`` that of the inverse mass matrix, a diagonal (P,). ``accepted`` counts the
-    transitions after burn-in that were accepted, ``divergent`` those whose energy error was above 1,000.
+    Attributes
+    ----------
+    hmc
+        position (P,), logarithm of the density there and its gradient (P,).
+    averaging
+        the adaptation of the step size.
+    scaling
+        the adaptation of the inverse mass matrix, a diagonal (P,).
+    step_size
+        of the next transition.
+    accepted
+        transitions after burn-in that were accepted.
+    divergent
+        transitions after burn-in whose energy error was above 1,000.
     """
 
     hmc: hmc.HMCState
@@ -79,7 +90,6 @@ class Chain(NamedTuple):
     divergent: Any
 
 
-# A placeholder: only the structure and the field names of the tree are used.
 _ANY: Any = 0
 _PATHS, _TREE = jax.tree_util.tree_flatten_with_path(
     Chain(
@@ -90,21 +100,33 @@ _PATHS, _TREE = jax.tree_util.tree_flatten_with_path(
     )
 )
 _NAMES = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in _PATHS]
-"""The names in ``TrainingState.extra`` of the arrays of chains: ``hmc.position``, ..."""
+"""Under which ``TrainingState.extra`` has the arrays of chains: ``hmc.position``, ..."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hmc(MarkovChain):
     """Chains of Hamiltonian Monte Carlo from random weights.
 
+    Parameters
+    ----------
+    burn_in
+        transitions in which step size and mass matrix adapt; with 0 they stay ``step_size`` and the identity.
+    transitions, thinning
+        after burn-in; every ``thinning``-th of them is a draw.
+    least_leapfrogs, most_leapfrogs
+        leapfrog steps of a transition, uniform between these.
+    step_size
+        of leapfrog steps, before it adapts.
+    target_acceptance
+        the mean acceptance probability to which the step size adapts.
+    prior, temperature
+        see ``builders.posterior.log_density``.
+
+    Notes
+    -----
     Chains of a group run one after another, each compiled alone: XLA rounds otherwise for another number of chains at
     once, and on a CPU it is no faster. A chain's bits depend on its key and the settings; for large networks also on
     the number of cores that XLA finds.
-
-    In ``burn_in`` transitions step size and mass matrix adapt, to the mean acceptance probability
-    ``target_acceptance``; with 0 they stay ``step_size`` and the identity. Every ``thinning``-th of the later
-    ``transitions`` is a draw. The leapfrog steps of a transition are uniform between ``least_leapfrogs`` and
-    ``most_leapfrogs``. See ``builders.posterior.log_density`` for ``prior`` and ``temperature``.
     """
 
     name: ClassVar[str] = "hmc"
@@ -123,7 +145,7 @@ class Hmc(MarkovChain):
 
     @property
     def chain(self) -> Recipe:
-        """The recipe's data without augmentation, all in each step; no unit is dropped."""
+        """The recipe's data as they are, all in each step; no unit is dropped."""
         return derived(
             self.recipe,
             epochs=self.burn_in + self.transitions,
@@ -145,9 +167,12 @@ class Hmc(MarkovChain):
         return spread(range(self.burn_in + self.thinning, self.burn_in + self.transitions + 1, self.thinning))
 
     def start(self, surroundings: Surroundings, keys: NDArray[np.uint64], weights: Tensors | None) -> TrainingState:
-        """Return the initial state, with the chains.
+        """Adds the chains.
 
-        Raises ZooError: the energy at the initial weights of a mode is not finite.
+        Raises
+        ------
+        ZooError
+            The energy at the initial weights of a mode is not finite.
         """
         state = super().start(surroundings, keys, weights)
         positions = flatten(state.weights, parameters(self.recipe.arch)).double().cpu().numpy()
@@ -162,7 +187,10 @@ class Hmc(MarkovChain):
     def advance(self, surroundings: Surroundings, state: TrainingState, stop: int) -> None:
         """Take the transitions up to ``stop``.
 
-        Raises ZooError: the energy of a mode is not finite.
+        Raises
+        ------
+        ZooError
+            The energy of a mode is not finite.
         """
         extra, windows = state.extra, _windows(self.burn_in)
         with _jax_on(surroundings.data_source.device.type):
@@ -180,7 +208,7 @@ class Hmc(MarkovChain):
         state.step = stop
 
     def mode_facts(self, state: TrainingState) -> list[dict[str, Any]]:
-        """Return the step size and, of the transitions after burn-in, the accepted fraction and the divergent ones."""
+        """Rows tell the step size and, of the transitions after burn-in, the accepted part and the divergent ones."""
         taken = max(1, state.step - self.burn_in)
         counts = (state.extra[name].tolist() for name in ("step_size", "accepted", "divergent"))
         return [
@@ -212,7 +240,7 @@ class Hmc(MarkovChain):
 
 @partial(jax.jit, static_argnums=0)
 def _first(method: Hmc, position: Any, inputs: Any, targets: Any) -> Chain:
-    """Return a chain before its first transition."""
+    """A chain before its first transition."""
     density = log_density(method.recipe, method.prior, method.temperature, inputs, targets)
     return Chain(
         hmc.init(position, density),
@@ -227,8 +255,9 @@ def _first(method: Hmc, position: Any, inputs: Any, targets: Any) -> Chain:
 def _transitions(
     method: Hmc, chain: Chain, key: Any, first: Any, stop: Any, windows: Any, inputs: Any, targets: Any
 ) -> tuple[Chain, Any]:
-    """Return a chain after the transitions from ``first`` to ``stop``, or up to one after which its energy is not
-    finite, and after how many that is. Random numbers are a function of the key, two words, and the transition.
+    """A chain after the transitions from ``first`` to ``stop``, or up to one after which its energy is not finite.
+
+    Also returns after how many that is. Random numbers are a function of the key, two words, and the transition.
     """
     density = log_density(method.recipe, method.prior, method.temperature, inputs, targets)
     kernel, mode = hmc.build_kernel(), jax.random.wrap_key_data(key, impl="threefry2x32")
@@ -254,7 +283,7 @@ def _transitions(
 
 
 def _adapted(method: Hmc, windows: Any, step: Any, acceptance: Any, chain: Chain) -> Chain:
-    """Return a chain whose step size and mass matrix have adapted to a warm-up transition, as in Stan's windows."""
+    """A chain whose step size and mass matrix have adapted to a transition of the warm-up, as in Stan's windows."""
     start, update, final = dual_averaging_adaptation(method.target_acceptance)
     _, observe, conclude = mass_matrix_adaptation()
     is_slow, ends = windows[step]
@@ -274,13 +303,13 @@ def _adapted(method: Hmc, windows: Any, step: Any, acceptance: Any, chain: Chain
 
 
 def _windows(burn_in: int) -> NDArray[np.bool_]:
-    """Return (burn_in, 2): whether each transition of the warm-up is in a slow window, and whether it ends one."""
+    """(burn_in, 2): whether each transition of the warm-up is in a slow window, and whether it ends one."""
     return np.asarray(build_schedule(burn_in), dtype=bool).reshape(-1, 2)
 
 
 @contextmanager
 def _jax_on(kind: str) -> Iterator[None]:
-    """Run JAX in float64 on a kind of device."""
+    """JAX in float64 on a kind of device."""
     try:
         device = jax.devices(kind)[0]
     except RuntimeError as error:
@@ -293,7 +322,7 @@ def _jax_on(kind: str) -> Iterator[None]:
 # of the last set of data alone, so that none stays in memory for ever
 @lru_cache(maxsize=1)
 def _examples(surroundings: Surroundings) -> tuple[Any, Any]:
-    """Return the training set as the density takes it; within ``_jax_on``."""
+    """The training set as the density takes it; within ``_jax_on``."""
     recipe, source = surroundings.data_source.recipe, surroundings.source
     inputs = sources.train_inputs(recipe, source, 0, recipe.train)
     inputs, targets = examples_last(recipe, inputs, source.half("train")[1])

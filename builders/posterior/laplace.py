@@ -33,7 +33,10 @@ _EXAMPLES = 1024
 class Laplace(Method):
     """Members of a zoo, with a Gaussian around each.
 
-    ``prior_precision`` is tau; 0 selects that of the greatest marginal likelihood, which differs from mode to mode.
+    Parameters
+    ----------
+    prior_precision
+        tau; 0 means that of the greatest marginal likelihood, which differs from mode to mode.
     """
 
     name: ClassVar[str] = "laplace"
@@ -44,7 +47,7 @@ class Laplace(Method):
 
     @property
     def chain(self) -> Recipe:
-        """The recipe, whose examples are taken once and without augmentation, by networks as zoos hold them."""
+        """The recipe, whose examples are taken once and as they are, by networks as zoos hold them."""
         return derived(
             self.recipe,
             epochs=1,
@@ -59,11 +62,11 @@ class Laplace(Method):
 
     @property
     def steps(self) -> int:
-        """One step, which computes the curvature."""
+        """One: the curvature."""
         return 1
 
     def start(self, surroundings: Surroundings, keys: NDArray[np.uint64], weights: Tensors | None) -> TrainingState:
-        """Return the initial state, with places for eigenvalues, eigenvectors and the prior precision."""
+        """Adds places for eigenvalues, eigenvectors and the prior precision."""
         state = super().start(surroundings, keys, weights)
         rows, columns, modes = *self._shape, len(state)
         sizes = {"values": (rows, columns), "left": (rows, rows), "right": (columns, columns), "precision": ()}
@@ -116,7 +119,7 @@ class Laplace(Method):
 
     @property
     def _is_dense(self) -> bool:
-        """Whether all weights have the posterior, and not only those of the last layer."""
+        """Whether all weights have the posterior, not those of the last layer alone."""
         return curvature.fits(self.recipe.architecture)
 
     @property
@@ -137,7 +140,7 @@ class Laplace(Method):
         return outputs, features + len(self._names) - 1
 
     def _mean_loss(self, surroundings: Surroundings, weights: Tensors) -> float:
-        """Return the mean loss on the training set without augmentation."""
+        """The mean loss on the training set without augmentation."""
         recipe, source = self.recipe, surroundings.source
         module, mean, total = archs.get(recipe.architecture)().eval(), losses.get(recipe.loss).mean, 0.0
         device, targets = surroundings.data_source.device, np.require(source.half("train")[1], requirements="W")

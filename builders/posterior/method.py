@@ -1,4 +1,4 @@
-"""The interface of posterior methods: a chain of optimiser steps, the moments of draws, and the draws."""
+"""What a posterior method is: a chain of optimiser steps, the moments at which draws are taken, and the draws."""
 
 import dataclasses
 import math
@@ -29,23 +29,27 @@ SETTINGS = FOLDER / "posterior"
 """The settings of every method, ``<method>.toml``, or ``<method>-<architecture>.toml`` where an architecture has its
 own, or all whose names begin alike, as in ``dropout-resnet18.toml``; each number comes with its source."""
 _STEPS_AT_ONCE, _NUMBERS_AT_ONCE = 16, 2**18
-"""Steps whose noise is drawn at once, and the largest number of numbers that are drawn at once."""
+"""Steps whose noise is drawn at once, and numbers that are drawn at once at most."""
 VERSION = 1
 """Part of every method's digest: raised when the same settings would give other draws."""
 _STEP = "Correct the settings."
 
 
 def number(least: float, most: float = math.inf, *, above: bool = False, whole: bool = False) -> Any:
-    """Declare a setting: a number from ``least`` (or above it) to ``most``, an integer where ``whole``."""
+    """A setting: a number from ``least`` (or above it) to ``most``, an integer where ``whole``."""
     return field(metadata={"least": least, "most": most, "above": above, "whole": whole})
 
 
 @dataclass(frozen=True, eq=False)
 class Surroundings:
-    """The inputs of a method's computation.
+    """What a method computes with.
 
-    ``data_source`` is the training set as engines read it by the recipe of the chain, ``source`` the same as loaded;
-    ``engine`` is the name of the engine that takes steps or evaluates gradients.
+    Parameters
+    ----------
+    data_source, source
+        the training set as engines read it by the recipe of the chain, and as loaded.
+    engine
+        the name of the engine that takes steps or evaluates gradients.
     """
 
     data_source: Feed
@@ -53,29 +57,34 @@ class Surroundings:
     engine: str
 
     def train(self, state: TrainingState, stop: int) -> None:
-        """Train by the recipe of the chain, in place."""
+        """Plain training by the recipe of the chain, in place."""
         engines.get(self.engine)(self.data_source, state, stop)
 
     def gradient_steps(self, state: TrainingState, stop: int) -> Iterator[GradientStep]:
-        """Yield the steps of a state up to ``stop``, each with its gradient at any weights."""
+        """The steps of a state up to ``stop``, each with its gradient at any weights."""
         return engines.gradient_steps(self.engine)(self.data_source, state.keys, state.step, stop)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method(ABC):
-    """An approximate posterior of the networks that ``recipe`` trains; derived classes add its settings."""
+    """An approximate posterior of the networks that a recipe trains; what the derived ones add are its settings.
+
+    Parameters
+    ----------
+    recipe
+        whose posterior it is.
+    """
 
     unit_size: ClassVar[int | None] = None
-    """The largest number of modes that advance together, where their states are large or their steps are long."""
+    """Modes that advance together at most, where their states are large or their steps are long."""
     one_at_a_time: ClassVar[bool] = False
-    """Whether modes advance one after another, so that their number makes none of them faster."""
+    """Whether modes advance one after another, so that how many there are makes none of them faster."""
     sampler: ClassVar[str | None] = None
-    """The sampler that takes the steps, where no engine does."""
+    """What takes the steps, where no engine does."""
     name: ClassVar[str]
-    """The name by which it is requested, and the value of the column ``method``."""
+    """As it is asked for, and as the column ``method`` has it."""
     starts: ClassVar[str] = "chain"
-    """The kind of a mode: a ``member`` of a zoo that the recipe trained, or a ``chain`` that starts at random weights.
-    """
+    """What a mode is: a ``member`` of a zoo that the recipe trained, or a ``chain`` that starts at random weights."""
 
     recipe: Recipe
 
@@ -86,10 +95,13 @@ class Method(ABC):
 
     @classmethod
     def load(cls, recipe: Recipe, path: str | Path | None = None, changes: Mapping[str, Any] | None = None) -> Self:
-        """Load the method with its settings from a file, by default that of its name, and apply changes to them.
+        """The method with its settings from a file, by default that of its name, and changes to them.
 
-        Raises SpecError with every problem found: unknown or missing settings, values that are out of range, an
-        architecture that the method cannot serve.
+        Raises
+        ------
+        SpecError
+            With every problem found: unknown or missing settings, values that are out of range, an architecture that
+            the method cannot serve.
         """
         family = recipe.architecture.partition("-")[0]
         names = (f"{cls.name}-{recipe.architecture}", f"{cls.name}-{family}", cls.name)
@@ -115,6 +127,8 @@ class Method(ABC):
             raise SpecError(problems)
         return cls(recipe=recipe, **values)
 
+    # What a method is.
+
     @property
     @abstractmethod
     def chain(self) -> Recipe:
@@ -127,17 +141,15 @@ class Method(ABC):
 
     @property
     def max_draws(self) -> int | None:
-        """The largest number of draws of a mode, where it is limited."""
+        """The number of draws that a mode has at most, where it is limited."""
         return None
 
     def stops(self, numbers: Sequence[int]) -> list[tuple[int, list[int]]]:
-        """Return the rising steps at which draws are taken, and which of these draws; by default all of them at the
-        end.
-        """
+        """The rising steps at which draws are taken, and which of these draws; by default all of them at the end."""
         return [(self.steps, list(numbers))]
 
     def start(self, surroundings: Surroundings, keys: NDArray[np.uint64], weights: Tensors | None) -> TrainingState:
-        """Return the state from which modes proceed: these weights, or freshly initialised ones."""
+        """The state from which modes proceed: these weights, or freshly initialised ones."""
         device = surroundings.data_source.device
         if weights is None:
             arrays = rng.initial_weights(self.recipe.arch, keys)
@@ -153,12 +165,11 @@ class Method(ABC):
 
     @abstractmethod
     def draw(self, surroundings: Surroundings, state: TrainingState, number: int) -> Tensors:
-        """Return draw ``number`` of every mode: whole checkpoints ``{name: (M, *shape)}``, a function of the mode's
-        key, its state and the number.
-        """
+        """Draw ``number`` of every mode: whole checkpoints ``{name: (M, *shape)}``, a function of the mode's key,
+        its state and the number."""
 
     def gaussian(self, surroundings: Surroundings, state: TrainingState) -> Tensors | None:
-        """Return means ``T`` and standard deviations ``T_std`` of every parameter, where the method ends with such."""
+        """Means ``T`` and standard deviations ``T_std`` of every parameter, where the method ends with such."""
         return None
 
     @property
@@ -167,12 +178,14 @@ class Method(ABC):
         return self.starts
 
     def from_members(self) -> Self:
-        """Return the method whose modes start at members of a zoo, where it can; else itself."""
+        """The method whose modes start at members of a zoo, where it can; else itself."""
         return self
 
     def mode_facts(self, state: TrainingState) -> list[dict[str, Any]]:
-        """Return the facts of each mode that rows of draws at this state hold in the ``extra`` column."""
+        """What the rows of draws at this state tell of each mode, for the ``extra`` column."""
         return [{} for _ in range(len(state))]
+
+    # What it is called.
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -181,7 +194,7 @@ class Method(ABC):
 
     @property
     def digested(self) -> dict[str, Any]:
-        """The settings as they enter the digest."""
+        """The settings as the digest has them."""
         return self.settings
 
     @cached_property
@@ -202,21 +215,23 @@ class Method(ABC):
         return f"{self.label}-{self.digest.removeprefix('sha256:')[:8]}"
 
     def facts(self) -> dict[str, Any]:
-        """Return the settings, the recipe, and its scaling of inputs, for the ``extra`` column."""
+        """The settings, the recipe, and how it scales inputs, for the ``extra`` column."""
         scaling = {key: value for key, value in self.recipe.facts().items() if key in ("mean", "std")}
         recipe = {"name": self.recipe.name, "digest": self.recipe.digest}
         return {"settings": self.settings, "base_recipe": recipe, **scaling}
 
+    # What is wrong with it.
+
     def problem_with(self, key: str, expected: str) -> Problem:
-        """Return the problem of a setting whose value is not what is expected."""
+        """The problem of a setting that has another value than it should."""
         return Problem(f"method {self.name!r}", key, expected, repr(getattr(self, key)), _STEP)
 
     def refusal(self, expected: str, got: str, step: str) -> Problem:
-        """Return the problem of a recipe that the method cannot serve."""
+        """The problem of a recipe that the method cannot serve."""
         return Problem(f"method {self.name!r} for {self.recipe.name!r}", "architecture", expected, got, step)
 
     def unservable(self) -> Iterator[Problem]:
-        """Yield why the method cannot serve the recipe, where it cannot."""
+        """Why the method cannot serve the recipe, where it cannot."""
         yield from ()
 
     def _problems(self) -> Iterator[Problem]:
@@ -247,40 +262,46 @@ class MarkovChain(Method):
         return len(self.draw_steps)
 
     def stops(self, numbers: Sequence[int]) -> list[tuple[int, list[int]]]:
-        """Return the stops: each draw is the chain at one step."""
+        """Each draw is the chain at one step."""
         steps = self.draw_steps
         return sorted((steps[item], [item]) for item in numbers)
 
     def draw(self, surroundings: Surroundings, state: TrainingState, number: int) -> Tensors:
-        """Return a draw, with statistics of BatchNorm computed for it, because gradients move none."""
+        """Statistics of BatchNorm are computed for each draw, because gradients move none."""
         weights = {name: tensor.clone() for name, tensor in state.weights.items()}
         return renewed_statistics(self.recipe, surroundings.source, weights)
 
 
 def parameters(arch: Architecture) -> list[str]:
-    """Return the names of the tensors that a method moves: all but the buffers."""
+    """The names of the tensors that a method moves: all but the buffers."""
     return [tensor.name for tensor in arch.tensors if tensor.kind != "buffer"]
 
 
 def flatten(tensors: Tensors, names: Sequence[str]) -> torch.Tensor:
-    """Return (M, P): the named tensors of every mode in one row."""
+    """(M, P): the named tensors of every mode in one row."""
     return torch.cat([tensors[name].reshape(len(tensors[name]), -1) for name in names], 1)
 
 
 def unflatten(flat: torch.Tensor, like: Tensors, names: Sequence[str]) -> Tensors:
-    """Return views of the columns of ``flat`` (M, P) in the shapes of the named tensors, as ``flatten`` joined them."""
+    """Views of the columns of ``flat`` (M, P) in the shapes of the named tensors, as ``flatten`` joined them."""
     parts = flat.split([like[name][0].numel() for name in names], 1)
     return {name: part.view(len(flat), *like[name].shape[1:]) for name, part in zip(names, parts, strict=True)}
 
 
 def standard_normals(keys: NDArray[np.uint64], purpose: int, index: int, like: torch.Tensor) -> torch.Tensor:
-    """Return standard normals (M, P) in the precision and on the device of ``like`` (M, P); see ``rng.normals``."""
+    """Standard normal numbers (M, P) in the precision and on the device of ``like`` (M, P); see ``rng.normals``."""
     return torch.as_tensor(rng.normals(_lanes(keys, like), index, like.shape[1], purpose)).to(like.dtype)
 
 
 class StepNormals:
-    """The standard normal numbers of consecutive steps, in the precision and on the device of ``like`` (M, P); they are
-    drawn for many steps at once, because a single draw costs much the same.
+    """The standard normal numbers of consecutive steps, drawn for many steps at once: alone each costs much the same.
+
+    Parameters
+    ----------
+    keys, purpose
+        see ``rng.normals``.
+    like
+        (M, P), whose precision and device the numbers have.
     """
 
     def __init__(self, keys: NDArray[np.uint64], purpose: int, like: torch.Tensor) -> None:
@@ -289,7 +310,7 @@ class StepNormals:
         self._drawn, self._numbers = range(0), like.new_empty(0)
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        """Return (M, P), the numbers of a step, as ``standard_normals`` gives them."""
+        """(M, P): those of a step, as ``standard_normals`` gives them."""
         if index not in self._drawn:
             self._drawn = range(index, index + self._at_once)
             keys: Any = _lanes(self._keys, self._like)
@@ -303,17 +324,19 @@ def _lanes(keys: NDArray[np.uint64], like: torch.Tensor) -> Any:
 
 
 def derived(recipe: Recipe, **changes: Any) -> Recipe:
-    """Return a recipe with some keys changed; keys that its kind of inputs lacks are left out."""
+    """A recipe with some keys changed; what is not a key of its kind of inputs is left out."""
     known = {item.name for item in fields(recipe)}
     return dataclasses.replace(recipe, **{key: value for key, value in changes.items() if key in known})
 
 
 def spread(moments: Sequence[int]) -> list[int]:
-    """Return the same moments in an order of which every prefix is spread over the whole: the last, the middle, ...
+    """The same moments in an order of which every beginning is spread over the whole: the last, the middle, ...
 
     The order of the bit-reversed places counted from the end (van der Corput), so that the first ten draws of a chain
     are as far from one another as ten can be.
 
+    Examples
+    --------
     >>> spread([1, 2, 3, 4, 5, 6, 7, 8])
     [8, 4, 6, 2, 7, 3, 5, 1]
     """

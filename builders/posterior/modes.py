@@ -18,17 +18,22 @@ from ckptzoo.errors import Problem, ZooError
 from ckptzoo.text import excerpt
 
 MODE_WEIGHTS = "mode_weights"
-"""The key in ``extra`` of a draw for the digest of the weights of the member that it is taken around."""
-# Hexadecimal digits of a digest that are kept: 64 bits.
+"""In ``extra`` of a draw: the digest of the weights of the member that it is taken around."""
 _DIGITS = 16
 
 
 @dataclass(frozen=True)
 class FoundModes:
-    """The members or chains that draws are taken around.
+    """What draws are taken around, one by one.
 
-    ``names`` are the values of the column ``mode``; ``weights`` ``{name: (M, *shape)}`` are those of the members, None
-    where chains start at random weights.
+    Parameters
+    ----------
+    names
+        members of a zoo, or chains: the values of the column ``mode``.
+    seeds
+        of the members or chains.
+    weights
+        ``{name: (M, *shape)}`` of the members; None where chains start at random weights.
     """
 
     names: tuple[str, ...]
@@ -37,7 +42,7 @@ class FoundModes:
 
     @cached_property
     def digests(self) -> tuple[str, ...]:
-        """The digests of every member's weights, which draws store to identify their members; none of chains."""
+        """Digests of every member's weights, with which draws tell what they were taken around; none of chains."""
         if self.weights is None:
             return ()
         return tuple(
@@ -46,18 +51,26 @@ class FoundModes:
         )
 
     def weights_of(self, modes: list[int], device: torch.device) -> Tensors | None:
-        """Return the weights of some modes on a device."""
+        """Those of some modes on a device."""
         if self.weights is None:
             return None
         return {name: torch.from_numpy(array[modes]).to(device) for name, array in self.weights.items()}
 
 
 def find_modes(model: Method, count: int, start: str | Path | None) -> FoundModes:
-    """Return ``count`` members of the zoo ``start`` to start from, or the names and seeds of chains, for which
-    ``start`` is None.
+    """The members to start from, or the names and seeds of chains.
 
-    Raises ZooError: the method starts otherwise, or the zoo has too few members of the recipe that are finite and did
-    not diverge.
+    Parameters
+    ----------
+    count
+        how many modes are wanted.
+    start
+        the zoo of the members; None for chains.
+
+    Raises
+    ------
+    ZooError
+        The method starts otherwise, or the zoo has too few members of the recipe that are finite and did not diverge.
     """
     if model.modes_are == "chain":
         if start is not None:
@@ -73,7 +86,7 @@ def find_modes(model: Method, count: int, start: str | Path | None) -> FoundMode
 
 
 def _members(model: Method, zoo: ckptzoo.Zoo, count: int, location: str) -> FoundModes:
-    """Return the first members of a zoo that are finite, did not diverge, and were trained by the recipe."""
+    """The first members of a zoo that are finite, did not diverge, and were trained by the recipe."""
     recipe = model.recipe
     if zoo.arch.digest != recipe.arch.digest:
         step = "Name a zoo of the recipe's networks with --from."
@@ -107,7 +120,7 @@ def _members(model: Method, zoo: ckptzoo.Zoo, count: int, location: str) -> Foun
 
 
 def present_draws(table: Any, model: Method, modes: FoundModes) -> tuple[int, ...]:
-    """Return how many draws of each mode, from 0 on, the zoo holds; retracted ones count."""
+    """How many draws of each mode, from 0 on, the zoo holds; retracted ones count."""
     held = draws_of(table, model)
     counts: list[int] = []
     for name in modes.names:
@@ -119,7 +132,7 @@ def present_draws(table: Any, model: Method, modes: FoundModes) -> tuple[int, ..
 
 
 def draws_of(table: Any, model: Method) -> dict[tuple[str, int], str]:
-    """Return ``extra`` of the draws of a method in a zoo's rows, by mode and number.
+    """``extra`` of the draws of a method in a zoo's rows, by mode and number.
 
     Other writers may write any digest into their rows; an id that goes with the rest is a draw of the method.
     """
@@ -134,8 +147,9 @@ def draws_of(table: Any, model: Method) -> dict[tuple[str, int], str]:
 
 
 def check_starts(table: Any, model: Method, modes: FoundModes, *, location: str) -> None:
-    """Refuse members that have the names, but not the weights, of those that a zoo's draws were taken around. Engines
-    and devices round differently, so that two zoos may have members with the same ids and other weights.
+    """Refuse members that have the names of those that a zoo's draws were taken around, and other weights.
+
+    Engines and devices round differently, so that two zoos may have members with the same ids and other weights.
     """
     digests = dict(zip(modes.names, modes.digests, strict=False))
     for (mode, _), text in draws_of(table, model).items():
@@ -148,5 +162,5 @@ def check_starts(table: Any, model: Method, modes: FoundModes, *, location: str)
 
 
 def draw_id(model: Method, seed: int, number: int) -> str:
-    """Return the id of a draw of the mode with a seed."""
+    """The id of a draw of the mode with a seed."""
     return f"{model.prefix}-{seed:06d}-d{number:05d}"

@@ -59,16 +59,31 @@ from ckptzoo.errors import Problem
 _SMALL = 1e-6
 """Added to divisors, as in the public implementation."""
 _WINDOW = 1000
-"""Norms of gradients that the clipping remembers; until then nothing is shortened."""
+"""Norms of gradients that the clipping remembers; until there are as many, nothing is shortened."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sghmc(MarkovChain):
     """Chains of SGHMC from random weights.
 
-    The scales adapt in ``burn_in`` epochs; draws are taken at the ends of epochs ``first_draw``, ``first_draw +
-    every``, ... ``epochs``. ``resample_momentum`` and ``resample_precision`` are the steps between two new momenta, and
-    two new precisions, before the first of which the precision is ``initial_precision``. ``clip`` is k.
+    Parameters
+    ----------
+    epochs, batch
+        of the chain; examples are not augmented.
+    step_size, friction
+        epsilon and C.
+    burn_in
+        epochs in which the scales adapt.
+    first_draw, every
+        draws are taken at the ends of epochs ``first_draw``, ``first_draw + every``, ... ``epochs``.
+    resample_momentum, resample_precision
+        steps between two new momenta, and two new precisions.
+    shape, rate
+        of the Gamma prior of each tensor's precision.
+    initial_precision
+        before the first is drawn.
+    clip
+        k, standard deviations above the mean norm.
     """
 
     name: ClassVar[str] = "sghmc"
@@ -89,7 +104,7 @@ class Sghmc(MarkovChain):
 
     @property
     def chain(self) -> Recipe:
-        """The recipe's data in other batches, without augmentation; SGD's rate, momentum and decay are not used."""
+        """The recipe's data in other batches, without augmentation; rate, momentum and decay are not SGD's here."""
         return derived(
             self.recipe,
             epochs=self.epochs,
@@ -111,7 +126,7 @@ class Sghmc(MarkovChain):
         return [step * self.chain.epoch_steps for step in spread(epochs)]
 
     def start(self, surroundings: Surroundings, keys: NDArray[np.uint64], weights: Tensors | None) -> TrainingState:
-        """Return the initial state, with momentum, scales, precisions and norms."""
+        """Adds momentum, scales, precisions and norms."""
         state = super().start(surroundings, keys, weights)
         names = parameters(self.recipe.arch)
         flat = flatten(state.weights, names)
@@ -156,7 +171,7 @@ class Sghmc(MarkovChain):
             yield self.problem_with("first_draw", f"an epoch after burn-in, {self.burn_in + 1} to {self.epochs}")
 
     def _precisions(self, state: TrainingState, squares: NDArray[np.float64], sizes: NDArray[np.int64]) -> torch.Tensor:
-        """Draw precisions (M, T) from their conditionals; each mode and step has a stream of its own."""
+        """(M, T) from their conditionals; each mode and step has a stream of its own."""
         drawn = np.empty_like(squares)
         for mode, key in enumerate(state.keys):
             generator = np.random.Generator(np.random.Philox(key=int(key), counter=[0, 0, state.step, rng.NOISE]))
@@ -166,11 +181,14 @@ class Sghmc(MarkovChain):
 
 
 def shortened(gradient: torch.Tensor, norms: torch.Tensor, seen: torch.Tensor, clip: float) -> torch.Tensor:
-    """Return gradients (M, P), none longer than mean + ``clip`` standard deviations of the last norms, to which theirs
-    are added.
+    """Gradients (M, P), none longer than mean + ``clip`` standard deviations of the last norms (M, W), which it joins.
 
-    ``norms`` (M, W) is a ring of the last W norms of each mode, without the shortened ones; ``seen`` (M,) int64 counts
-    the norms that were written. Both change in place.
+    Parameters
+    ----------
+    norms
+        a ring of the last W norms of each mode, changed in place; those that were shortened are not in it.
+    seen
+        (M,) int64, how many have been put there, changed in place.
     """
     length = gradient.norm(dim=1)
     window = norms.shape[1]
@@ -183,7 +201,7 @@ def shortened(gradient: torch.Tensor, norms: torch.Tensor, seen: torch.Tensor, c
 
 
 def adapt(window: torch.Tensor, mean: torch.Tensor, scale: torch.Tensor, gradient: torch.Tensor) -> None:
-    r"""Update the estimates :math:`\tau`, g and :math:`\hat V` from a gradient, all (M, P), in place."""
+    r"""Estimate :math:`\tau`, g and :math:`\hat V` further from a gradient, all (M, P), in place."""
     window.add_(1 - window * mean.square() / (scale + _SMALL))
     share = 1 / (window + _SMALL)
     mean.add_(share * (gradient - mean))
@@ -199,7 +217,7 @@ def move(
     step_size: float,
     friction: float,
 ) -> None:
-    r"""Take a step of position and velocity (M, P), in place; ``inverse`` is :math:`\hat V^{-1/2}`."""
+    r"""A step of position and velocity (M, P), in place; ``inverse`` is :math:`\hat V^{-1/2}`."""
     drift = step_size**2 * inverse
     variance = (2 * friction * drift - step_size**4).clamp_min(1e-16)
     velocity.mul_(1 - friction).sub_(drift * gradient).add_(variance.sqrt() * normals)

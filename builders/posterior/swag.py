@@ -53,8 +53,16 @@ from builders.state import Tensors, TrainingState
 class Swag(Method):
     """Members of a zoo are trained further.
 
-    In ``ramp`` epochs the learning rate moves from that of the recipe's last epoch to ``learning_rate``, that of the
-    snapshots; ``distance`` epochs precede each snapshot. ``scale`` is s.
+    Parameters
+    ----------
+    learning_rate
+        of the snapshots.
+    ramp
+        epochs in which the learning rate moves from that of the recipe's last epoch to this one.
+    snapshots, distance
+        how many, and the epochs in front of each.
+    scale
+        s, of the covariance.
     """
 
     name: ClassVar[str] = "swag"
@@ -68,7 +76,7 @@ class Swag(Method):
 
     @property
     def chain(self) -> Recipe:
-        """The recipe, continued."""
+        """The recipe, carried on."""
         return derived(
             self.recipe,
             epochs=self.ramp + self.snapshots * self.distance,
@@ -80,7 +88,7 @@ class Swag(Method):
         )
 
     def start(self, surroundings: Surroundings, keys: NDArray[np.uint64], weights: Tensors | None) -> TrainingState:
-        """Return the initial state, with sums of snapshots and the deviations."""
+        """Adds sums of snapshots and the deviations."""
         state = super().start(surroundings, keys, weights)
         flat = flatten(state.weights, parameters(self.recipe.arch))
         # sums in double precision: a variance is a small difference of large sums
@@ -118,6 +126,6 @@ class Swag(Method):
         return renewed_statistics(self.recipe, surroundings.source, weights)
 
     def moments(self, state: TrainingState) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the mean and the diagonal variance (M, P) of the snapshots, float64."""
+        """The mean and the diagonal variance (M, P) of the snapshots, float64."""
         mean = state.extra["sum"] / self.snapshots
         return mean, (state.extra["squares"] / self.snapshots - mean.square()).clamp_min(0)

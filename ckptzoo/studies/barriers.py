@@ -400,7 +400,8 @@ class _Plan:
                 add(BY_ACTIVATIONS, first, self._by_activations(first, second))
             for gauge in self.gauges:
                 aligned = symmetry.align(second, first, self.table, gauge=gauge)
-                add(f"{ALIGNED}, {gauge}", aligned.reference, aligned.weights)
+                # counters of BatchNorm are in no gauge
+                add(f"{ALIGNED}, {gauge}", {**first, **aligned.reference}, aligned.weights)
             for variant in self.variants:
                 add(variant, read_networks(self.zoo, some[:, 0], variant), read_networks(self.zoo, some[:, 1], variant))
             for place in range(min(self.least, start + len(some)) - start):

@@ -211,3 +211,24 @@ def test_members_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
     found = barriers([(zoo, labelled((4,), 3))], gauges=[])
     assert (found.zoos[0].members, found.zoos[0].usable, len(found.zoos[0].pairs)) == (4, 3, 3)
     assert "1 not finite or diverged" in printed(found)
+
+
+def test_counters_of_batch_norm_go_along(tmp_path: Path) -> None:
+    """They are in no gauge, and the network takes them."""
+    import torch
+    from torch import nn
+
+    def network(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3)).eval()
+
+    traced = symmetry.trace(network(0), np.zeros((3, 2), np.float32))
+    with ckptzoo.create(tmp_path / "zoo", arch=traced) as writer:
+        for seed in range(3):
+            writer.add(network(seed).state_dict(), {"id": f"n{seed}"})
+    rng = np.random.default_rng(0)
+    given = Labelled("mine", rng.normal(size=(20, 2)).astype(np.float32), rng.integers(0, 3, 20))
+    found = barriers(
+        [(ckptzoo.open(tmp_path / "zoo"), given)], pairs=2, points=3, gauges=("unit-norm",), module=lambda: network(0)
+    )
+    assert np.isfinite(found.zoos[0].lines["aligned, unit-norm"].losses).all()

@@ -222,7 +222,7 @@ def test_counters_of_batch_norm_go_along(tmp_path: Path) -> None:
         torch.manual_seed(seed)
         return nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3)).eval()
 
-    traced = symmetry.trace(network(0), np.zeros((3, 2), np.float32))
+    traced = symmetry.trace(network(0), torch.zeros(3, 2))
     with ckptzoo.create(tmp_path / "zoo", arch=traced) as writer:
         for seed in range(3):
             writer.add(network(seed).state_dict(), {"id": f"n{seed}"})

@@ -229,6 +229,6 @@ def test_counters_of_batch_norm_go_along(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     given = Labelled("mine", rng.normal(size=(20, 2)).astype(np.float32), rng.integers(0, 3, 20))
     found = barriers(
-        [(ckptzoo.open(tmp_path / "zoo"), given)], pairs=2, points=3, gauges=("unit-norm",), module=lambda: network(0)
+        [(ckptzoo.open(tmp_path / "zoo"), given)], pairs=2, points=3, gauges=("unit-norm",), module=network(0)
     )
     assert np.isfinite(found.zoos[0].lines["aligned, unit-norm"].losses).all()

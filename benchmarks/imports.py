@@ -67,7 +67,7 @@ def lstms(folder: Path, count: int) -> Path:
 
 
 _RENAMED = "-as-pt"
-"""What the name of a folder ends with that has the same files with the suffix ``.pt``."""
+"""The end of the name of a folder that has the same files with the suffix ``.pt``."""
 
 
 def resnets(folder: Path, count: int) -> Path:

@@ -106,7 +106,7 @@ def check_inputs(
 
 
 def missing_for_checks(*, network: bool) -> tuple[str, str]:
-    """What lacked where nothing was checked, and the options of ``ckptzoo derive`` that add the checks.
+    """Return what lacked where nothing was checked, and the options of ``ckptzoo derive`` that add the checks.
 
     Parameters
     ----------

@@ -52,7 +52,7 @@ def fitting(parameter: Any) -> list[str]:
 
 
 def refused(command: Any, name: str, parameter: Any, words: list[str]) -> str:
-    """What the parser says of a command line in which one parameter has these words."""
+    """The parser's message about a command line in which one parameter has these words."""
     before = command.params[: command.params.index(parameter)]
     line = [
         word

@@ -81,7 +81,7 @@ def test_the_first_time_and_the_second(server: Hosted) -> None:
 
 @pytest.mark.browser
 def test_a_real_browser_signs_in_and_connects_an_identity(server: Hosted) -> None:
-    """What browsers refuse is not known to a client that follows every redirect."""
+    """A client that follows every redirect does not know what browsers refuse."""
     with chromium() as running:
         page = running.new_context().new_page()
         page.goto(f"{server.url}/-/sign-in")

@@ -279,7 +279,8 @@ def accuracy(zoo: Zoo) -> str:
     for column, chosen, source in (
         (measured, ~stated, "Measured"),
         (measured, stated, "Stated by contributors, not measured again"),
-        (claimed, True, "Claimed by contributors, not measured"),
+        (claimed, np.isnan(measured), "Claimed by contributors, not measured"),
+        (claimed, ~np.isnan(measured), "Claimed by contributors, and measured or stated above"),
     ):
         values = column[good & chosen & ~np.isnan(column)]
         if len(values):

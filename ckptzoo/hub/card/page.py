@@ -211,7 +211,8 @@ def _value_range(column: pa.ChunkedArray) -> str:
     if not values:
         return ""
     low, high = (int(end) if end == int(end) else end for end in (min(values), max(values)))
-    return format_range(low, high)
+    known = len(column) - column.null_count
+    return format_range(low, high) + (f" ({known:,} of {len(column):,})" if known < len(column) else "")
 
 
 def _settings(rows: pa.Table) -> tuple[list[str], list[str]]:

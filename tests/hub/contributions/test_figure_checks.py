@@ -1,4 +1,4 @@
-"""What rows and files claim is compared with what was measured, where its convention is known; else it is shown."""
+"""Claims of rows and files are compared with measured figures where their convention is known; else they are shown."""
 
 import json
 import math
@@ -64,7 +64,7 @@ def test_losses(tmp_path: Path, row: dict[str, Any], nll: float, outcome: str | 
 
 @pytest.mark.parametrize("seed", range(examples(40, 3)))
 def test_any_false_claim_of_any_row_fails_and_no_true_one_does(tmp_path: Path, seed: int) -> None:
-    """Of accuracies and losses together, whoever says them and however many rows are measured."""
+    """Accuracies and losses are judged together, whoever says them and however many rows are measured."""
     rng = np.random.default_rng(np.random.SeedSequence((11, seed)))
     rows, measured, false = list[dict[str, Any]](), dict[str, dict[str, float]](), {"accuracy": False, "loss": False}
     for at in range(int(rng.integers(1, 5))):

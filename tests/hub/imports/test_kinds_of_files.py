@@ -1,4 +1,4 @@
-"""What people have in files beside, around and in place of a state dict, in five variants a kind.
+"""Files that people have, with more beside, around and in place of a state dict, in five variants a kind.
 
 Each file is read by the reading process and the adapter, as an import does; what would be written is compared.
 """

@@ -186,7 +186,7 @@ def test_faults_now_and_then_cost_nothing(server: Hosted, both: Path, tmp_path: 
 
 
 def refusals(root: Path) -> dict[str, tuple[Callable[[], object], str]]:
-    """What may not be published, each with what the message says."""
+    """Collections that may not be published, each with the words of the message."""
     outside = root.parent / "outside"
     return {
         "no collection": (lambda: (root / "collection.json").unlink(), "Write one with ckptzoo collection"),

@@ -105,7 +105,7 @@ class TorchStream:
 
 
 def refuse_to_collate(batches: list[Any], **_: Any) -> NoReturn:
-    """Raise the error of a DataLoader that collates, as it was not told that the dataset makes batches."""
+    """Raise the error of a DataLoader that collates, which does not know that the dataset makes batches."""
     step = "Write DataLoader(dataset, batch_size=None), and the size in zoo.to_torch(..., batch_size=...)."
     got = f"one that puts {len(batches)} batches of up to {len(batches[0])} checkpoints together"
     raise ZooError(

@@ -1,7 +1,7 @@
 """Tells a source that a zoo has checkpoints of from another one of the same name.
 
 A zoo keeps the names of its sources, and no paths of the machine that imported them. So a folder that was moved, or
-packed into an archive, is still the same source, and another one is told by its numbers.
+packed into an archive, is still the same source, and another one is recognised by its numbers.
 """
 
 import re
@@ -94,7 +94,7 @@ def _items(found: Found | FoundArrays, label: str, target: Target) -> Iterator[i
 
 
 def _holds(found: Found | FoundArrays, at: int, label: str, target: Target, reader: Reader) -> bool | None:
-    """Whether the zoo has the numbers of a file; None where that cannot be told."""
+    """Whether the zoo has the numbers of a file; None where that is unknown."""
     if isinstance(found, FoundArrays):
         picked = Picked("", {name: array[at] for name, array in found.tensors.items()})
         return target.holds(picked, unit_of(label, found.members[at], found.steps[at]))

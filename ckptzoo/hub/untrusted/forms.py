@@ -27,7 +27,7 @@ _BY_CONTENT = tuple(
 _BY_PATH = re.compile("|".join(f"(?P<{form.name.replace('-', '_')}>{form.paths})" for form in NOT_READ_BY_PATH))
 _PLAIN_ENDS = (".pt", ".pth", ".tar", ".ckpt", ".bin", ".safetensors", ".npz", ".npy", ".pkl", ".h5")
 _MARKS = re.compile(r"rank_|model_states|consolidated\.|openvino_|--|ocdbt|\.zarr/|array_metadatas/|/d/")
-"""Marks of paths: one with such an ending and none of these, as most have, is of no form that is told by its path."""
+"""Marks of paths: one with such an ending and none of these, as most have, is of no form that its path shows."""
 _STRICT = ("safetensors", "torch", "npz")
 """Forms of files in contributions."""
 

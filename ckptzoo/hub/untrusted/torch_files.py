@@ -143,7 +143,7 @@ def _read_legacy(data: bytes, location: str, limits: Limits, strict: bool, level
         reject(location, "numbers", "little-endian ones", "another order")
     root = reader.load(with_storages=True)
     reader.check_sizes()
-    # what follows cannot be told apart where the size of one is not known
+    # what follows cannot be separated where the size of one is not known
     if unknown := next((item for item in reader.storages.values() if item.dtype not in ITEMSIZE), None):
         expected = "one of " + ", ".join(ITEMSIZE)
         reject(location, "storage", expected, unknown.dtype or "nothing", dtype_step(unknown.dtype))

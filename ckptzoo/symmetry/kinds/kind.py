@@ -78,7 +78,7 @@ class Kind(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Ties:
-    """Vertices and edges that a group's permutations add to the graph in which channels that look alike are distinguished.
+    """Vertices and edges that permutations of a group add to the graph that distinguishes channels which look alike.
 
     Parameters
     ----------

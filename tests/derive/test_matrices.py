@@ -10,7 +10,8 @@ import torch
 
 import ckptzoo
 from ckptzoo.cli.app import run
-from ckptzoo.derive import align_zoo, derive
+from ckptzoo.derive import align_zoo, derive, variants
+from ckptzoo.derive.variants import VariantJob
 from ckptzoo.doctor import examine
 from ckptzoo.errors import IntegrityError, SymmetryError
 from ckptzoo.explorer import page
@@ -134,8 +135,9 @@ def test_elements_alone_are_refused(tmp_path: Path) -> None:
 def test_a_part_without_weights_is_no_sound_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_zoo(tmp_path / "zoo", (2,))
     with monkeypatch.context() as patch:
-        patch.setattr(type(TABLE), "has_matrices", False)
-        derive(path, store="element", certify="none")
+        patch.setattr(variants, "VariantJob", lambda *args, weights: VariantJob(*args, weights=False))
+        with pytest.raises(IntegrityError, match="shards with the variant's weights"):
+            derive(path, certify="none")
     assert any("shards with the variant's weights" in str(problem) for problem in ckptzoo.verify(path))
     with pytest.raises(IntegrityError, match="shards with the variant's weights"):
         ckptzoo.open(path)["v.weight", "canonical"]

@@ -12,6 +12,7 @@ from rich.table import Table
 from builders.progress import rate
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.metadata import parse_extra
+from ckptzoo.schema.documents import JsonFields
 from ckptzoo.text import counted, printable
 
 _COLUMNS = ["member", "mode", "unit", "step", "recipe", "recipe_digest", "device", "wall_seconds", "extra"]
@@ -102,15 +103,11 @@ class Spending:
 
 
 @dataclass(frozen=True)
-class Cost:
+class Cost(JsonFields):
     """The cost of a zoo, or of a selection of one, by recipe, device and engine in the order of their names."""
 
     zoo: str
     spendings: tuple[Spending, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return everything by name; unknown values are None."""
-        return {"zoo": self.zoo, "spendings": [item.to_json() for item in self.spendings]}
 
     def print(self, console: Console | None = None) -> None:
         """Print it as a table on a rich console, by default the standard output."""

@@ -9,9 +9,9 @@ accuracies. The space of networks, ``builders.search_trials.SPACE``, is ours, an
 import dataclasses
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console, Group
@@ -26,6 +26,7 @@ from builders.train import open_trainer
 from ckptzoo.console import columns
 from ckptzoo.errors import Problem, ZooError, require
 from ckptzoo.format.durable import write_file
+from ckptzoo.schema.documents import JsonFields
 from ckptzoo.text import counted
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ BEST, PICTURE = "best.toml", "pareto.png"
 
 
 @dataclass(frozen=True)
-class Found:
+class Found(JsonFields):
     """The result of a search.
 
     ``name`` is the prefix of the recipe for this number of epochs, the members of a trial, and the seed; ``folder`` has
@@ -59,10 +60,6 @@ class Found:
     best: "Network"
     max_parameters: int
     failures: "tuple[Failure, ...]"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return everything, as JSON-ready values."""
-        return {**asdict(self), "folder": str(self.folder)}
 
     def print(self, console: Console | None = None) -> None:
         """Print the front as a table, and where the files are, on a rich console, by default the standard output."""

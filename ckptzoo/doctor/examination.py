@@ -2,9 +2,8 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -14,6 +13,7 @@ from ckptzoo.checks import NOTE, OK, PROBLEM, Check
 from ckptzoo.console import PrintedResult, say
 from ckptzoo.doctor import hub, installation, machine
 from ckptzoo.doctor import zoo as zoo_checks
+from ckptzoo.schema.documents import JsonFields
 from ckptzoo.text import counted, printable
 
 _SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
@@ -21,7 +21,7 @@ _SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_
 
 
 @dataclass(frozen=True)
-class Examination(PrintedResult):
+class Examination(PrintedResult, JsonFields, derived=("problems",)):
     """Everything that was looked at, in the order in which one would look.
 
     Parameters
@@ -36,10 +36,6 @@ class Examination(PrintedResult):
     def problems(self) -> int:
         """How many checks found a problem."""
         return sum(check.outcome == PROBLEM for check in self.checks)
-
-    def to_json(self) -> dict[str, Any]:
-        """Every check, and the number of problems."""
-        return {"checks": [asdict(check) for check in self.checks], "problems": self.problems}
 
     def print(self, console: Console | None = None) -> None:
         """Print a table on a rich console, by default the standard output.

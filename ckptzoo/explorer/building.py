@@ -24,6 +24,7 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.card import CARD_TOML, MAX_CARD_BYTES, Card
+from ckptzoo.schema.documents import JsonFields
 from ckptzoo.schema.explorer import START
 from ckptzoo.text import Progress, counted, counter, size
 
@@ -40,7 +41,7 @@ MAX_FIGURES = 64
 
 
 @dataclass(frozen=True)
-class Page:
+class Page(JsonFields):
     """A page that was written.
 
     Parameters
@@ -71,19 +72,6 @@ class Page:
     layers: tuple[str, ...]
     variants: tuple[str, ...]
     revision: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
-        return {
-            "path": str(self.path),
-            "nbytes": self.nbytes,
-            "members": self.members,
-            "total": self.total,
-            "left_out": self.left_out,
-            "layers": list(self.layers),
-            "variants": list(self.variants),
-            "revision": self.revision,
-        }
 
     def print(self, console: Console | None = None) -> None:
         """Print it.

@@ -1,10 +1,12 @@
 """Histograms of columns: bins that suit the values, and how many values are in none of them."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ckptzoo.schema.documents import JsonFields
 
 Values = NDArray[np.float64]
 Scale = Literal["linear", "log"]
@@ -24,7 +26,7 @@ _HUGE = 1e300
 
 
 @dataclass(frozen=True, eq=False)
-class Histogram:
+class Histogram(JsonFields):
     """Counts of values in bins.
 
     ``edges`` (B + 1,) rise; bin i holds ``edges[i] <= v < edges[i + 1]``, the last one its upper edge too. They are
@@ -39,17 +41,6 @@ class Histogram:
     nan: int
     infinite: int
     beyond: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return every figure by name."""
-        return {
-            "edges": self.edges.tolist(),
-            "counts": self.counts.tolist(),
-            "missing": self.missing,
-            "nan": self.nan,
-            "infinite": self.infinite,
-            "beyond": self.beyond,
-        }
 
 
 def histogram(values: Values, is_null: NDArray[np.bool_], scale: Scale = "linear") -> Histogram:

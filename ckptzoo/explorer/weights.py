@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.errors import require
 from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema.documents import JsonFields
 
 Values = NDArray[np.float64]
 
@@ -52,7 +53,7 @@ class Scores:
 
 
 @dataclass(frozen=True, eq=False)
-class ValueCounts:
+class ValueCounts(JsonFields):
     """All weights of a layer in one gauge, counted in bins.
 
     ``counts`` (B,) int64 are in the bins of the layer; ``beyond`` counts the finite weights in no bin, ``not_finite``
@@ -62,10 +63,6 @@ class ValueCounts:
     counts: NDArray[np.int64]
     beyond: int
     not_finite: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return every figure by name."""
-        return {"counts": self.counts.tolist(), "beyond": self.beyond, "not_finite": self.not_finite}
 
 
 class LayerWeights:

@@ -19,6 +19,7 @@ from ckptzoo.errors import Problem, UnknownNameError, ZooError
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.barriers import Barriers
 from ckptzoo.measure.barriers import barriers as barriers_of
+from ckptzoo.schema.documents import Document, JsonFields
 from ckptzoo.schema.layout import GaugeName
 from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.studies.least_barrier import least_midpoints
@@ -108,7 +109,7 @@ class Simplices:
 
 
 @dataclass(frozen=True, eq=False)
-class ZooBarriers:
+class ZooBarriers(JsonFields, derived=("rank_correlation",)):
     """The barriers within one zoo.
 
     Parameters
@@ -161,16 +162,9 @@ class ZooBarriers:
         some = ", ".join(f"{width:,}" for width in self.widths)
         return f"widths {some if len(self.widths) <= 4 else f'{min(self.widths):,} to {self.width:,}'}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Document:
         """Every figure by name."""
-        names = ("name", "kind", "width", "set", "inputs", "members", "usable", "least_pairs", "widths")
-        return {
-            **{name: getattr(self, name) for name in names},
-            "pairs": len(self.pairs),
-            "lines": {way: lines.to_json() for way, lines in self.lines.items()},
-            "simplices": {way: item.to_json() for way, item in self.simplices.items()},
-            "rank_correlation": self.rank_correlation,
-        }
+        return {**super().to_json(), "pairs": len(self.pairs)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,10 +179,6 @@ class BarrierStudy(StudyResult):
     zoos: tuple[ZooBarriers, ...]
     draws: int
     seed: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
-        return {"seed": self.seed, "draws": self.draws, "zoos": [zoo.to_json() for zoo in self.zoos]}
 
     def _lines(self) -> Iterator[RenderableType]:
         for zoo in self.zoos:

@@ -16,6 +16,7 @@ from ckptzoo.console import columns, facts
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema.documents import Document, JsonFields
 from ckptzoo.studies.chains import (
     MAX_R_HAT,
     Convergence,
@@ -69,7 +70,7 @@ class Quality:
 
 
 @dataclass(frozen=True, eq=False)
-class Gaussian:
+class Gaussian(JsonFields):
     """A Gaussian with independent weights, and the quality of its predictions.
 
     ``mean`` and ``draws`` are the quality of the network of the means, and of draws; ``sigma`` counts the (bins,)
@@ -84,19 +85,9 @@ class Gaussian:
     median_sigma: float
     pruned: dict[str, list[float]]
 
-    def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
-        return {
-            "mean": vars(self.mean),
-            "draws": vars(self.draws),
-            "sigma": self.sigma.tolist(),
-            "median_sigma": self.median_sigma,
-            "pruned": self.pruned,
-        }
-
 
 @dataclass(frozen=True, eq=False)
-class CompactStudy(StudyResult):
+class CompactStudy(StudyResult, without=("lag",), derived=("kept",)):
     """Gaussians fitted to samples as they are and aligned; drawn as ``compact.png``.
 
     Parameters
@@ -139,18 +130,10 @@ class CompactStudy(StudyResult):
     draws: int = 50
     seed: int = 0
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Document:
         """Every figure by name."""
-        names = ("name", "set", "inputs", "samples", "usable", "chains", "draws", "seed", "pruned_member")
-        return {
-            **{name: getattr(self, name) for name in names},
-            "members": vars(self.members),
-            "gaussians": {name: item.to_json() for name, item in self.gaussians.items()},
-            "kept": list(KEPT),
-            "merged": {str(count): list(pair) for count, pair in self.merged.items()},
-            "convergence": {name: item.to_json() for name, item in self.convergence.items()},
-            "transpositions": {str(lag): {"mean": mean, "most": most} for lag, (mean, most) in self.lag.items()},
-        }
+        lags = {str(lag): {"mean": mean, "most": most} for lag, (mean, most) in self.lag.items()}
+        return {**super().to_json(), "transpositions": lags}
 
     def _lines(self) -> Iterator[RenderableType]:
         together = self.members

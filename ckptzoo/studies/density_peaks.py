@@ -1,10 +1,11 @@
 """The density of points in the plane: a kernel estimate, and its maxima that are more than noise."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ckptzoo.schema.documents import JsonFields
 
 GRID = 160
 """The number of cells along either axis."""
@@ -21,7 +22,7 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Peak:
+class Peak(JsonFields):
     """A maximum of a density, and the cells that lead up to it.
 
     ``share`` is the fraction of the estimated mass in the cells from which steepest ascent leads there.
@@ -30,10 +31,6 @@ class Peak:
     place: tuple[float, float]
     height: float
     share: float
-
-    def to_json(self) -> dict[str, Any]:
-        """The three by name."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, eq=False)

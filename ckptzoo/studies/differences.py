@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,6 +15,7 @@ from ckptzoo.console import columns, facts
 from ckptzoo.errors import Problem, SymmetryError, ZooError
 from ckptzoo.loader.checkpoint import Checkpoint
 from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.documents import Document, JsonFields
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.studies.shared.result import StudyResult
 from ckptzoo.studies.shared.selection import parameters_by_layer
@@ -30,7 +31,7 @@ Read = Callable[[str], NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class LayerDifference:
+class LayerDifference(JsonFields, derived=("relative",)):
     """How the parameters of one layer differ.
 
     ``distance`` is the norm of the difference; ``angle`` is in degrees, NaN where one of them is zero.
@@ -48,13 +49,9 @@ class LayerDifference:
         """The distance over the first norm; 0 where both are zero."""
         return self.distance / self.first if self.first else (math.inf if self.distance else 0.0)
 
-    def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
-        return {**asdict(self), "relative": self.relative}
-
 
 @dataclass(frozen=True, eq=False)
-class DifferenceStudy(StudyResult):
+class DifferenceStudy(StudyResult, without=("names",), derived=("is_identical",), named={"is_identical": "identical"}):
     """The difference of two checkpoints by layer, drawn as ``differences.png``.
 
     ``architecture`` is the first's; ``layers`` are compared as they are, in the last line all parameters together;
@@ -79,20 +76,10 @@ class DifferenceStudy(StudyResult):
         """Whether all tensors have the same bits."""
         return self.equal_tensors == self.tensors
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Document:
         """Every figure by name."""
-        return {
-            "first": self.names[0],
-            "second": self.names[1],
-            "architecture": self.architecture,
-            "identical": self.is_identical,
-            "equal_tensors": self.equal_tensors,
-            "tensors": self.tensors,
-            "buffers": list(self.buffers),
-            "layers": [item.to_json() for item in self.layers],
-            "aligned": [item.to_json() for item in self.aligned],
-            "not_aligned": self.not_aligned,
-        }
+        first, second = self.names
+        return {**super().to_json(), "first": first, "second": second}
 
     def _lines(self) -> Iterator[RenderableType]:
         same = "all have the same bits" if self.is_identical else f"{self.equal_tensors:,} have the same bits"

@@ -1,10 +1,9 @@
 """What is in this zoo? Counts, variants, sizes and the spread of the accuracies, from the metadata alone."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +23,7 @@ from ckptzoo.loader.selection import MethodDraws, draws_by_method
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.loader.zoo import open as open_zoo
 from ckptzoo.schema import layout
+from ckptzoo.schema.documents import Document, JsonFields
 from ckptzoo.schema.equivalence import checked_difference
 from ckptzoo.schema.layout import predictions_name
 from ckptzoo.schema.metadata import DIFFERENCES
@@ -80,7 +80,7 @@ class PredictionSummary:
 
 
 @dataclass(frozen=True)
-class Inventory(PrintedResult):
+class Inventory(PrintedResult, JsonFields, derived=("nbytes",)):
     """The contents of a zoo, or of a selection of one.
 
     Parameters
@@ -135,13 +135,13 @@ class Inventory(PrintedResult):
         """Bytes of all shards of the zoo."""
         return sum(item.nbytes for item in (*self.variants, *self.predictions))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Document:
         """Everything by name; what is unknown is None."""
         layers = [
             {"layer": layer, "tensors": [{"name": name, "shape": list(shape)} for name, shape in tensors.items()]}
             for layer, tensors in self.layers.items()
         ]
-        return {**asdict(self), "layers": layers, "nbytes": self.nbytes}
+        return {**super().to_json(), "layers": layers}
 
     def print(self, console: Console | None = None) -> None:
         """Print it as tables on a rich console, by default the standard output."""
@@ -314,7 +314,7 @@ def _filled(table: pa.Table) -> list[str]:
 
 
 @dataclass(frozen=True)
-class ZooListing(PrintedResult):
+class ZooListing(PrintedResult, JsonFields):
     """The zoos of a folder or of a collection.
 
     ``zoos`` maps folders to inventories; ``notes`` say which zoos differ from the collection's record: missing,
@@ -326,12 +326,6 @@ class ZooListing(PrintedResult):
     notes: tuple[str, ...] = ()
     is_collection: bool = False
     path: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything by name."""
-        zoos = {folder: item.to_json() for folder, item in self.zoos.items()}
-        about = {"name": self.name, "path": self.path, "is_collection": self.is_collection}
-        return {**about, "zoos": zoos, "notes": list(self.notes)}
 
     def print(self, console: Console | None = None) -> None:
         """Print a table on a rich console, by default the standard output."""

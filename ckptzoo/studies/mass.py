@@ -1,7 +1,7 @@
 """How far are trained networks from the least mass that rescaling their neurons can reach?"""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,6 +13,7 @@ from ckptzoo.arguments import Size, checked
 from ckptzoo.console import columns, facts
 from ckptzoo.errors import Problem, ZooError, require
 from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema.documents import JsonFields
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.studies.shared.result import StudyResult
 from ckptzoo.studies.shared.selection import evenly, own_table, parameters_by_layer, thinned, usable_rows
@@ -51,7 +52,7 @@ class Largest:
 
 
 @dataclass(frozen=True)
-class ConvexCheck:
+class ConvexCheck(JsonFields, derived=("difference",)):
     """The least mass of one network as both solvers found it, each with the certified bound of its excess.
 
     ``mass`` and ``gap`` are from ``ckptzoo.symmetry.min_mass``, ``convex_mass`` and ``convex_gap`` from cvxpy with
@@ -68,10 +69,6 @@ class ConvexCheck:
     def difference(self) -> float:
         """By how much cvxpy's mass is above the other, relative to it."""
         return (self.convex_mass - self.mass) / self.mass
-
-    def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
-        return {**asdict(self), "difference": self.difference}
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -20,6 +20,7 @@ from ckptzoo.format import durable
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.predictions import average_precision, fpr
 from ckptzoo.schema import layout
+from ckptzoo.schema.documents import Document, JsonFields, json_value
 from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.studies.discrepancy import Discrepancy, mmd
 from ckptzoo.studies.ensemble_scores import RIGHT, SummedPredictions, log_softmax
@@ -83,7 +84,7 @@ class LayerMeans:
 
 
 @dataclass(frozen=True)
-class MethodResult:
+class MethodResult(JsonFields, without=("published",)):
     """A method, around one mode or around several.
 
     ``label`` has the name and the settings that distinguish it from others of this name; ``modes`` is ``one`` or
@@ -117,14 +118,10 @@ class MethodResult:
             else spread.mean - published.read_as
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Document:
         """Every figure by name."""
         return {
-            "method": self.method,
-            "label": self.label,
-            "modes": self.modes,
-            "mode_count": self.mode_count,
-            "draws": self.draws,
+            **super().to_json(),
             "figures": [
                 {
                     "figure": name,
@@ -137,7 +134,7 @@ class MethodResult:
                 for name, spread in self.figures.items()
             ],
             "layers": [
-                {"distance": family, "layer": layer, **asdict(value)}
+                {"distance": family, "layer": layer, **json_value(value)}
                 for family, values in self.layers.items()
                 for layer, value in values.items()
             ],
@@ -184,15 +181,10 @@ class Posteriors(StudyResult):
         """The entry of a method's name or label."""
         return next(item for item in self.entries if method in (item.method, item.label) and item.modes == modes)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Document:
         """Every figure by name."""
-        names = ("target", "samples", "members", "starts", "ensembles", "set", "seed", "architecture", "published_of")
-        return {
-            **{name: getattr(self, name) for name in names},
-            "ood": list(self.ood),
-            "diverged": [{"method": name, "draws": count} for name, count in self.diverged.items()],
-            "entries": [entry.to_json() for entry in self.entries],
-        }
+        diverged = [{"method": name, "draws": count} for name, count in self.diverged.items()]
+        return {**super().to_json(), "diverged": diverged}
 
     def plot(self, folder: str | Path) -> list[Path]:
         """Plot as every study does, and write the tables as CSV and LaTeX."""

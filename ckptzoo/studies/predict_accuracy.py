@@ -22,6 +22,7 @@ from ckptzoo.format.splits import members_of
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.ranks import kendall_tau_b
 from ckptzoo.schema import layout
+from ckptzoo.schema.documents import JsonFields
 from ckptzoo.studies.shared.result import Spread, StudyResult, mean_and_sd
 from ckptzoo.studies.shared.selection import own_table, usable_rows
 from ckptzoo.text import Progress, counted, counter
@@ -42,7 +43,7 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Score:
+class Score(JsonFields):
     """How well one regressor predicts on the test sides of the splits.
 
     The features are ``STATISTICS``, ``FLAT``, ``SQUARES`` or ``COPIES``, the regressor is ``RIDGE`` or ``TREES``, and
@@ -61,11 +62,6 @@ class Score:
     def by_member(self) -> bool:
         """Whether no member is on both sides."""
         return self.split == BY_MEMBER
-
-    def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
-        names = ("variant", "features", "regressor", "split")
-        return {**{name: getattr(self, name) for name in names}, "r2": self.r2.to_json(), "tau": self.tau.to_json()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,11 +98,6 @@ class PredictAccuracy(StudyResult):
         asked = (variant, features, regressor, split)
         found = ((s.variant, s.features, s.regressor, s.split) for s in self.scores)
         return next((score for score, its in zip(self.scores, found, strict=True) if its == asked), None)
-
-    def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
-        names = ("name", "target", "checkpoints", "members", "splits", "left_out", "without_flat")
-        return {**{name: getattr(self, name) for name in names}, "scores": [item.to_json() for item in self.scores]}
 
     def _lines(self) -> Iterator[RenderableType]:
         sides = f"{self.splits}, 70% of the members to train"

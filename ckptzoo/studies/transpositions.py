@@ -16,6 +16,7 @@ from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.ranks import kendall_tau_b
+from ckptzoo.schema.documents import Document
 from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.studies.shared.networks import (
@@ -63,7 +64,7 @@ class PlantedPair:
 
 
 @dataclass(frozen=True, eq=False)
-class Transpositions(StudyResult):
+class Transpositions(StudyResult, without=("found_at", "apart_at"), derived=("correlations",)):
     """The fate of planted permutations, over P pairs; drawn as ``transpositions.png``.
 
     Parameters
@@ -132,24 +133,18 @@ class Transpositions(StudyResult):
         }
         return {name: tau for name, tau in taus.items() if np.isfinite(tau)}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Document:
         """Every figure by name; of each pair, and means along the line for every planted number."""
-        lists = {name: getattr(self, name).tolist() for name in ("runs", "planted", "found", "apart")}
         steps = [
             {"step": step, "found": found.tolist(), "apart": apart.tolist()}
             for step, found, apart in zip(self.steps, self.found_at, self.apart_at, strict=True)
         ]
-        along = {str(number): self.along[self.planted == number].mean(0).tolist() for number in self.numbers}
         return {
-            **{name: getattr(self, name) for name in ("name", "architecture", "most", "left_out", "set", "inputs")},
-            **lists,
-            "distances": {way: values.tolist() for way, values in self.distances.items()},
+            **super().to_json(),
             "barriers": {way: [_number(value) for value in values] for way, values in self.barriers.items()},
             "steps": steps,
-            "points": self.points.tolist(),
-            "along": along,
+            "along": {str(number): self.along[self.planted == number].mean(0).tolist() for number in self.numbers},
             "rising": int(self.rising.sum()),
-            "correlations": self.correlations,
         }
 
     def _lines(self) -> Iterator[RenderableType]:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -50,6 +49,7 @@ from ckptzoo.hub.contributions.target_zoo import TargetZoo, open_target, write_d
 from ckptzoo.remote import open_remote
 from ckptzoo.remote.address import repository
 from ckptzoo.schema import layout
+from ckptzoo.schema.documents import JsonFields
 from ckptzoo.schema.review_mark import ReviewMark
 from ckptzoo.text import counted, excerpt, shortened, size
 
@@ -69,7 +69,7 @@ _PIECE_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
-class Review(PrintedResult):
+class Review(PrintedResult, JsonFields, derived=("passed",), named={"entries": "checkpoints"}):
     """The result of a review of a pull request.
 
     Parameters
@@ -114,27 +114,6 @@ class Review(PrintedResult):
     def passed(self) -> bool:
         """Whether no check failed."""
         return not failures(self.checks)
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything, as JSON-ready values."""
-        return {
-            "repository": self.repository,
-            "number": self.number,
-            "title": self.title,
-            "author": self.author,
-            "status": self.status,
-            "url": self.url,
-            "base": self.base,
-            "head": self.head,
-            "main": self.main,
-            "parts": list(self.parts),
-            "nbytes": self.nbytes,
-            "passed": self.passed,
-            "checkpoints": [entry.to_json() for entry in self.entries],
-            "checks": [check.to_json() for check in self.checks],
-            "merged": self.merged,
-            "notes": list(self.notes),
-        }
 
     @property
     def verdict(self) -> str:

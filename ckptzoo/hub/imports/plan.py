@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckptzoo.arguments import checked
 from ckptzoo.console import PrintedResult, columns
@@ -17,6 +17,7 @@ from ckptzoo.hub.imports.opened import OpenedSource
 from ckptzoo.hub.imports.remote_sources import open_source
 from ckptzoo.hub.imports.report import passed_over_files, passed_over_lines
 from ckptzoo.hub.imports.run import licence_of
+from ckptzoo.schema.documents import JsonFields
 from ckptzoo.text import Progress, counted, excerpt
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class PlannedFile:
 
 
 @dataclass(frozen=True)
-class ImportPlan(PrintedResult):
+class ImportPlan(PrintedResult, JsonFields, named={"adapter": "format"}):
     """The files that an import would read and pass over.
 
     Parameters
@@ -77,18 +78,6 @@ class ImportPlan(PrintedResult):
     problems: Sequence[Mapping[str, str]]
     refused: str = ""
     facts: Mapping[str, str] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Every file by name."""
-        return {
-            "source": self.source,
-            "format": self.adapter,
-            "files": [vars(item) for item in self.files],
-            "passed_over": [dict(item) for item in self.passed_over],
-            "problems": [dict(item) for item in self.problems],
-            "refused": self.refused,
-            "facts": dict(self.facts),
-        }
 
     def print(self, console: "Console | None" = None) -> None:
         """Print a table of the files, and what is passed over.

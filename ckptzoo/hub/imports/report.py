@@ -2,10 +2,11 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckptzoo.console import PrintedResult
 from ckptzoo.hub.imports.opened import OpenedSource
+from ckptzoo.schema.documents import Document, JsonFields
 from ckptzoo.text import counted, excerpt, size
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ LEFT_OUT = "left out: "
 
 
 @dataclass(frozen=True)
-class ImportResult(PrintedResult):
+class ImportResult(PrintedResult, JsonFields, named={"adapter": "format", "nbytes": "bytes"}):
     """The result of an import.
 
     Parameters
@@ -58,23 +59,9 @@ class ImportResult(PrintedResult):
     seconds: float
     nbytes: int
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Document:
         """Every figure by name."""
-        return {
-            "to": self.to,
-            "source": self.source,
-            "format": self.adapter,
-            "zoos": dict(self.zoos),
-            "added": self.added,
-            "present": self.present,
-            "skipped": [dict(item) for item in self.skipped],
-            "passed_over": [dict(item) for item in self.passed_over],
-            "repeated": {first: list(others) for first, others in self.repeated.items()},
-            "notes": dict(self.notes),
-            "forms": dict(self.forms),
-            "seconds": round(self.seconds, 3),
-            "bytes": self.nbytes,
-        }
+        return {**super().to_json(), "seconds": round(self.seconds, 3)}
 
     def print(self, console: "Console | None" = None) -> None:
         """Print what was done, in a few lines.

@@ -3,10 +3,9 @@
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -25,6 +24,7 @@ from ckptzoo.hub.push.sources import LocalZoo, RepositoryFiles, links_outside, r
 from ckptzoo.loader.collection import holds_zoos
 from ckptzoo.remote.address import repository
 from ckptzoo.schema import layout
+from ckptzoo.schema.documents import JsonFields
 from ckptzoo.text import Progress, counted, size
 
 MAX_RACES = 16
@@ -33,7 +33,7 @@ _PUBLIC = "the repository was there, is public, and stays so; --private is for o
 
 
 @dataclass(frozen=True)
-class Pushed(PrintedResult):
+class Pushed(PrintedResult, JsonFields):
     """The result of a push.
 
     Parameters
@@ -70,10 +70,6 @@ class Pushed(PrintedResult):
     sent: int
     notes: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """Everything by name."""
-        return asdict(self)
-
     def print(self, console: Console | None = None) -> None:
         """Print it on a rich console, by default the standard output.
 
@@ -106,7 +102,7 @@ def _counted_parts(names: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Planned(PrintedResult):
+class Planned(PrintedResult, JsonFields):
     """The plan of a push.
 
     Parameters
@@ -141,10 +137,6 @@ class Planned(PrintedResult):
     removed: tuple[str, ...]
     nbytes: int
     notes: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything by name."""
-        return asdict(self)
 
     def print(self, console: Console | None = None) -> None:
         """Print it on a rich console, by default the standard output.

@@ -72,7 +72,7 @@ class Built:
 
 
 @dataclass(frozen=True)
-class Settled:
+class BuildWork:
     """The work of a build.
 
     ``plan`` is None where nothing is to be done; ``units`` are those of the plan that the zoo lacks, and ``held``
@@ -160,7 +160,7 @@ class BuildRequest:
         create_zoo(root, recipe, card_of(root, recipe))
         return cls(recipe, source, root, members, steps, first_seed, device, unit_size, engine, threads)
 
-    def settle(self, build_folder: BuildFolder, measure_size: Callable[[str], int]) -> Settled:
+    def settle(self, build_folder: BuildFolder, measure_size: Callable[[str], int]) -> BuildWork:
         """Settle the plan, or find that of the unfinished build, and the units that the zoo lacks.
 
         The build folder is locked. ``measure_size`` maps an engine's name to the members of a unit; it is called where
@@ -176,7 +176,7 @@ class BuildRequest:
             require_engine(held, self.engine, location=str(self.root), prefix=self.recipe.prefix)
         seeds = self.lacking_seeds(present, taken)
         if not seeds and unfinished is None:
-            return Settled(None, (), len(present))
+            return BuildWork(None, (), len(present))
         engine = engine_for(
             held,
             recipe=self.recipe,
@@ -203,7 +203,7 @@ class BuildRequest:
         )
         plan = build_folder.settle_plan(wanted, BuildPlan)
         assert plan is not None
-        return Settled(plan, tuple(lacking_units(self.root, contents, self.recipe, plan)), len(present))
+        return BuildWork(plan, tuple(lacking_units(self.root, contents, self.recipe, plan)), len(present))
 
     @property
     def transpositions(self) -> tuple[int, ...]:

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from builders.progress import rate
 from ckptzoo.loader.zoo import Zoo
-from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.schema.documents import JsonFields
+from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.text import counted, printable
 
 _COLUMNS = ["member", "mode", "unit", "step", "recipe", "recipe_digest", "device", "wall_seconds", "extra"]

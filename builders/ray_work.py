@@ -26,7 +26,7 @@ from builders.checkpointing import Interrupted, Unit, catch_stop_signals
 from builders.claims import Claims
 from builders.failures import ATTEMPTS, forget_failures, log, note_failure
 from builders.progress import Progress
-from builders.ray_tasks import SIGN_SECONDS, Report, UnitTask, train_unit, version
+from builders.ray_tasks import SIGN_SECONDS, TaskProgress, UnitTask, train_unit, version
 from builders.recipe import Recipe
 from builders.shared import Worked, WorkOrder
 from builders.work_files import read_small
@@ -163,7 +163,7 @@ class _Driver:
         errors, folder = self.ray.exceptions, self.order.build_folder.folder
         losses, reached, patience = 0, -1, START_SECONDS
         while True:
-            attempt = _Attempt(self, unit, patience)
+            attempt = _TaskAttempt(self, unit, patience)
             try:
                 return await attempt.run()
             except _OutdatedError:
@@ -206,7 +206,7 @@ class _Driver:
         note_failure(self.order.build_folder, unit.name, step, error)
 
 
-class _Attempt:
+class _TaskAttempt:
     """One task of a unit, which may wait ``patience`` seconds to be started while there is room for it.
 
     ``started`` tells whether the task has begun to train, and this process holds the unit; ``step`` counts the
@@ -261,7 +261,7 @@ class _Attempt:
                 with suppress(driver.ray.exceptions.RayError):
                     driver.ray.cancel(reports, force=True)
 
-    async def _take(self, report: Report) -> None:
+    async def _take(self, report: TaskProgress) -> None:
         """Write the files of a report, and count its steps."""
         progress, members = self._driver.progress, len(self._unit.seeds)
         for name, data in report.files.items():
@@ -275,7 +275,7 @@ class _Attempt:
             self.saved_step = report.step
         self.step, self._counted = report.step, self._counted + report.member_steps
 
-    async def _first(self, reports: Any) -> str | Report | None:
+    async def _first(self, reports: Any) -> str | TaskProgress | None:
         """Return the first value that a task yields; it may wait for a free node without limit."""
         coming = asyncio.ensure_future(_read(reports))
         try:

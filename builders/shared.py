@@ -63,7 +63,7 @@ MAX_PART_BYTES = 32 * 2**30
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedBuild:
     """The result of ``plan``.
 
     ``prefix`` is the build's name, with which ids begin. ``units`` and ``members`` count what is to be trained: nothing
@@ -115,7 +115,7 @@ def plan(
     members: int,
     first_seed: int = 0,
     **options: Unpack[TrainingOptions],
-) -> Planned:
+) -> PlannedBuild:
     """Settle what is built, as ``builders.build.build`` does with the same arguments; nothing is trained. A repeated
     call finds the existing plan.
 
@@ -131,7 +131,7 @@ def plan(
         settled = request.settle(build_folder, measure_size)
     size = 0 if settled.plan is None else settled.plan.unit_size
     count = sum(len(unit.seeds) for unit in settled.units)
-    return Planned(request.root, request.recipe.prefix, len(settled.units), count, size)
+    return PlannedBuild(request.root, request.recipe.prefix, len(settled.units), count, size)
 
 
 def work(

@@ -14,7 +14,7 @@ from builders.cli.options import (
     AsJson,
     FirstSeed,
     Members,
-    MemberTraining,
+    MemberTrainingOptions,
     NewZoo,
     PlanChoice,
     PlannedZoo,
@@ -44,7 +44,7 @@ def build(
     recipe: RecipeName,
     members: Members,
     to: NewZoo,
-    training: MemberTraining,
+    training: MemberTrainingOptions,
     first_seed: FirstSeed = 0,
     save_every: SaveEvery = 20,
     predictions: Predictions = False,
@@ -75,7 +75,7 @@ def planted(
         int, typer.Option(min=1, max=1_000_000, help="How many initial networks, each with its reference and members.")
     ],
     to: NewZoo,
-    training: MemberTraining,
+    training: MemberTrainingOptions,
     save_every: SaveEvery = 20,
     predictions: Predictions = False,
 ) -> None:
@@ -99,7 +99,9 @@ def planted(
 
 
 @expand_dataclasses
-def plan(recipe: RecipeName, members: Members, to: NewZoo, training: MemberTraining, first_seed: FirstSeed = 0) -> None:
+def plan(
+    recipe: RecipeName, members: Members, to: NewZoo, training: MemberTrainingOptions, first_seed: FirstSeed = 0
+) -> None:
     """Settle what is to be trained, in units, for any number of work processes; nothing is trained.
 
     With the same arguments as build, which is plan, work and merge in one process.
@@ -243,7 +245,7 @@ def status(
 def estimate(
     recipe: RecipeName,
     members: Annotated[int, typer.Option(min=1, max=10_000_000, help="How many members are to be trained.")],
-    training: MemberTraining,
+    training: MemberTrainingOptions,
     predictions: Predictions = False,
     devices: Annotated[int, typer.Option(min=1, help="How many devices such as this one work side by side.")] = 1,
     price: Annotated[
@@ -296,7 +298,7 @@ def _work_on(on: str | None) -> "Callable[..., Worked]":
 def _train(
     train: "Callable[..., Built]",
     report: "Callable[[Built, Console], None]",
-    training: MemberTraining,
+    training: MemberTrainingOptions,
     recipe: str,
     to: Path,
     *,

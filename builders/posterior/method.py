@@ -19,6 +19,7 @@ from builders.data_source import Feed
 from builders.engines.sgd import GradientStep
 from builders.posterior.batch_norm import renewed_statistics
 from builders.recipe import FOLDER, Recipe
+from builders.schedules import MILESTONES
 from builders.sources import Source
 from builders.state import Tensors, TrainingState
 from ckptzoo.errors import Problem, SpecError, suggestion
@@ -327,6 +328,22 @@ def derived(recipe: Recipe, **changes: Any) -> Recipe:
     """A recipe with some keys changed; what is not a key of its kind of inputs is left out."""
     known = {item.name for item in fields(recipe)}
     return dataclasses.replace(recipe, **{key: value for key, value in changes.items() if key in known})
+
+
+def without_sgd(recipe: Recipe, **changes: Any) -> Recipe:
+    """A recipe without augmentation and without SGD's momentum, decay and rate, and with some keys changed."""
+    return derived(
+        recipe,
+        crop_pad=0,
+        flip=False,
+        momentum=0.0,
+        nesterov=False,
+        weight_decay=0.0,
+        learning_rate=0.0,
+        schedule=MILESTONES,
+        milestones=(),
+        **changes,
+    )
 
 
 def spread(moments: Sequence[int]) -> list[int]:

@@ -37,7 +37,7 @@ _OPTUNET_PIXELS = 28
 
 
 @dataclass(frozen=True)
-class _Family:
+class _ArchitectureFamily:
     """Architectures whose names differ in numbers.
 
     Parameters
@@ -92,11 +92,15 @@ _GAUSSIAN = "gaussian-"
 _N = "[1-9][0-9]{0,4}"
 """A positive integer without leading zeros, so that every network has one name."""
 _FAMILIES = (
-    _Family("optunet", "optunet", "optunet", "OptuNet", (), _are_widths, "stacked_outputs"),
-    _Family("mlp-<in>-<hidden>-...-<out>", f"mlp-({_N}(?:-{_N})+)", "mlp", "MLP", ("relu",), _are_widths),
-    _Family("mlp-tanh-<in>-<hidden>-...-<out>", f"mlp-tanh-({_N}(?:-{_N})+)", "mlp", "MLP", ("tanh",), _are_widths),
-    _Family("resnet18-<classes>", f"resnet18-({_N})", "resnet18", "ResNet18", (_RESNET18_WIDTH,), _are_widths),
-    _Family(
+    _ArchitectureFamily("optunet", "optunet", "optunet", "OptuNet", (), _are_widths, "stacked_outputs"),
+    _ArchitectureFamily("mlp-<in>-<hidden>-...-<out>", f"mlp-({_N}(?:-{_N})+)", "mlp", "MLP", ("relu",), _are_widths),
+    _ArchitectureFamily(
+        "mlp-tanh-<in>-<hidden>-...-<out>", f"mlp-tanh-({_N}(?:-{_N})+)", "mlp", "MLP", ("tanh",), _are_widths
+    ),
+    _ArchitectureFamily(
+        "resnet18-<classes>", f"resnet18-({_N})", "resnet18", "ResNet18", (_RESNET18_WIDTH,), _are_widths
+    ),
+    _ArchitectureFamily(
         "resnet18-<width>-<classes>",
         f"resnet18-({_N})-({_N})",
         "resnet18",
@@ -105,7 +109,7 @@ _FAMILIES = (
         _are_width_and_classes,
     ),
     *(
-        _Family(
+        _ArchitectureFamily(
             f"resnet<6n+2>-{shortcut}-<classes>",
             f"resnet({_N})-{shortcut}-({_N})",
             "resnet_cifar",
@@ -115,7 +119,7 @@ _FAMILIES = (
         )
         for shortcut in ("conv", "pad")
     ),
-    _Family(
+    _ArchitectureFamily(
         "optunet-<channels>-<kernel>-<pool>-<channels>-<kernel>-<groups>[-<hidden>]",
         f"optunet-({_N}(?:-{_N}){{5,6}})",
         "optunet",
@@ -274,7 +278,7 @@ def _declaration(name: str) -> tuple[Architecture, Symmetry]:
     return declare(name, *family.arguments, *numbers)
 
 
-def _family(name: str) -> tuple[_Family, tuple[int, ...]]:
+def _family(name: str) -> tuple[_ArchitectureFamily, tuple[int, ...]]:
     match = _find(name)
     if match is None:
         raise UnknownNameError("ckptzoo.archs", "architecture", name, _proper_name(name) or names())
@@ -289,7 +293,7 @@ def _proper_name(name: str) -> tuple[str, ...]:
     return () if match is None else (f"resnet18-{match[1]}",)
 
 
-def _find(name: object) -> tuple[_Family, tuple[int, ...]] | None:
+def _find(name: object) -> tuple[_ArchitectureFamily, tuple[int, ...]] | None:
     """The family of a name and the numbers in it."""
     for family in _FAMILIES:
         match = re.fullmatch(family.pattern, name) if isinstance(name, str) else None

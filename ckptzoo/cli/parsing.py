@@ -46,7 +46,7 @@ class Command(_Checking, TyperCommand):
     """
 
 
-class Group(_Checking, TyperGroup):
+class CommandGroup(_Checking, TyperGroup):
     """A group of commands with options of its own, which are checked alike."""
 
 
@@ -55,7 +55,7 @@ def check_values(app: typer.Typer) -> None:
     for command in app.registered_commands:
         command.cls = Command
     if app.registered_callback is not None:
-        app.registered_callback.cls = Group
+        app.registered_callback.cls = CommandGroup
     for group in app.registered_groups:
         if group.typer_instance is not None:
             check_values(group.typer_instance)

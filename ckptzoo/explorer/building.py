@@ -15,10 +15,10 @@ from ckptzoo.arguments import checked
 from ckptzoo.console import say
 from ckptzoo.errors import Problem, SpecError, UnknownNameError, ZooError
 from ckptzoo.explorer import columns
-from ckptzoo.explorer.document import Facts, LayerFigure, html_page
+from ckptzoo.explorer.document import LayerFigure, PageFacts, html_page
 from ckptzoo.explorer.payload import Payload, encode
 from ckptzoo.explorer.trajectories import trajectories
-from ckptzoo.explorer.weights import BASIS, MISSING, LayerWeights, Scores, count_values, edges_of, scores
+from ckptzoo.explorer.weights import BASIS, MISSING, LayerWeights, PrincipalScores, count_values, edges_of, scores
 from ckptzoo.format.durable import check_replaceable, write_file
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
@@ -369,10 +369,10 @@ class _Content:
             self.payload.columns["trajectory_steps"] = found.steps.astype("<f8")
             self.payload.columns["trajectory_values"] = found.values.astype("<f4").ravel()
 
-    def facts(self) -> Facts:
+    def facts(self) -> PageFacts:
         """Return the facts about the zoo that the page states in words."""
         zoo, last = self.zoo, self.last
-        return Facts(
+        return PageFacts(
             zoo=zoo,
             last=last,
             shown=len(self.rows),
@@ -395,7 +395,7 @@ def _flags(zoo: Zoo, name: str, missing: bool) -> NDArray[np.bool_]:
     return zoo.column(name).fill_null(missing).to_numpy().astype(bool)
 
 
-def _placed(found: Scores, rows: NDArray[np.int64], axis: int, count: int) -> NDArray[np.int16]:
+def _placed(found: PrincipalScores, rows: NDArray[np.int64], axis: int, count: int) -> NDArray[np.int16]:
     """Return a column of scores for every member of the page."""
     placed = np.full(count, MISSING, "<i2")
     placed[rows] = found.positions[:, axis]

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ckptzoo.explorer.histograms import Histogram, Scale, Values, histogram
+from ckptzoo.explorer.histograms import ColumnHistogram, Scale, Values, histogram
 from ckptzoo.format.tree import places_of
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.metadata import COLUMNS, VARIANT_COLUMNS
@@ -65,7 +65,7 @@ class Measure:
     kind: MeasureKind
     values: Values
     is_null: NDArray[np.bool_]
-    histogram: Histogram
+    histogram: ColumnHistogram
 
 
 @dataclass(frozen=True, eq=False)

@@ -49,7 +49,7 @@ class LayerFigure:
 
 
 @dataclass(frozen=True, eq=False)
-class Facts:
+class PageFacts:
     """The facts about the zoo that the page states in words.
 
     ``zoo`` has the checkpoints that the page is of, ``last`` each member's last step, ``code`` the expression for
@@ -66,7 +66,7 @@ class Facts:
     usable: dict[str, int]
 
 
-def html_page(facts: Facts, figures: list[LayerFigure], data: bytes, card: Card | None) -> str:
+def html_page(facts: PageFacts, figures: list[LayerFigure], data: bytes, card: Card | None) -> str:
     """Return the whole page, one file, from the payload ``data`` and the card that a person wrote.
 
     Its policy admits the script and the style of the bundle and nothing else, so that whatever a zoo's rows and card
@@ -120,7 +120,7 @@ def _pairs(facts: list[tuple[str, str]]) -> str:
     return "".join(f"<div><dt>{name}</dt><dd>{text}</dd></div>" for name, text in facts)
 
 
-def _sampled(facts: Facts) -> str:
+def _sampled(facts: PageFacts) -> str:
     if facts.shown == len(facts.last):
         return ""
     return (
@@ -129,7 +129,7 @@ def _sampled(facts: Facts) -> str:
     )
 
 
-def _facts(facts: Facts, card: Card | None) -> list[tuple[str, str]]:
+def _facts(facts: PageFacts, card: Card | None) -> list[tuple[str, str]]:
     zoo, last = facts.zoo, facts.last
     checkpoints = counted(len(zoo), "checkpoint")
     parts = counted(len(zoo.contents.raw.parts), "part")
@@ -155,7 +155,7 @@ def _texts(zoo: Zoo, name: str) -> list[str]:
     return [item["values"] for item in counts[:_MAX_LISTED]]
 
 
-def _checks(facts: Facts) -> list[tuple[str, str]]:
+def _checks(facts: PageFacts) -> list[tuple[str, str]]:
     last, count = facts.last, len(facts.last)
     lines: list[tuple[str, str]] = []
     for name, what in (("diverged", "Diverged"), ("finite", "Not finite")):
@@ -225,7 +225,7 @@ def _energy(last: Zoo) -> float | None:
     return float(known.sum()) if len(known) and known.sum() > 0 else None
 
 
-def _marginals_text(facts: Facts, figures: list[LayerFigure]) -> str:
+def _marginals_text(facts: PageFacts, figures: list[LayerFigure]) -> str:
     if not figures:
         return "<p>No member has weights that can be shown.</p>"
     named = [

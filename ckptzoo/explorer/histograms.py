@@ -26,7 +26,7 @@ _HUGE = 1e300
 
 
 @dataclass(frozen=True, eq=False)
-class Histogram(JsonFields):
+class ColumnHistogram(JsonFields):
     """Counts of values in bins.
 
     ``edges`` (B + 1,) rise; bin i holds ``edges[i] <= v < edges[i + 1]``, the last one its upper edge too. They are
@@ -43,7 +43,7 @@ class Histogram(JsonFields):
     beyond: int
 
 
-def histogram(values: Values, is_null: NDArray[np.bool_], scale: Scale = "linear") -> Histogram:
+def histogram(values: Values, is_null: NDArray[np.bool_], scale: Scale = "linear") -> ColumnHistogram:
     """Return the histogram of a column (N,) float64, whose values where ``is_null`` (N,) do not matter."""
     known = values[~is_null]
     finite = known[np.isfinite(known)]
@@ -52,7 +52,7 @@ def histogram(values: Values, is_null: NDArray[np.bool_], scale: Scale = "linear
         shown = shown[shown > 1 / _HUGE]
     edges = _edges(shown, scale) if len(shown) else np.empty(0)
     counts = np.histogram(finite, edges)[0] if len(edges) else np.empty(0, np.int64)
-    return Histogram(
+    return ColumnHistogram(
         edges,
         counts.astype(np.int64),
         missing=int(is_null.sum()),

@@ -16,7 +16,7 @@ MIN_STEPS = 2
 
 
 @dataclass(frozen=True, eq=False)
-class Trajectories:
+class MemberTrajectories:
     """Accuracies of some members at their steps.
 
     ``rows`` (M,) are the positions of the members' last steps among those of the page; ``steps`` (S,) int64 rise;
@@ -30,7 +30,7 @@ class Trajectories:
     total: int
 
 
-def trajectories(zoo: Zoo, shown: Zoo) -> Trajectories | None:
+def trajectories(zoo: Zoo, shown: Zoo) -> MemberTrajectories | None:
     """Return the trajectories of a zoo with every checkpoint, for the last steps ``shown`` of the members of the page;
     None where no member has ``MIN_STEPS`` measured steps.
     """
@@ -53,4 +53,4 @@ def trajectories(zoo: Zoo, shown: Zoo) -> Trajectories | None:
     steps, column = np.unique(step[is_drawn].astype(np.int64), return_inverse=True)
     values = np.full((len(rows), len(steps)), np.nan)
     values[owners[is_drawn], column] = accuracies[is_drawn]
-    return Trajectories(rows, steps, values, len(positions))
+    return MemberTrajectories(rows, steps, values, len(positions))

@@ -37,7 +37,7 @@ _SAMPLE_MEMBERS, _SAMPLE_VALUES = 64, 2**14
 
 
 @dataclass(frozen=True, eq=False)
-class Scores:
+class PrincipalScores:
     """Members along the first two principal components of the weights of a layer in one gauge.
 
     ``positions`` (N, 2) int16 are multiples of ``steps``, those of the two axes; ``MISSING`` for members without a
@@ -159,7 +159,7 @@ def count_values(layer: LayerWeights, edges: Values) -> ValueCounts:
     return counter.counted()
 
 
-def scores(layer: LayerWeights, basis: NDArray[Any], edges: Values) -> tuple[Scores, ValueCounts]:
+def scores(layer: LayerWeights, basis: NDArray[Any], edges: Values) -> tuple[PrincipalScores, ValueCounts]:
     r"""Return the members along the two principal components of largest variance, and the histogram of all weights.
 
     .. math:: s_i = V^T (x_i - \bar x), \qquad C V = V \Lambda, \qquad C = \frac 1 {K - 1} \sum_i (x_i - \bar x)
@@ -207,7 +207,7 @@ def scores(layer: LayerWeights, basis: NDArray[Any], edges: Values) -> tuple[Sco
     steps[~(steps > 0)] = 1.0
     with np.errstate(invalid="ignore"):
         positions = np.where(np.isnan(places), MISSING, np.rint(places / steps)).astype(np.int16)
-    found = Scores(positions, (float(steps[0]), float(steps[1])), ratios, len(rows), used)
+    found = PrincipalScores(positions, (float(steps[0]), float(steps[1])), ratios, len(rows), used)
     return found, counter.counted()
 
 

@@ -205,7 +205,7 @@ def _make_folder(folder: Path, root: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Blob:
+class CachedFile:
     """One file of bytes in the cache, with the time of its last use."""
 
     path: Path
@@ -213,7 +213,7 @@ class Blob:
     used: float
 
 
-def blobs_of(root: Path, *, with_gone: bool = True) -> Iterator[Blob]:
+def blobs_of(root: Path, *, with_gone: bool = True) -> Iterator[CachedFile]:
     """Every blob below a cache's root, or below one zoo's folder; ``with_gone`` includes zoos that are gone."""
     folders = [root] if (root / "blobs").is_dir() else sorted(root.iterdir()) if root.is_dir() else []
     for folder in folders:
@@ -224,7 +224,7 @@ def blobs_of(root: Path, *, with_gone: bool = True) -> Iterator[Blob]:
                 facts = path.lstat()
                 # nothing here makes folders, links and pipes, and what they lead to is not the cache's
                 if not path.name.startswith(TEMPORARY) and stat.S_ISREG(facts.st_mode):
-                    yield Blob(path, facts.st_size, facts.st_mtime)
+                    yield CachedFile(path, facts.st_size, facts.st_mtime)
 
 
 @contextlib.contextmanager
@@ -298,7 +298,7 @@ class Pruned:
     nbytes: int
 
     @classmethod
-    def of(cls, blobs: list[Blob]) -> "Pruned":
+    def of(cls, blobs: list[CachedFile]) -> "Pruned":
         """These blobs.
 
         Parameters
@@ -357,7 +357,7 @@ def prune(
 
 def prunable(
     root: Path, *, address: str | None = None, max_bytes: int | None = None, before: float | None = None
-) -> list[Blob]:
+) -> list[CachedFile]:
     """What would be removed from the cache, in the order in which it would be.
 
     Parameters
@@ -380,7 +380,7 @@ def prunable(
     """
     if address is None and max_bytes is None and before is None:
         raise ZooError(Problem("prune", "what to remove", "a zoo, a size or an age", "none", "Name one."))
-    removed: list[Blob] = []
+    removed: list[CachedFile] = []
     if address is not None:
         known = {item.address: item for item in cached_zoos(root)}
         if address not in known:

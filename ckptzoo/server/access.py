@@ -46,7 +46,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Target:
+class AccessTarget:
     """The object of a request: a repository, or a namespace in which one is to be made.
 
     ``name`` is ``lab/zoo``, or ``lab`` for the namespace, whose ``number`` is None. Only accounts with a role may know
@@ -59,7 +59,7 @@ class Target:
     closed: bool = True
 
 
-def role_in(subject: Subject | None, target: Target) -> str | None:
+def role_in(subject: Subject | None, target: AccessTarget) -> str | None:
     """Return the highest role of a subject (None without an account) in a repository or a namespace; None if the
     subject may not know of it.
 
@@ -81,7 +81,7 @@ def role_in(subject: Subject | None, target: Target) -> str | None:
     return min(highest, subject.token.role, key=ROLES.index)
 
 
-def may(subject: Subject | None, action: str, target: Target) -> bool:
+def may(subject: Subject | None, action: str, target: AccessTarget) -> bool:
     """Return whether a subject (None without an account) has the role ``action``, one of ``ROLES``."""
     role = role_in(subject, target)
     return role is not None and ROLES.index(role) >= ROLES.index(action)

@@ -29,7 +29,7 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True)
-class Identity:
+class SignedInUser:
     """A user whom a provider has signed in.
 
     ``subject`` is the provider's name for the user, which never changes; ``name`` is the name that the user prefers,
@@ -43,7 +43,7 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class _Attempt:
+class _SignInAttempt:
     verifier: str
     nonce: str
     browser: str
@@ -73,7 +73,7 @@ class Provider:
         self.issuer, self.create, self.claim = issuer.rstrip("/"), create, claim
         self.name = name or urlsplit(issuer).hostname or issuer
         self._client = (client_id, client_secret)
-        self._attempts: OrderedDict[str, _Attempt] = OrderedDict()
+        self._attempts: OrderedDict[str, _SignInAttempt] = OrderedDict()
         self._lock = Lock()
         self._metadata: dict[str, Any] | None = None
 
@@ -84,7 +84,7 @@ class Provider:
         user's browser that ``finish`` checks; ``following`` is the page that is shown next.
         """
         state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
-        attempt = _Attempt(verifier, nonce, browser, following, time.monotonic() + _SECONDS)
+        attempt = _SignInAttempt(verifier, nonce, browser, following, time.monotonic() + _SECONDS)
         with self._lock:
             self._attempts[state] = attempt
             while len(self._attempts) > _ATTEMPTS:
@@ -94,7 +94,7 @@ class Provider:
             url, _ = session.create_authorization_url(address, state=state, nonce=nonce, code_verifier=verifier)
         return url
 
-    def finish(self, redirect: str, browser: str, query: Mapping[str, str]) -> Identity:
+    def finish(self, redirect: str, browser: str, query: Mapping[str, str]) -> SignedInUser:
         """Return the user whom the provider has signed in, from the query with which it sent the user back.
 
         Raises Refusal with status 400: the state is not of this browser, was used already or is too old, or the
@@ -112,9 +112,9 @@ class Provider:
         subject, name = claims.get("sub"), claims.get(self.claim)
         if not isinstance(subject, str) or not subject:
             raise Refusal(502, "Signing in: expected the provider to name the user, it does not.")
-        return Identity(self.issuer, subject, name if isinstance(name, str) else "", attempt.following)
+        return SignedInUser(self.issuer, subject, name if isinstance(name, str) else "", attempt.following)
 
-    def _claims(self, redirect: str, code: str, attempt: _Attempt) -> Mapping[str, Any]:
+    def _claims(self, redirect: str, code: str, attempt: _SignInAttempt) -> Mapping[str, Any]:
         """Return the claims of the ID token, checked against the provider's keys, this client, and the attempt."""
         import requests
         from authlib.common.errors import AuthlibBaseError

@@ -48,7 +48,7 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Overview:
+class SpecialFiles:
     """The special files of a commit: its readme, and the page ``pages/explorer.html``, None where absent."""
 
     files: int
@@ -121,7 +121,7 @@ class Summaries:
         """Return the summary of the card of a repository at a commit."""
         return self._of("summary", repository, commit, lambda: self._summary(connection, repository, commit))
 
-    def overview(self, connection: sqlite3.Connection, repository: int, commit: str) -> Overview:
+    def overview(self, connection: sqlite3.Connection, repository: int, commit: str) -> SpecialFiles:
         """Return the overview of a repository at a commit; computed once."""
         return self._of("overview", repository, commit, lambda: _overview(connection, repository, commit))
 
@@ -197,12 +197,12 @@ class Summaries:
         )
 
 
-def _overview(connection: sqlite3.Connection, repository: int, commit: str) -> Overview:
+def _overview(connection: sqlite3.Connection, repository: int, commit: str) -> SpecialFiles:
     trees = Trees(connection, repository)
     tree = History(connection, repository).resolve(commit).tree
     oids = [node.oid for _, node in trees.walk(tree) if not node.folder]
     files = trees.files(oids)
-    return Overview(
+    return SpecialFiles(
         files=len(oids),
         nbytes=sum(files[oid].size for oid in oids),
         readme=_file(trees, tree, layout.README),

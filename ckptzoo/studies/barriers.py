@@ -298,7 +298,7 @@ def barriers(
         raise ZooError(Problem("barriers", "simplex", "2 or more", "1", "Correct it."))
     own = _zoos_of_module([zoo for zoo, _ in zoos], module)
     plans = [
-        _Plan(zoo, labelled, pairs, gauges, variants, simplex, least, recorded, module if is_own else None, seed)
+        _ZooPlan(zoo, labelled, pairs, gauges, variants, simplex, least, recorded, module if is_own else None, seed)
         for (zoo, labelled), is_own in zip(zoos, own, strict=True)
     ]
     advance = counter(sum(plan.steps for plan in plans), progress)
@@ -320,7 +320,7 @@ def _zoos_of_module(zoos: Sequence[Zoo], module: Any) -> list[bool]:
     return own
 
 
-class _Plan:
+class _ZooPlan:
     """The measurements of one zoo; it refuses impossible ones before anything is measured."""
 
     def __init__(

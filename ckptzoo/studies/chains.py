@@ -27,7 +27,7 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Convergence:
+class ChainConvergence:
     """The convergence of n numbers over some chains.
 
     ``r_hat`` and ``ess`` are (n,) rank-normalised split R-hat, and effective draws of the bulk, of all chains together;
@@ -67,14 +67,14 @@ def are_comparable(chains: Sequence[NDArray[np.int64]]) -> bool:
     return len(chains) > 1 and len({len(rows) for rows in chains}) == 1 and len(chains[0]) >= LEAST_DRAWS
 
 
-def convergence_of(chains: Sequence[NDArray[np.int64]], numbers: NDArray[Any]) -> Convergence:
+def convergence_of(chains: Sequence[NDArray[np.int64]], numbers: NDArray[Any]) -> ChainConvergence:
     """How far comparable chains have converged in some numbers, (K, n) of K samples.
 
     Raises ``MissingExtraError`` if arviz-stats is not installed.
     """
     from ckptzoo.measure.convergence import convergence
 
-    return Convergence(*convergence(numbers[np.stack(chains)]))
+    return ChainConvergence(*convergence(numbers[np.stack(chains)]))
 
 
 def transpositions_by_lag(

@@ -19,7 +19,7 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.documents import Document, JsonFields
 from ckptzoo.studies.chains import (
     MAX_R_HAT,
-    Convergence,
+    ChainConvergence,
     are_comparable,
     chain_rows,
     convergence_of,
@@ -56,7 +56,7 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Quality:
+class PredictionQuality:
     """The quality of the predictions of a set of networks.
 
     ``accuracy`` and ``loss``, in nats, are of the mean of their probabilities; ``alone`` is the mean accuracy of single
@@ -70,7 +70,7 @@ class Quality:
 
 
 @dataclass(frozen=True, eq=False)
-class Gaussian(JsonFields):
+class FittedGaussian(JsonFields):
     """A Gaussian with independent weights, and the quality of its predictions.
 
     ``mean`` and ``draws`` are the quality of the network of the means, and of draws; ``sigma`` counts the (bins,)
@@ -79,8 +79,8 @@ class Gaussian(JsonFields):
     ``KEPT``.
     """
 
-    mean: Quality
-    draws: Quality
+    mean: PredictionQuality
+    draws: PredictionQuality
     sigma: NDArray[np.int64]
     median_sigma: float
     pruned: dict[str, list[float]]
@@ -121,11 +121,11 @@ class CompactStudy(StudyResult, without=("lag",), derived=("kept",)):
     samples: int
     usable: int
     chains: int
-    members: Quality
-    gaussians: dict[str, Gaussian]
+    members: PredictionQuality
+    gaussians: dict[str, FittedGaussian]
     pruned_member: dict[str, list[float]]
     merged: dict[int, tuple[float, float]]
-    convergence: dict[str, Convergence] = field(default_factory=dict)
+    convergence: dict[str, ChainConvergence] = field(default_factory=dict)
     lag: dict[int, tuple[float, int]] = field(default_factory=dict)
     draws: int = 50
     seed: int = 0
@@ -260,11 +260,11 @@ def compact(
     (16, ['as sampled', 'aligned with the first', 'aligned with all others'])
     """
     evaluator = evaluator_of(zoo, labelled, module)
-    job = _Job(usable_members(zoo, 3), labelled, evaluator, variational, draws, seed, progress)
+    job = _CompactQuestion(usable_members(zoo, 3), labelled, evaluator, variational, draws, seed, progress)
     return job.run()
 
 
-class _Job:
+class _CompactQuestion:
     """The quantities that all parts of the study share."""
 
     def __init__(
@@ -300,7 +300,7 @@ class _Job:
         moments = {name: self._moments(weights) for name, weights in kinds.items()}
         if self.variational is not None:
             moments["variational"] = self.variational
-        gaussians: dict[str, Gaussian] = {}
+        gaussians: dict[str, FittedGaussian] = {}
         for name, (mean, sigma) in moments.items():
             gaussians[name] = self._gaussian(mean, sigma, samples, answers)
             self._advance()
@@ -345,7 +345,9 @@ class _Job:
             found[name] = array[:1].repeat(K, 0) if given is None else given.astype(np.float32)
         return found
 
-    def _quality(self, weights: Weights, answers: NDArray[np.int64] | None) -> tuple[Quality, NDArray[np.int64]]:
+    def _quality(
+        self, weights: Weights, answers: NDArray[np.int64] | None
+    ) -> tuple[PredictionQuality, NDArray[np.int64]]:
         """Score K networks together and alone; ``agreement`` is with given answers, or with their own."""
         targets = np.asarray(self.labelled.targets)
         K, size = len(next(iter(weights.values()))), self.evaluator.stack_size
@@ -359,11 +361,11 @@ class _Job:
         found = total.argmax(1)
         loss = -np.log(np.maximum(total[np.arange(len(targets)), targets] / K, np.finfo(np.float64).tiny)).mean()
         agreement = 1.0 if answers is None else float((found == answers).mean())
-        return Quality(float((found == targets).mean()), float(loss), alone / K, agreement), found
+        return PredictionQuality(float((found == targets).mean()), float(loss), alone / K, agreement), found
 
     def _gaussian(
         self, mean: Mapping[str, Values], sigma: Mapping[str, Values], samples: Weights, answers: NDArray[np.int64]
-    ) -> Gaussian:
+    ) -> FittedGaussian:
         rng = np.random.default_rng([self.seed, 0])
         drawn = {name: mean[name] + sigma[name] * rng.standard_normal((self.draws, *mean[name].shape)) for name in mean}
         at_mean, _ = self._quality(
@@ -379,7 +381,7 @@ class _Job:
             SIZE: {name: np.abs(mean[name]) for name in self.pruned},
             RATIO: ratios,
         }
-        return Gaussian(
+        return FittedGaussian(
             at_mean,
             together,
             np.histogram(logarithms, BINS)[0],
@@ -414,11 +416,11 @@ class _Job:
 
     def _convergence(
         self, chains: Sequence[NDArray[np.int64]], samples: Weights, aligned: Weights
-    ) -> dict[str, Convergence]:
+    ) -> dict[str, ChainConvergence]:
         """The convergence of weights as sampled and aligned, and of probabilities, where chains can be compared."""
         if not are_comparable(chains):
             return {}
-        found: dict[str, Convergence] = {}
+        found: dict[str, ChainConvergence] = {}
         for name, weights in ((SAMPLED, samples), (ALIGNED, aligned)):
             flat = np.concatenate([weights[key].reshape(len(self.zoo), -1) for key in self.names], 1)
             found[f"weights, {name}"] = convergence_of(chains, flat)

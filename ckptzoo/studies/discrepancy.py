@@ -382,7 +382,7 @@ def measure_share(
 
 
 @dataclass(frozen=True)
-class _Block:
+class _ColumnBlock:
     """Columns of a tensor: their number among all blocks, their indices, and the bytes of both zoos' weights there."""
 
     number: int
@@ -400,14 +400,14 @@ class _Sides:
         self.shapes = _shapes(zoo_x, zoo_y)
         (self.x, self.side_x), (self.y, self.side_y) = _chosen(zoo_x, variant_x), _chosen(zoo_y, variant_y)
         self._device, self._torch = device, None if device is None else _torch_on(device)
-        self.blocks: list[_Block] = []
+        self.blocks: list[_ColumnBlock] = []
         for name, shape in self.shapes.items():
             nbytes, size = sum(tensor.nbytes for tensor in self._tensors(name)), math.prod(shape)
             # max: a tensor may have an axis of size 0
             limit = max(1, BLOCK_BYTES // (nbytes // max(1, size) or 1))
             for index in blocks(shape, limit):
                 elements = math.prod(np.empty(shape, np.bool_)[index].shape)
-                self.blocks.append(_Block(len(self.blocks), name, index, elements * nbytes // max(1, size)))
+                self.blocks.append(_ColumnBlock(len(self.blocks), name, index, elements * nbytes // max(1, size)))
         self._saved = None
         if saved_in is not None:
             kinds = [_digest(self.x, variant_x), _digest(self.y, variant_y), BLOCK_BYTES, str(device)]

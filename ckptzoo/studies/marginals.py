@@ -18,7 +18,7 @@ from ckptzoo.studies.equal_marginals import LEAST, LEVEL, RESOLVED, PairTests, c
 from ckptzoo.studies.principal_components import LayerComponents, bytes_to_read, layer_components
 from ckptzoo.studies.shared.result import StudyResult
 from ckptzoo.studies.shared.selection import parameter_names, parameters_by_layer, table_of, thinned, usable_rows
-from ckptzoo.studies.shared.value_histograms import Histogram, histograms
+from ckptzoo.studies.shared.value_histograms import TensorHistogram, histograms
 from ckptzoo.symmetry.counts import orbits
 from ckptzoo.text import Progress, counted, counter, printable
 
@@ -36,7 +36,7 @@ class Marginal:
     says nothing.
     """
 
-    histogram: Histogram
+    histogram: TensorHistogram
     orbits: int
     within: PairTests
     across: PairTests

@@ -36,7 +36,7 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class PairStudy(StudyResult, without=("least", "barrier_distances")):
+class PairStudy(StudyResult, without=("barrier_distances",)):
     """Distances of all pairs, and barriers of the nearest and of random ones; drawn as ``pairs.png``.
 
     Parameters

@@ -391,16 +391,11 @@ def posteriors(
                 table_of(zoo, variant)
     groups = _groups(samples)
     last = target.last_steps()
-    members = last.metadata["member"].to_pylist()
-    started = {row["mode"] for group in groups for row in group.rows}
-    free = usable_rows(last.metadata) & ~np.isin(np.array(members, dtype=object), list(started))
+    start_members = {row["mode"] for group in groups for row in group.rows}
+    is_start = np.isin(np.array(last.metadata["member"].to_pylist(), dtype=object), list(start_members))
+    free = usable_rows(last.metadata) & ~is_start
     ensembles = _ensembles(np.flatnonzero(free), ensemble, replicates, seed, target)
-    rest = free.copy()
-    rest[np.concatenate(ensembles)] = False
-    if rest.sum() < 2:
-        expected, got = "2 or more beside those of ensembles and starts", str(int(rest.sum()))
-        raise ZooError(Problem(target.name, "members", expected, got, "Name a larger target, or smaller ensembles."))
-    remaining = last.take(np.flatnonzero(rest))
+    remaining = _remaining(last, free, ensembles)
     published = _published_for(target)
     jobs: list[tuple[_Group | None, str, list[Zoo]]] = [(None, "multi", [last.take(rows) for rows in ensembles])]
     for group in groups:
@@ -410,7 +405,6 @@ def posteriors(
     step = counter(sum(len(zoos) for _, _, zoos in jobs) * (len(REMOVALS) + 1), progress)
     entries: list[MethodResult] = []
     for group, kind, zoos in jobs:
-        method = ENSEMBLE if group is None else group.method
         distances = [_distances(remaining, zoo, step) for zoo in zoos]
         predictions = [_predictions(zoo, own, others) for zoo in zoos]
         for _ in zoos:
@@ -418,6 +412,7 @@ def posteriors(
         values = [
             {**distance, **prediction[0]} for (distance, _), prediction in zip(distances, predictions, strict=True)
         ]
+        method = ENSEMBLE if group is None else group.method
         entries.append(
             MethodResult(
                 method=method,
@@ -426,7 +421,7 @@ def posteriors(
                 mode_count=len(zoos[0]) if group is None else len({*zoos[0].metadata["mode"].to_pylist()}),
                 draws=len(zoos[0]),
                 figures=_spreads(values),
-                layers=_layer_distances([found for _, found in distances]),
+                layers=_layer_distances([layers for _, layers in distances]),
                 detection={name: _spreads([prediction[1][name] for prediction in predictions]) for name in others},
                 published=published.get((method, kind), {}),
             )
@@ -437,7 +432,7 @@ def posteriors(
         target=target.name,
         samples=samples.name,
         members=len(remaining),
-        starts=int(np.isin(np.array(members, dtype=object), list(started)).sum()),
+        starts=int(is_start.sum()),
         ensembles=sum(len(rows) for rows in ensembles),
         set=own,
         ood=tuple(others),
@@ -447,6 +442,16 @@ def posteriors(
         diverged={group.label: sum(bool(row["diverged"]) for row in group.rows) for group in groups},
         seed=seed,
     )
+
+
+def _remaining(members: Zoo, free: NDArray[np.bool_], ensembles: list[NDArray[np.int64]]) -> Zoo:
+    """Those of the free members that are in no ensemble: what draws are compared with."""
+    rest = free.copy()
+    rest[np.concatenate(ensembles)] = False
+    if rest.sum() < 2:
+        expected, got = "2 or more beside those of ensembles and starts", str(int(rest.sum()))
+        raise ZooError(Problem(members.name, "members", expected, got, "Name a larger target, or smaller ensembles."))
+    return members.take(np.flatnonzero(rest))
 
 
 @dataclass(frozen=True, eq=False)

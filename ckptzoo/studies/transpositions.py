@@ -1,6 +1,6 @@
 """Are planted permutations of hidden neurons still there after training?"""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -273,8 +273,7 @@ def transpositions(
     taus, size = np.linspace(0, 1, points), pairs_at_once(zoo.arch)
     total = sum(len(pair.rows) for pair in pairs) + len(pairs) * (points - 2 + (len(WAYS) if labelled else 0))
     advance = counter(total, progress)
-    found_at = np.full((len(steps), len(pairs)), -1, np.int64)
-    apart_at = found_at.copy()
+    found_at, apart_at = np.empty((2, len(steps), len(pairs)), np.int64)
     found, apart = np.zeros((2, len(pairs)), np.int64)
     along = np.zeros((len(pairs), points), np.int64)
     apart_by = {way: np.zeros(len(pairs)) for way in WAYS}
@@ -283,15 +282,7 @@ def transpositions(
         batch = np.arange(start, min(start + size, len(pairs)))
         some = [pairs[place] for place in batch]
         planted = _stacked([pair.element for pair in some])
-        for number, step in enumerate(steps):
-            earlier = np.array([step in pair.rows and step < pair.last for pair in some])
-            if earlier.any():
-                rows = [pair.rows[step] for pair, has in zip(some, earlier, strict=True) if has]
-                first, second = (read_networks(zoo, column) for column in np.array(rows).T)
-                element = symmetry.align(second, first, table).element
-                found_at[number, batch[earlier]] = transpositions_in_total(element, table)
-                apart_at[number, batch[earlier]] = transpositions_in_total(element.compose(planted[earlier]), table)
-                advance(int(earlier.sum()))
+        found_at[:, batch], apart_at[:, batch] = _at_earlier_steps(zoo, some, steps, planted, table, advance)
         last = np.array([pair.rows[pair.last] for pair in some])
         first, second = (read_networks(zoo, column) for column in last.T)
         aligned = symmetry.align(second, first, table)
@@ -329,6 +320,31 @@ def transpositions(
         inputs=0 if labelled is None else len(labelled.inputs),
         barriers=heights,
     )
+
+
+def _at_earlier_steps(
+    zoo: Zoo,
+    pairs: list[PlantedPair],
+    steps: list[int],
+    planted: GroupElement,
+    table: Symmetry,
+    advance: Callable[..., None],
+) -> Counts:
+    """Transpositions that are found and that are apart at the steps before the last one of each of P pairs.
+
+    Returns (2, S, P); -1 where a pair does not have the step, or it is the pair's last.
+    """
+    counts = np.full((2, len(steps), len(pairs)), -1, np.int64)
+    for number, step in enumerate(steps):
+        earlier = np.array([step in pair.rows and step < pair.last for pair in pairs])
+        if earlier.any():
+            rows = [pair.rows[step] for pair, has in zip(pairs, earlier, strict=True) if has]
+            first, second = (read_networks(zoo, column) for column in np.array(rows).T)
+            element = symmetry.align(second, first, table).element
+            counts[0, number, earlier] = transpositions_in_total(element, table)
+            counts[1, number, earlier] = transpositions_in_total(element.compose(planted[earlier]), table)
+            advance(int(earlier.sum()))
+    return counts
 
 
 def planted_pairs(zoo: Zoo, table: Symmetry) -> tuple[list[PlantedPair], int]:

@@ -23,7 +23,7 @@ _KIND = f"{CANONICAL}-{GAUGES[CANONICAL].version}:{PRECISION:g}:"
 
 
 @dataclass(frozen=True)
-class Copies:
+class DuplicateSearch:
     """Duplicates that a search found.
 
     ``found`` maps a contributed checkpoint to a description of its original. ``left`` counts the zoo's checkpoints that
@@ -71,7 +71,7 @@ class _Described:
     sketch: NDArray[np.float64] | None
 
 
-def copies(submitted: Zoo, target: TargetZoo | None) -> Copies:
+def copies(submitted: Zoo, target: TargetZoo | None) -> DuplicateSearch:
     """Find contributed checkpoints that are copies of one another, or of those of a zoo.
 
     Copies bit for bit are found by the sha256 of all tensors. Where the table of symmetries is known, sketches that
@@ -103,7 +103,7 @@ def copies(submitted: Zoo, target: TargetZoo | None) -> Copies:
                 copied[checkpoint.name] = f"{found.name} {words[found.zoo is own]}, permuted or rescaled"
         exact.setdefault(key, checkpoint.name)
     resolved = index is None or all(checkpoint.sketch is not None for checkpoint in mine)
-    return Copies(copied, left, outdated, resolved, index is not None)
+    return DuplicateSearch(copied, left, outdated, resolved, index is not None)
 
 
 def _of_zoo(target: TargetZoo, mine: list[_Described], index: Index | None) -> tuple[list[_Described], int]:

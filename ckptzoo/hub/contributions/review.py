@@ -20,7 +20,7 @@ from ckptzoo.derive.labelled import read_labelled
 from ckptzoo.errors import HubError, Problem, ZooError
 from ckptzoo.format.durable import naming
 from ckptzoo.hub.card.markdown import code
-from ckptzoo.hub.client import Client, Discussion, Listing, NotThereError, RepoFile
+from ckptzoo.hub.client import Client, Discussion, NotThereError, RepoFile, RevisionListing
 from ckptzoo.hub.client.models import WITHOUT_WRITE
 from ckptzoo.hub.client.retry import HubRetryPolicy, RaceError
 from ckptzoo.hub.contributions.completion import complete
@@ -160,9 +160,9 @@ class Changes:
     ``changed`` and ``deleted`` are files by name.
     """
 
-    base: Listing
-    head: Listing
-    main: Listing
+    base: RevisionListing
+    head: RevisionListing
+    main: RevisionListing
     added: Mapping[str, RepoFile]
     changed: tuple[str, ...]
     deleted: tuple[str, ...]
@@ -233,7 +233,7 @@ class Changes:
         return Check("order", "passed", position)
 
 
-def _parts_of(listing: Listing) -> list[str]:
+def _parts_of(listing: RevisionListing) -> list[str]:
     """Return names of the raw parts in a listing."""
     folders = (name.split("/")[1] for name in listing.files if name.startswith("parts/") and "/" in name[6:])
     return sorted({part for part in folders if layout.PART_NAME.fullmatch(part)})
@@ -407,16 +407,7 @@ def review(
                     progress=None if progress is None else partial(progress, "comparing"),
                 )
                 report = replace(report, checks=(*report.checks, near))
-        result = replace(
-            result,
-            base=changes.base.commit,
-            head=changes.head.commit,
-            main=changes.main.commit,
-            parts=changes.parts,
-            nbytes=changes.nbytes,
-            entries=report.entries,
-            checks=(*checks, *report.checks),
-        )
+        result = _checked(result, changes, (*checks, *report.checks), report.entries)
         comment = result.comment()
         if post and comment not in {item.text.strip() for item in discussion.comments}:
             client.pull_requests.comment(repo, number, comment)
@@ -442,6 +433,22 @@ def review(
             step = f"Bring them up to date with ckptzoo card {repo}."
             notes = (f"merged, but the page and the snapshot are as they were: {error} {step}",)
     return replace(result, notes=notes)
+
+
+def _checked(
+    result: Review, changes: Changes, checks: tuple[Check, ...], entries: tuple[CheckpointSummary, ...]
+) -> Review:
+    """Return the result with the commits that were compared and the outcome of their checks."""
+    return replace(
+        result,
+        base=changes.base.commit,
+        head=changes.head.commit,
+        main=changes.main.commit,
+        parts=changes.parts,
+        nbytes=changes.nbytes,
+        entries=entries,
+        checks=checks,
+    )
 
 
 def _require_merging(client: Client, repo: str, role: str | None) -> None:

@@ -115,7 +115,7 @@ class _Rule:
 
 
 @dataclass
-class _Plan:
+class _WeightChanges:
     """The changes of all state dicts with the same names and shapes."""
 
     names: dict[str, str]
@@ -126,7 +126,7 @@ class _Plan:
 
 
 @lru_cache(maxsize=1024)
-def _plan(described: tuple[tuple[str, tuple[int, ...]], ...]) -> _Plan | None:
+def _plan(described: tuple[tuple[str, tuple[int, ...]], ...]) -> _WeightChanges | None:
     """Return the plan for names and shapes; None where nothing changes, as for most state dicts."""
     shapes = dict(described)
     facts = [name for name, shape in described if name in _WRAPPER_FACTS and shape in ((), (1,))]
@@ -143,7 +143,7 @@ def _plan(described: tuple[tuple[str, tuple[int, ...]], ...]) -> _Plan | None:
     if len(set(names.values())) < len(names):
         names = {name: name for name in shapes}
     rest = {names[name]: shape for name, shape in described if name not in facts}
-    plan = _Plan(names, facts, [])
+    plan = _WeightChanges(names, facts, [])
     places = {name: place for place, name in enumerate(rest)}
     while rules := next((found for family in _FAMILIES if (found := list(family(rest)))), None):
         for rule in rules:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from io import BytesIO
 
 from ckptzoo.errors import IntegrityError, Problem, ZooError
-from ckptzoo.hub.imports.adapters import Found
+from ckptzoo.hub.imports.adapters import FoundCheckpoints
 from ckptzoo.hub.untrusted import Limits, StateDict
 from ckptzoo.hub.untrusted.formats import HEAD_BYTES
 from ckptzoo.hub.untrusted.forms import read_form
@@ -13,7 +13,7 @@ from ckptzoo.hub.untrusted.protocol import Job
 from ckptzoo.hub.untrusted.safetensors import read_state_dict
 
 States = list[StateDict]
-Contents = tuple[Found, Sequence[bytes]]
+Contents = tuple[FoundCheckpoints, Sequence[bytes]]
 """A file of checkpoints, or several that hold one together, and the bytes of each."""
 
 

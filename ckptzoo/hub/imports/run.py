@@ -21,7 +21,7 @@ from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, SpecError, ZooError
 from ckptzoo.format import durable
 from ckptzoo.hub.contributions.evaluation import Factory, network_factory, trace_symmetry
-from ckptzoo.hub.imports.adapters import Adapter, Found, Options
+from ckptzoo.hub.imports.adapters import Adapter, FoundCheckpoints, Options
 from ckptzoo.hub.imports.adapters.adapter import (
     Broken,
     FoundArrays,
@@ -41,10 +41,10 @@ from ckptzoo.hub.imports.remote_sources import open_source
 from ckptzoo.hub.imports.report import LEFT_OUT, ImportResult, passed_over_files
 from ckptzoo.hub.imports.same_architecture import Saved
 from ckptzoo.hub.imports.same_source import file_unit, label_of, unit_with
-from ckptzoo.hub.imports.target import Arriving, Declaration, Target, check_folder, unit_of
+from ckptzoo.hub.imports.target import Declaration, NewCheckpoint, TargetZoos, check_folder, unit_of
 from ckptzoo.hub.untrusted import Limits, StateDict
 from ckptzoo.hub.untrusted.errors import NoNetworkError
-from ckptzoo.hub.untrusted.formats import Form
+from ckptzoo.hub.untrusted.formats import FileForm
 from ckptzoo.hub.untrusted.process import ReadingProcess
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.documents import canonical
@@ -153,7 +153,7 @@ def import_zoo(
     license = licence_of(source, chosen, license)
     shape = None if input_shape is None else tuple(input_shape)
     declaration = Declaration(folder.name, names or {}, arch, shape, _tracer(module), license, dataset)
-    target = Target(folder, declaration, by_order=chosen.by_order)
+    target = TargetZoos(folder, declaration, by_order=chosen.by_order)
     defaults: Row = {"license": license} | ({"dataset": dataset} if dataset is not None else {})
     if scaling is not None:
         _check_scaling(scaling)
@@ -261,7 +261,7 @@ class _Importer:
         self,
         source: OpenedSource,
         adapter: Adapter,
-        target: Target,
+        target: TargetZoos,
         defaults: Row,
         split_by: str | None,
         *,
@@ -321,7 +321,7 @@ class _Importer:
         while self.source.broken:
             self._skip(*self.source.broken.pop(0))
 
-    def _take(self, found: Found | FoundArrays | PassedOver | Broken) -> None:
+    def _take(self, found: FoundCheckpoints | FoundArrays | PassedOver | Broken) -> None:
         """Read a file into the batch."""
         if isinstance(found, PassedOver):
             self._passed_over[found.path] = found.reason
@@ -390,7 +390,7 @@ class _Importer:
             self._finish()
 
     def _add_files(self, batch: _Batch, read: list[States | ZooError]) -> None:
-        checkpoints: list[tuple[Found, Arriving]] = []
+        checkpoints: list[tuple[FoundCheckpoints, NewCheckpoint]] = []
         answers = iter(read)
         for files in batch.found:
             found, states, others = files[0][0], next(answers), list[tuple[str, str]]()
@@ -426,8 +426,8 @@ class _Importer:
             self.target.end_member()
 
     def _one_of(
-        self, files: Sequence[tuple[Found, States | ZooError]]
-    ) -> tuple[Found, States | ZooError, list[tuple[str, str]]]:
+        self, files: Sequence[tuple[FoundCheckpoints, States | ZooError]]
+    ) -> tuple[FoundCheckpoints, States | ZooError, list[tuple[str, str]]]:
         """Return the first of several files of one network that holds it; what is known about the others is noted.
 
         The result is the file, what it holds, and the paths and ids of others that hold other networks.
@@ -464,7 +464,7 @@ class _Importer:
         if note in self.notes or len(self.notes) < _MAX_NOTES:
             self.notes[note] = self.notes.get(note, 0) + 1
 
-    def _note_times(self, found: Found, rows: Sequence[Row]) -> None:
+    def _note_times(self, found: FoundCheckpoints, rows: Sequence[Row]) -> None:
         """Remember when the files of a folder were saved, so that those of one run can be told from members."""
         if not found.id or len(self._times) >= _MAX_FOLDERS:
             return
@@ -508,7 +508,7 @@ class _Importer:
         step = form.next_step if form is not None and form.next_step and not form.is_read else step
         raise ZooError(Problem(self.source.address, "networks", "at least one", got or "no files", step))
 
-    def _checkpoint(self, found: Found, picked: Picked) -> Arriving:
+    def _checkpoint(self, found: FoundCheckpoints, picked: Picked) -> NewCheckpoint:
         row: Row = {**self.defaults, **found.row, **picked.row}
         row["extra"] = merged(
             self.defaults.get("extra", {}),
@@ -527,7 +527,7 @@ class _Importer:
         row["source"] = self.label
         self.target.name_apart(row)
         saved = Saved(picked.tensors, picked.ties, picked.buffers)
-        return Arriving(saved, row, picked.gaussian, self._label(row, found.path), own[OWN_ARCHITECTURE])
+        return NewCheckpoint(saved, row, picked.gaussian, self._label(row, found.path), own[OWN_ARCHITECTURE])
 
     def _is_free(self, id: str) -> bool:
         """Whether no other checkpoint of this source has an id, which is taken then."""
@@ -550,11 +550,11 @@ class _Importer:
             raise ZooError(Problem(location, f"--split-by {self.split_by}", "a value", "none", step))
         return identifier(f"{last}-{value if isinstance(value, str | int | float) else json.dumps(value)}")
 
-    def _add(self, checkpoints: list[tuple[Found, Arriving]]) -> None:
+    def _add(self, checkpoints: list[tuple[FoundCheckpoints, NewCheckpoint]]) -> None:
         """Add the checkpoints of a batch; with ``skip_bad`` those that do not fit are left out alone."""
         paths = {id(item): found.path for found, item in checkpoints}
 
-        def refuse(item: Arriving, error: ZooError) -> None:
+        def refuse(item: NewCheckpoint, error: ZooError) -> None:
             self._skip(paths[id(item)], error)
 
         added = self.target.add([item for _, item in checkpoints], refuse if self.skip_bad else None)
@@ -610,7 +610,7 @@ class _Importer:
         self.skipped.append({"file": path, "problem": str(error)})
 
 
-def _order(form: Form | None) -> int:
+def _order(form: FileForm | None) -> int:
     """Return a file's rank among those of which none is read: networks of other programs, others, texts."""
     return 1 if form is None or form.is_read else 2 if form.is_text else 0 if form.next_step else 1
 

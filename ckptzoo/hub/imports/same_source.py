@@ -10,11 +10,11 @@ from itertools import count
 from pathlib import Path
 
 from ckptzoo.errors import ZooError
-from ckptzoo.hub.imports.adapters import Adapter, Found, Options
+from ckptzoo.hub.imports.adapters import Adapter, FoundCheckpoints, Options
 from ckptzoo.hub.imports.adapters.adapter import FoundArrays, Picked
 from ckptzoo.hub.imports.opened import OpenedSource
 from ckptzoo.hub.imports.reading import Reader
-from ckptzoo.hub.imports.target import Target, unit_of
+from ckptzoo.hub.imports.target import TargetZoos, unit_of
 from ckptzoo.hub.untrusted.runs import identifier
 
 _COMPARED, _COMPARED_AFAR, _IN_ORDER = 32, 4, 64
@@ -25,7 +25,7 @@ _COMPARED_BYTES = 64 * 2**20
 """Bytes of a file that is compared where others were."""
 
 
-def label_of(source: OpenedSource, adapter: Adapter, options: Options, target: Target, reader: Reader) -> str:
+def label_of(source: OpenedSource, adapter: Adapter, options: Options, target: TargetZoos, reader: Reader) -> str:
     """Return the name that a source has in a zoo, or one that no other source has there.
 
     It is the last part of the source's address; with the one before it where another source has that; then with a
@@ -57,20 +57,20 @@ def _labels(source: OpenedSource) -> Iterator[str]:
 
 
 def _is_same(
-    source: OpenedSource, label: str, adapter: Adapter, options: Options, target: Target, reader: Reader
+    source: OpenedSource, label: str, adapter: Adapter, options: Options, target: TargetZoos, reader: Reader
 ) -> bool | None:
     """Whether a source is the one that a label stands for; None where they have no file in common."""
     equal = differing = met = 0
     try:
         for found in adapter.checkpoints(source, options):
-            if not isinstance(found, Found | FoundArrays):
+            if not isinstance(found, FoundCheckpoints | FoundArrays):
                 continue
             for item in _items(found, label, target):
                 met += 1
                 most = _COMPARED if source.is_local else _COMPARED_AFAR
                 if met > most and (not source.is_local or met & (met - 1)):
                     continue
-                if isinstance(found, Found) and found.size > _COMPARED_BYTES and equal + differing:
+                if isinstance(found, FoundCheckpoints) and found.size > _COMPARED_BYTES and equal + differing:
                     continue
                 is_equal = _holds(found, item, label, target, reader)
                 equal, differing = equal + (is_equal is True), differing + (is_equal is False)
@@ -82,9 +82,9 @@ def _is_same(
     return equal > differing if equal + differing else None
 
 
-def _items(found: Found | FoundArrays, label: str, target: Target) -> Iterator[int]:
+def _items(found: FoundCheckpoints | FoundArrays, label: str, target: TargetZoos) -> Iterator[int]:
     """Yield the places of the checkpoints in a file, or of those in arrays, that a zoo has under a label."""
-    if isinstance(found, Found):
+    if isinstance(found, FoundCheckpoints):
         if file_unit(found, label) in target.units:
             yield 0
         return
@@ -93,7 +93,9 @@ def _items(found: Found | FoundArrays, label: str, target: Target) -> Iterator[i
             yield at
 
 
-def _holds(found: Found | FoundArrays, at: int, label: str, target: Target, reader: Reader) -> bool | None:
+def _holds(
+    found: FoundCheckpoints | FoundArrays, at: int, label: str, target: TargetZoos, reader: Reader
+) -> bool | None:
     """Whether the zoo has the numbers of a file; None where that is unknown."""
     if isinstance(found, FoundArrays):
         picked = Picked("", {name: array[at] for name, array in found.tensors.items()})
@@ -108,7 +110,7 @@ def _holds(found: Found | FoundArrays, at: int, label: str, target: Target, read
     return None if all(result is None for result in results) else False not in results
 
 
-def file_unit(found: Found, label: str) -> str:
+def file_unit(found: FoundCheckpoints, label: str) -> str:
     """Return the unit of a file: that of the same file in another archive of the same name is the same."""
     return unit_of(label, found.id or found.member, None if found.id else found.step)
 

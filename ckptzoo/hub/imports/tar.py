@@ -189,7 +189,7 @@ class TarReader:
         raise IntegrityError(Problem(self._location, "archive", expected, excerpt(got), step))
 
 
-class Paths:
+class ArchivePaths:
     """The paths of an archive's members: none twice, and a bound on their number; ``location`` is for messages."""
 
     def __init__(self, location: str) -> None:

@@ -76,7 +76,7 @@ class Declaration:
 
 
 @dataclass(frozen=True)
-class Arriving:
+class NewCheckpoint:
     """A checkpoint to be added.
 
     ``saved`` has the names of the file; columns that are added are changed in ``row``; ``gaussian`` marks means with
@@ -107,7 +107,7 @@ class _Zoo:
 _Key = tuple[Signature, tuple[tuple[str, str], ...], str, bool]
 
 
-class Target:
+class TargetZoos:
     """The zoos that an import writes.
 
     ``folder`` is a zoo, or a folder of zoos where the source holds several architectures, and may exist. With
@@ -159,17 +159,17 @@ class Target:
         return self.folder.with_name(f"{self.folder.name}-masks")
 
     def add(
-        self, checkpoints: Sequence[Arriving], refuse: Callable[[Arriving, ZooError], None] | None = None
-    ) -> list[Arriving]:
+        self, checkpoints: Sequence[NewCheckpoint], refuse: Callable[[NewCheckpoint, ZooError], None] | None = None
+    ) -> list[NewCheckpoint]:
         """Add checkpoints, and return those that were added.
 
         A new zoo has the architecture of all checkpoints that are of one. ``refuse`` is called with each that cannot be
         added; without it the first one raises: ``SpecError`` where names do not fit the zoo of this architecture.
         """
-        usable: list[tuple[Arriving, Saved]] = []
+        usable: list[tuple[NewCheckpoint, Saved]] = []
         groups: dict[int, list[tuple[Tensors, Row]]] = {}
-        added: list[Arriving] = []
-        failed: tuple[Arriving, ZooError] | None = None
+        added: list[NewCheckpoint] = []
+        failed: tuple[NewCheckpoint, ZooError] | None = None
         for item in checkpoints:
             try:
                 usable.append((item, self._effective(item)))
@@ -220,7 +220,7 @@ class Target:
             return None
         zoo, id = self._rows[unit]
         notes, place = dict(self.notes), None
-        item = Arriving(Saved(picked.tensors, picked.ties, picked.buffers), {"id": id}, picked.gaussian, zoo.label)
+        item = NewCheckpoint(Saved(picked.tensors, picked.ties, picked.buffers), {"id": id}, picked.gaussian, zoo.label)
         saved = item.saved
         with suppress(ZooError):
             saved = self._effective(item)
@@ -244,7 +244,7 @@ class Target:
             if isinstance(row.get(name), str):
                 row[name] = f"{source}/{row[name]}"[:MAX_ID]
 
-    def _effective(self, item: Arriving) -> Saved:
+    def _effective(self, item: NewCheckpoint) -> Saved:
         """Return a checkpoint with the tensors that its network computes with, under names that a zoo may have."""
         saved, row = item.saved, item.row
         made = effective(saved.tensors, row["id"])
@@ -275,7 +275,7 @@ class Target:
         if (usable := usable_names(tensors)) is not None:
             tensors = {usable[name]: array for name, array in tensors.items()}
         first = Saved({name: array[0] for name, array in tensors.items()})
-        zoo, found = self._place(Arriving(first, rows[0], label=label), first, ())
+        zoo, found = self._place(NewCheckpoint(first, rows[0], label=label), first, ())
         stacked = {name: tensors[own] for name, own in found.own_names.items() if own is not None}
         self._write(zoo, stacked, rows)
 
@@ -312,7 +312,9 @@ class Target:
         zoo.nbytes += sum(array.nbytes for array in stacked.values())
         zoo.added += len(rows)
 
-    def _place(self, item: Arriving, saved: Saved, later: Sequence[tuple[Arriving, Saved]]) -> tuple[_Zoo, Fit]:
+    def _place(
+        self, item: NewCheckpoint, saved: Saved, later: Sequence[tuple[NewCheckpoint, Saved]]
+    ) -> tuple[_Zoo, Fit]:
         """Return the zoo of a checkpoint, and its tensors there."""
         signature = signature_of(saved.tensors)
         places = self._places.setdefault((signature, tuple(saved.ties.items()), item.label, item.gaussian), [])
@@ -330,7 +332,7 @@ class Target:
         return place
 
     def _find(
-        self, item: Arriving, saved: Saved, signature: Signature, zoos: Sequence[_Zoo] | None = None
+        self, item: NewCheckpoint, saved: Saved, signature: Signature, zoos: Sequence[_Zoo] | None = None
     ) -> tuple[_Zoo, Fit] | None:
         """Find the zoo whose architecture a state dict has.
 
@@ -371,7 +373,7 @@ class Target:
         match_names(shapes, arch, table, location=row_id, table=_TABLE)
         return None
 
-    def _new(self, item: Arriving, saved: Saved, signature: Signature, later: Sequence[Saved]) -> None:
+    def _new(self, item: NewCheckpoint, saved: Saved, signature: Signature, later: Sequence[Saved]) -> None:
         """Make a zoo for an architecture that no other zoo has."""
         declaration, location = self.declaration, item.row["id"]
         for name, _, dtype in signature:
@@ -407,7 +409,7 @@ class Target:
         ckptzoo.create(path, arch=arch, card=card, symmetry=symmetry)
         self._zoos.append(_Zoo(path, arch, label))
 
-    def _fits(self, item: Arriving, saved: Saved, signature: Signature, arch: Architecture) -> bool:
+    def _fits(self, item: NewCheckpoint, saved: Saved, signature: Signature, arch: Architecture) -> bool:
         """Tell whether a checkpoint is of the architecture that its file names."""
         try:
             return self._find(item, saved, signature, [_Zoo(self.folder, arch, item.label)]) is not None
@@ -513,7 +515,7 @@ def _in_own_precisions(arch: Architecture, several: Sequence[Saved]) -> Architec
     return Architecture(arch.name, tensors, arch.forward, arch.input_shape)
 
 
-def _may_be_one(one: Arriving, other: Arriving) -> bool:
+def _may_be_one(one: NewCheckpoint, other: NewCheckpoint) -> bool:
     return (one.label, one.gaussian) == (other.label, other.gaussian)
 
 

@@ -16,7 +16,7 @@ from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import list_trees
 from ckptzoo.format.verify import verify
 from ckptzoo.hub.client import Client
-from ckptzoo.hub.client.models import WITHOUT_WRITE, Listing
+from ckptzoo.hub.client.models import WITHOUT_WRITE, RevisionListing
 from ckptzoo.hub.client.retry import HubRetryPolicy, NotThereError, RaceError
 from ckptzoo.hub.push.collection import plan_collection, read_collection
 from ckptzoo.hub.push.plan import CommitBatch, PushPlan, is_committed, plan_push
@@ -316,7 +316,7 @@ def plan(
     """
     client, repo = Client(endpoint, token, retry_policy=retry_policy), repository(address)
     root = Path(zoo).absolute()
-    make_plan: Callable[[RepositoryFiles, Listing | None], PushPlan]
+    make_plan: Callable[[RepositoryFiles, RevisionListing | None], PushPlan]
     if holds_zoos(root):
         make_plan = partial(plan_collection, read_collection(root), snapshot=snapshot)
     else:
@@ -342,7 +342,7 @@ class _Push:
     """One push to one repository; ``make_plan`` compares what is pushed with a commit of it, or with none."""
 
     def __init__(
-        self, client: Client, repo: str, make_plan: Callable[[RepositoryFiles, Listing | None], PushPlan]
+        self, client: Client, repo: str, make_plan: Callable[[RepositoryFiles, RevisionListing | None], PushPlan]
     ) -> None:
         self._client, self._repo, self._make_plan = client, repo, make_plan
         self._repository = RepositoryFiles(client, repo)
@@ -403,7 +403,7 @@ class _Push:
             (*((_PUBLIC,) if stays_public else ()), *push_plan.notes),
         )
 
-    def _plan(self, listing: Listing | None) -> PushPlan:
+    def _plan(self, listing: RevisionListing | None) -> PushPlan:
         """Plan what a commit of the repository lacks."""
         return self._make_plan(self._repository, listing)
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from ckptzoo.schema import layout
 from ckptzoo.schema.explorer import BUNDLES
-from ckptzoo.server.access import ADMIN, CONTRIBUTE, READ, WRITE, Target, may, role_in
+from ckptzoo.server.access import ADMIN, CONTRIBUTE, READ, WRITE, AccessTarget, may, role_in
 from ckptzoo.server.errors import Refusal, no_entry
 from ckptzoo.server.names import KINDS, checked_path, checked_user
 from ckptzoo.server.pages.cards import card_html
@@ -57,7 +57,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Value:
+class FacetValue:
     """A value of a facet: how many repositories have it, and the address that chooses it or, if chosen, drops it."""
 
     name: str
@@ -84,7 +84,7 @@ def _listing(request: AuthorizedRequest, owner: str | None) -> Response:
     query = {name: request.query[name].strip()[:200] for name in ("q", "kind", *FACETS) if request.query.get(name)}
     words = query.get("q", "").lower().split()
     start = _page_of(request) * _PAGE
-    role = None if owner is None else role_in(request.subject, Target(owner))
+    role = None if owner is None else role_in(request.subject, AccessTarget(owner))
     with request.service.database.reading() as connection:
         account = None if owner is None else accounts.find(connection, owner)
         visible = rows_of(request, connection, owner)
@@ -108,7 +108,7 @@ def _listing(request: AuthorizedRequest, owner: str | None) -> Response:
         owner=owner,
         is_organisation=account is not None and account.kind == accounts.ORGANISATION,
         members=members,
-        administers=owner is not None and may(request.subject, ADMIN, Target(owner)),
+        administers=owner is not None and may(request.subject, ADMIN, AccessTarget(owner)),
         rows=shown,
         behind=behind,
         count=len(rows),
@@ -137,12 +137,14 @@ def _matches(row: Row, words: list[str], query: dict[str, str]) -> bool:
     return all(name not in query or query[name] in row.summary.tagged(start) for name, start in FACETS.items())
 
 
-def _values(request: AuthorizedRequest, query: dict[str, str], name: str, counts: "Counter[str]") -> list[Value]:
-    values: list[Value] = []
+def _values(request: AuthorizedRequest, query: dict[str, str], name: str, counts: "Counter[str]") -> list[FacetValue]:
+    values: list[FacetValue] = []
     for value, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:_SHOWN_VALUES]:
         chosen = query.get(name) == value
         others = {key: text for key, text in query.items() if key != name}
-        values.append(Value(value, count, _address(request, others if chosen else {**others, name: value}), chosen))
+        values.append(
+            FacetValue(value, count, _address(request, others if chosen else {**others, name: value}), chosen)
+        )
     return values
 
 

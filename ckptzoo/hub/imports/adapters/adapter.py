@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.hub.imports.facts import Row
 from ckptzoo.hub.imports.opened import OpenedSource
-from ckptzoo.hub.imports.sources import Source, SourceFile
+from ckptzoo.hub.imports.sources import ImportSource, SourceFile
 from ckptzoo.hub.untrusted import Limits, StateDict
 from ckptzoo.hub.untrusted.runs import identifier
 from ckptzoo.schema.metadata import MAX_ID
@@ -96,10 +96,10 @@ def check_options(name: str, options: Options) -> None:
 class Picked:
     """One checkpoint of a file.
 
-    ``suffix`` ends its id where the file holds several. ``row`` has the columns that differ from those of ``Found``,
-    with ``extra`` merged. With ``gaussian`` the tensors are means, with the standard deviation of ``T`` as ``T_std``.
-    ``note`` says how its numbers were changed, ``ties`` maps names to earlier names with the same storage, ``buffers``
-    are known to be no parameters.
+    ``suffix`` ends its id where the file holds several. ``row`` has the columns that differ from those of
+    ``FoundCheckpoints``, with ``extra`` merged. With ``gaussian`` the tensors are means, with the standard
+    deviation of ``T`` as ``T_std``. ``note`` says how its numbers were changed, ``ties`` maps names to earlier
+    names with the same storage, ``buffers`` are known to be no parameters.
     """
 
     suffix: str
@@ -112,7 +112,7 @@ class Picked:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundCheckpoints:
     """A file with checkpoints, or the files that hold one checkpoint together.
 
     Parameters
@@ -149,7 +149,7 @@ class Found:
     id: str = ""
     form: str = ""
     parts: Sequence[str] = ()
-    others: Sequence["Found"] = ()
+    others: Sequence["FoundCheckpoints"] = ()
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class Adapter(Protocol):
 
     def checkpoints(
         self, source: OpenedSource, options: Options
-    ) -> Iterator[Found | FoundArrays | PassedOver | Broken]:
+    ) -> Iterator[FoundCheckpoints | FoundArrays | PassedOver | Broken]:
         """Every checkpoint, in the source's order, and files that are passed over for a reason of their own."""
         ...
 
@@ -227,7 +227,7 @@ def checkpoint_id(member: str, step: int | None, suffix: str = "") -> str:
 
 
 def side_files(
-    source: Source, wanted: Callable[[str], bool], checkpoint: Callable[[str], bool] = lambda path: False
+    source: ImportSource, wanted: Callable[[str], bool], checkpoint: Callable[[str], bool] = lambda path: False
 ) -> tuple[dict[str, bytes], tuple[str, bytes] | None]:
     """Return the files of facts in a source, by path, in a pass of its own: they may come after what they are about.
 

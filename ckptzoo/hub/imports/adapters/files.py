@@ -10,7 +10,7 @@ from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.hub.imports.adapters.adapter import (
     SUFFIXES,
     Broken,
-    Found,
+    FoundCheckpoints,
     Options,
     PassedOver,
     Picked,
@@ -55,7 +55,7 @@ from ckptzoo.hub.untrusted.siblings import said_of_file
 _OF_A_RUN = "taken by its name for one of several checkpoints of a run; --member and --step say otherwise"
 
 
-class Files:
+class CheckpointFiles:
     """Files with state dicts, lists of them, whole modules, parameters of Gaussians, or vectors.
 
     A file's path says which run it belongs to and at which step it was saved (``runs``). Networks of a list are members
@@ -72,7 +72,7 @@ class Files:
         """Return True: files are recognised by their content, so that any source may be of this format."""
         return True
 
-    def checkpoints(self, source: OpenedSource, options: Options) -> Iterator[Found | PassedOver | Broken]:
+    def checkpoints(self, source: OpenedSource, options: Options) -> Iterator[FoundCheckpoints | PassedOver | Broken]:
         """Yield every file whose form is read; shards, and arrays of one folder, as one file."""
         reading = _Reading.of(source.name, options, SideFiles(source))
         yield from reading.beside.passed_over
@@ -95,7 +95,7 @@ class Files:
                 arrays.add(file)
             else:
                 found = reading.found(file.path, file.size, reader(file, Limits().file_bytes), file.form.words)
-                others: list[Found] = []
+                others: list[FoundCheckpoints] = []
                 for other in file.others:
                     if other.form.is_read:
                         read = reader(other, Limits().file_bytes)
@@ -125,7 +125,7 @@ class _Reading:
 
     source: str
     options: Options
-    rows: "_Rows"
+    rows: "_MetadataRows"
     slices: Sequence[Slice] | None
     member: re.Pattern[str] | None
     step: re.Pattern[str] | None
@@ -139,15 +139,15 @@ class _Reading:
             None if text is None else _pattern(flag, text)
             for flag, text in (("--member", options.member_pattern), ("--step", options.step_pattern))
         )
-        return cls(source, options, _Rows(options.metadata), slices, member, step, beside)
+        return cls(source, options, _MetadataRows(options.metadata), slices, member, step, beside)
 
-    def joined(self, whole: Whole) -> Found:
+    def joined(self, whole: Whole) -> FoundCheckpoints:
         """Return the arrays of a folder as one network."""
         return self.found(whole.path, whole.size, whole.read, "arrays of numpy.save, a tensor each", whole.parts)
 
     def found(
         self, path: str, size: int, read: Callable[[], Sequence[bytes]], form: str, parts: Sequence[str] = ()
-    ) -> Found:
+    ) -> FoundCheckpoints:
         """Return a file, with its run and its facts."""
         facts = {**self.beside.of(path), **self.rows.of(path)}
         is_named = self.member is not None or "member" in facts
@@ -172,7 +172,7 @@ class _Reading:
             is_networks = self.slices is not None and not any("method" in item.row for item in picked)
             return picked if is_networks else _with_runs(picked, run, member, None if is_named else self.source)
 
-        return Found(path, member, run.step, row, size, read, pick, name, form, parts)
+        return FoundCheckpoints(path, member, run.step, row, size, read, pick, name, form, parts)
 
     def run(self, path: str, facts: dict[str, Any]) -> Run:
         """Return the run of a file: as a row of ``--metadata`` says, else as a pattern finds, else as its path says."""
@@ -364,7 +364,7 @@ def _step_of(picked: Picked, *, of_its_own: bool) -> int | None:
     return step
 
 
-class _Rows:
+class _MetadataRows:
     """The rows of ``--metadata`` by the path that they are about, or by its last part."""
 
     def __init__(self, metadata: Mapping[str, Mapping[str, Any]] | None) -> None:

@@ -256,7 +256,7 @@ def _interleaved(means: Arrays, scales: Arrays) -> dict[str, NDArray[Any]]:
 
 
 @dataclass(frozen=True)
-class Moments:
+class VectorMoments:
     """A mean and a standard deviation of each number of a vector, and how they were made."""
 
     mean: NDArray[Any]
@@ -269,7 +269,7 @@ _SWAG = "of SWAG the deviations of each weight are kept, and its covariances are
 _LAPLACE = "of the Laplace approximation the deviations of each weight are kept, and its covariances are not"
 
 
-def moments_of(tensors: Arrays, facts: Mapping[str, Any], path: str) -> Moments | None:
+def moments_of(tensors: Arrays, facts: Mapping[str, Any], path: str) -> VectorMoments | None:
     """Return the moments of a posterior that are vectors; None where tensors are others.
 
     Notes
@@ -298,7 +298,7 @@ def _is_laplace(tensors: Arrays) -> bool:
 
 def _swag(
     mean: NDArray[Any], squares: NDArray[Any], deviations: NDArray[Any] | None, path: str, name: str = "second moments"
-) -> Moments:
+) -> VectorMoments:
     variance = squares - mean**2
     if bool((variance < -_ROUNDING * (mean**2 + _LEAST_VARIANCE)).any()):
         got = f"some that are smaller by {-float(variance.min()):g}"
@@ -309,10 +309,10 @@ def _swag(
             _refuse(path, name, f"deviations of {mean.size} numbers", f"shape {deviations.shape}")
         low_rank = np.square(deviations).sum(axis=0).reshape(mean.shape) / (len(deviations) - 1)
         variance = (variance + low_rank) / 2
-    return Moments(mean, np.sqrt(variance), "swag", _SWAG)
+    return VectorMoments(mean, np.sqrt(variance), "swag", _SWAG)
 
 
-def _laplace(flat: Arrays, facts: Mapping[str, Any], path: str) -> Moments:
+def _laplace(flat: Arrays, facts: Mapping[str, Any], path: str) -> VectorMoments:
     def scalar(name: str, default: float) -> float:
         value = flat[name].item() if name in flat and flat[name].size == 1 else facts.get(name, default)
         return float(value) if isinstance(value, int | float) else default
@@ -334,14 +334,14 @@ def _laplace(flat: Arrays, facts: Mapping[str, Any], path: str) -> Moments:
         _refuse(path, "H", "a diagonal or a matrix of the weights", f"shape {hessian.shape}")
     if not bool((variance > 0).all()):
         _refuse(path, "H", "a positive definite precision", "another")
-    return Moments(flat["mean"], np.sqrt(variance), "laplace", _LAPLACE)
+    return VectorMoments(flat["mean"], np.sqrt(variance), "laplace", _LAPLACE)
 
 
 def _refuse(path: str, what: str, expected: str, got: str) -> NoReturn:
     raise ZooError(Problem(path, what, expected, got, "Save it again, or leave it out."))
 
 
-def cut_gaussian(moments: Moments, slices: Sequence[Slice], path: str) -> Picked:
+def cut_gaussian(moments: VectorMoments, slices: Sequence[Slice], path: str) -> Picked:
     """Cut moments that are vectors into the means and deviations of tensors."""
     if moments.mean.shape != (slices[-1].stop,):
         expected = f"{slices[-1].stop} numbers, as --layout says"
@@ -368,7 +368,7 @@ def _swag_of_tensors(tensors: Arrays, path: str) -> Picked | None:
     stems = [stem for stem in stems if f"{stem}{mean}" in tensors]
     if not stems:
         return None
-    made: dict[str, Moments] = {}
+    made: dict[str, VectorMoments] = {}
     used = {"n_models"}
     for stem in stems:
         parts = [tensors.get(f"{stem}{end}") for end in _OF_TENSOR]

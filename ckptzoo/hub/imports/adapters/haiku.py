@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from ckptzoo.hub.imports.adapters.adapter import Found, Options, Picked, all_fit, identifier, reader
+from ckptzoo.hub.imports.adapters.adapter import FoundCheckpoints, Options, Picked, all_fit, identifier, reader
 from ckptzoo.hub.imports.facts import row_of
-from ckptzoo.hub.imports.sources import Source
+from ckptzoo.hub.imports.sources import ImportSource
 from ckptzoo.hub.untrusted import Limits, StateDict
 
 _CHECKPOINT = re.compile(r"(?:(?P<folder>.+)/)?model_step_(?P<number>\d{1,9})\.pt")
@@ -25,7 +25,7 @@ class Haiku:
         """Whether all checkpoint files are a ``model_step_N.pt``."""
         return all_fit(paths, _CHECKPOINT.fullmatch)
 
-    def checkpoints(self, source: Source, options: Options) -> Iterator[Found]:
+    def checkpoints(self, source: ImportSource, options: Options) -> Iterator[FoundCheckpoints]:
         """Yield every sample; its facts are in the file."""
         for file in source.files():
             if (matched := _CHECKPOINT.fullmatch(file.path)) is None:
@@ -35,7 +35,7 @@ class Haiku:
             def pick(states: Sequence[StateDict], path: str = file.path) -> Sequence[Picked]:
                 return [_picked(state, path, options) for state in [*filter(_is_parameters, states)] or states]
 
-            yield Found(
+            yield FoundCheckpoints(
                 file.path, member, int(matched["number"]), {}, file.size, reader(file, Limits().file_bytes), pick
             )
 

@@ -6,9 +6,9 @@ mkofinas/neural-graphs at 1f2b671, ``experiments/cnn_generalization/dataset/``.
 import re
 from collections.abc import Iterator, Sequence
 
-from ckptzoo.hub.imports.adapters.adapter import Found, Options, Picked, all_fit, identifier, reader
+from ckptzoo.hub.imports.adapters.adapter import FoundCheckpoints, Options, Picked, all_fit, identifier, reader
 from ckptzoo.hub.imports.facts import merged, row_of
-from ckptzoo.hub.imports.sources import Source
+from ckptzoo.hub.imports.sources import ImportSource
 from ckptzoo.hub.untrusted import Limits, StateDict
 
 _CHECKPOINT = re.compile(r"(?P<trial>.+)/checkpoint_(?P<number>\d{1,9})/checkpoint\.pt")
@@ -25,7 +25,7 @@ class WildPark:
         """Whether all checkpoint files are a ``checkpoint_N/checkpoint.pt``."""
         return all_fit(paths, _CHECKPOINT.fullmatch)
 
-    def checkpoints(self, source: Source, options: Options) -> Iterator[Found]:
+    def checkpoints(self, source: ImportSource, options: Options) -> Iterator[FoundCheckpoints]:
         """Yield every checkpoint; its facts are in the file."""
         for file in source.files():
             if (matched := _CHECKPOINT.fullmatch(file.path)) is None:
@@ -35,7 +35,7 @@ class WildPark:
             def pick(states: Sequence[StateDict], path: str = file.path) -> Sequence[Picked]:
                 return [_picked(state, path, options) for state in states]
 
-            yield Found(
+            yield FoundCheckpoints(
                 file.path, member, int(matched["number"]), {}, file.size, reader(file, Limits().file_bytes), pick
             )
 

@@ -15,9 +15,9 @@ from ckptzoo.arguments import checked
 from ckptzoo.console import say
 from ckptzoo.errors import Problem, SpecError, UnknownNameError, ZooError
 from ckptzoo.explorer import columns
+from ckptzoo.explorer.columns import numbers, sampled
 from ckptzoo.explorer.document import LayerFigure, PageFacts, html_page
 from ckptzoo.explorer.payload import Payload, encode
-from ckptzoo.explorer.trajectories import trajectories
 from ckptzoo.explorer.weights import BASIS, MISSING, LayerWeights, PrincipalScores, count_values, edges_of, scores
 from ckptzoo.format.durable import check_replaceable, write_file
 from ckptzoo.loader.zoo import Zoo
@@ -38,6 +38,10 @@ _MAX_DETAILED = 20_000
 """Members up to which a page has columns that are drawn nowhere."""
 MAX_FIGURES = 64
 """Layers whose marginals are drawn, where none are named."""
+_MAX_TRAJECTORIES = 256
+"""Members whose trajectories are drawn; of more a sample is taken."""
+_MIN_STEPS = 2
+"""The smallest number of measured steps of a member that are a trajectory."""
 
 
 @dataclass(frozen=True)
@@ -413,3 +417,44 @@ def _evenly(names: Sequence[str], limit: int) -> list[str]:
     if limit == 1:
         return [names[-1]]
     return [names[round(index * (len(names) - 1) / (limit - 1))] for index in range(limit)]
+
+
+@dataclass(frozen=True, eq=False)
+class MemberTrajectories:
+    """Accuracies of some members at their steps.
+
+    ``rows`` (M,) are the positions of the members' last steps among those of the page; ``steps`` (S,) int64 rise;
+    ``values`` (M, S) float64 are NaN where a member has no such checkpoint or nothing was measured. ``total`` counts
+    the members of the page with several steps.
+    """
+
+    rows: NDArray[np.int64]
+    steps: NDArray[np.int64]
+    values: NDArray[np.float64]
+    total: int
+
+
+def trajectories(zoo: Zoo, shown: Zoo) -> MemberTrajectories | None:
+    """Return the trajectories of a zoo with every checkpoint, for the last steps ``shown`` of the members of the page;
+    None where no member has ``_MIN_STEPS`` measured steps.
+    """
+    accuracies, _ = numbers(zoo.column("test_accuracy"))
+    step, without_step = numbers(zoo.column("step"))
+    members = np.array(zoo.column("member").to_pylist(), dtype=object)
+    is_known = np.isfinite(accuracies) & ~without_step
+    counts: dict[str, int] = {}
+    for member in members[is_known]:
+        counts[member] = counts.get(member, 0) + 1
+    own = shown.column("member").to_pylist()
+    moving = np.array([counts.get(member, 0) >= _MIN_STEPS for member in own], bool)
+    positions = np.flatnonzero(moving)
+    if not len(positions):
+        return None
+    rows = positions[sampled(shown.column("id").filter(pa.array(moving)), _MAX_TRAJECTORIES)]
+    number = {own[row]: index for index, row in enumerate(rows)}
+    owners = np.array([number.get(member, -1) for member in members])
+    is_drawn = is_known & (owners >= 0)
+    steps, column = np.unique(step[is_drawn].astype(np.int64), return_inverse=True)
+    values = np.full((len(rows), len(steps)), np.nan)
+    values[owners[is_drawn], column] = accuracies[is_drawn]
+    return MemberTrajectories(rows, steps, values, len(positions))

@@ -1,6 +1,7 @@
 """The document of a page: its sentences, the marginals as pictures, the data, and the script that shows the rest."""
 
 import base64
+import html
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,18 +12,19 @@ from numpy.typing import NDArray
 from ckptzoo.errors import ZooError
 from ckptzoo.explorer.bundle import bundle
 from ckptzoo.explorer.columns import numbers, variant_column
-from ckptzoo.explorer.text import duration, figure, shown
 from ckptzoo.explorer.weights import ValueCounts
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.schema.card import Card
 from ckptzoo.schema.explorer import head
-from ckptzoo.text import counted
+from ckptzoo.text import counted, printable, shortened
 
 _HEIGHT = 100
 """The height of a picture of marginals, in its own units; its bins are one wide."""
 _MAX_LISTED = 4
 """Distinct texts of a column that are named."""
+_MAX_TEXT = 300
+"""Characters of a text of others that are shown."""
 
 _DRAWN = {
     "selection": "Selection",
@@ -270,3 +272,26 @@ def _outline(heights: NDArray[np.int64]) -> str:
         run += 1
     steps.append(f"h{run}V{_HEIGHT}z")
     return "".join(steps)
+
+
+def shown(text: object, *, limit: int = _MAX_TEXT) -> str:
+    """Return untrusted text as HTML: marks of direction and control characters are written out, markup is text.
+
+    >>> shown("<b>\\u202e")
+    '<bdi>&lt;b&gt;\\\\u202e</bdi>'
+    """
+    return f"<bdi>{html.escape(printable(shortened(str(text), limit)))}</bdi>"
+
+
+def figure(value: float) -> str:
+    """Format a number with four digits."""
+    return f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """Format seconds for people."""
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.3g} min"
+    return f"{seconds / 3600:,.3g} h"

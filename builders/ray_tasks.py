@@ -24,7 +24,7 @@ from builders.recipe import Recipe
 from builders.sources import Source
 from builders.train import open_trainer
 
-SIGN_SECONDS = 5.0
+HEARTBEAT_SECONDS = 5.0
 """The longest time in seconds between two values that a task yields."""
 _REPORT_SECONDS = 1.0
 """The shortest time in seconds between two values that report progress alone."""
@@ -88,7 +88,7 @@ def train_unit(task: UnitTask, source: Source) -> Iterator[str | TaskProgress]:
     with ThreadPoolExecutor(1) as thread:
         while True:
             coming: Future[TaskProgress | None] = thread.submit(next, reports, None)
-            while not wait([coming], timeout=SIGN_SECONDS).done:
+            while not wait([coming], timeout=HEARTBEAT_SECONDS).done:
                 yield TaskProgress(step, 0, 0.0)
             report = coming.result()
             if report is None:

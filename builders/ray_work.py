@@ -26,14 +26,14 @@ from builders.checkpointing import Interrupted, Unit, catch_stop_signals
 from builders.claims import Claims
 from builders.failures import ATTEMPTS, forget_failures, log, note_failure
 from builders.progress import Progress
-from builders.ray_tasks import SIGN_SECONDS, TaskProgress, UnitTask, train_unit, version
+from builders.ray_tasks import HEARTBEAT_SECONDS, TaskProgress, UnitTask, train_unit, version
 from builders.recipe import Recipe
 from builders.shared import Worked, WorkOrder
 from builders.work_files import read_small
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.ray_cluster import connected
 
-SILENT_SECONDS = 12 * SIGN_SECONDS
+SILENT_SECONDS = 12 * HEARTBEAT_SECONDS
 """Seconds without a heartbeat after which a task counts as lost: some are, when nodes die (Ray's issues 39109, 46425).
 """
 START_SECONDS = 30.0
@@ -295,7 +295,7 @@ class _TaskAttempt:
             async with asyncio.timeout(SILENT_SECONDS):
                 return await _read(reports)
         except TimeoutError:
-            raise _SilentError(f"no sign of life for {SILENT_SECONDS:.0f} s") from None
+            raise _SilentError(f"no heartbeat for {SILENT_SECONDS:.0f} s") from None
 
     def _changed(self) -> int:
         """Return when the unit was last saved; 0 where it was not."""

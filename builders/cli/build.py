@@ -120,7 +120,9 @@ def work(
     choice: PlanChoice,
     settings: Work,
     unit: Annotated[str | None, typer.Option(metavar="NAME", help="Only this unit; status lists them.")] = None,
-    share: Annotated[str, typer.Option(metavar="I/N", help="Only every N-th unit, from the I-th, from 0.")] = "",
+    share: Annotated[
+        str, typer.Option(metavar="I/N", help="Only every N-th unit, beginning with the I-th, counted from 0.")
+    ] = "",
     duration: Annotated[
         str, typer.Option("--for", metavar="TIME", help="Stop after 90s, 50m or 8h, when all is saved.")
     ] = "",
@@ -249,7 +251,7 @@ def estimate(
     predictions: Predictions = False,
     devices: Annotated[int, typer.Option(min=1, help="How many devices such as this one work side by side.")] = 1,
     price: Annotated[
-        float | None, typer.Option(metavar="NUMBER", min=0, help="Of an hour of a device, in any currency.")
+        float | None, typer.Option(metavar="NUMBER", min=0, help="The price of an hour of a device, in any currency.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

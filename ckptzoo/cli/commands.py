@@ -109,7 +109,7 @@ def retract(
     zoo: ZooFolder,
     ids: Annotated[list[str], typer.Argument(metavar="ID...", show_default=False, autocompletion=complete_ids)],
     reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, in a sentence.", show_default=False)],
-    contributor: Annotated[str | None, typer.Option(metavar="NAME", help="Who withdraws them.")] = None,
+    contributor: Annotated[str | None, typer.Option(metavar="NAME", help="The person who withdraws them.")] = None,
 ) -> None:
     """Withdraw checkpoints.
 
@@ -164,7 +164,9 @@ def page(
 
 
 def collection(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Whose folders are zoos.", show_default=False)],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="The folder whose folders are zoos.", show_default=False)
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Make the zoos in a folder one collection: collection.json and a table of all rows.

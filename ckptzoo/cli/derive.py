@@ -340,7 +340,10 @@ def dedupe(
         typer.Option("--saved", metavar="FOLDER", help="Keep what is computed of each block of checkpoints there."),
     ] = None,
     share: Annotated[
-        str, typer.Option(metavar="I/N", help="Only compute every N-th block, from the I-th, from 0; needs --saved.")
+        str,
+        typer.Option(
+            metavar="I/N", help="Only compute every N-th block, beginning with the I-th, counted from 0; needs --saved."
+        ),
     ] = "",
     on: On = None,
     as_json: AsJson = False,

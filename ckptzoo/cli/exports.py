@@ -89,7 +89,8 @@ def export(
     data: Data = None,
     module: Module = None,
     max_shard_size: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Of the files of weights of a folder.  [default: 5GB]")
+        str | None,
+        typer.Option(metavar="SIZE", help="The largest size of a file of weights in a folder.  [default: 5GB]"),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace a folder that is not empty, with everything in it.")

@@ -196,7 +196,7 @@ def _classify_status(error: Any, location: str, what: str, needs: str) -> Reques
     if status == 401:
         return RequestFailure(failed("a token", _LOGIN))
     if status == 403:
-        return RequestFailure(failed("leave to do so", f"Use a token that {needs}."))
+        return RequestFailure(failed("permission to do so", f"Use a token that {needs}."))
     if status in _OUTDATED:
         return RequestFailure(failed("a head that has not moved", "Try again.", RaceError))
     if status == 413:

@@ -248,7 +248,7 @@ def pull(
         typer.Option(
             "--layers",
             metavar="NAMES",
-            help="Only these layers or tensors: conv1,fc.",
+            help="Only these tensors, layers or modules of layers: conv1,fc.",
             autocompletion=complete_layers,
         ),
     ] = None,

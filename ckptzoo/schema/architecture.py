@@ -237,6 +237,24 @@ class Architecture:
             layers.setdefault(tensor.layer, []).append(tensor.name)
         return {layer: tuple(names) for layer, names in layers.items()}
 
+    def named(self, name: str) -> tuple[str, ...]:
+        """Names of the tensors that a name stands for: a tensor or its alias, a layer, or a module of layers.
+
+        A module that has tensors of its own is a layer, and stands for these alone. Nothing has the name where the
+        result is empty.
+
+        Examples
+        --------
+        >>> state_dict = {name: np.zeros(2, np.float32) for name in ("body.0.bias", "body.2.bias", "head.bias")}
+        >>> arch = ckptzoo.Architecture.of(state_dict, name="nested")
+        >>> arch.named("body"), arch.named("body.2"), arch.named("head.bias"), arch.named("bod")
+        (('body.0.bias', 'body.2.bias'), ('body.2.bias',), ('head.bias',), ())
+        """
+        if name in self:
+            return (name,)
+        within = self.layers.get(name) or tuple(other for other in self.names if other.startswith(f"{name}."))
+        return within or tuple(tensor.name for tensor in self.tensors if name in tensor.aliases)
+
     @property
     def parameters(self) -> int:
         """Number of parameters of one checkpoint, buffers left out."""

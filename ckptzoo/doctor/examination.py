@@ -16,6 +16,7 @@ from ckptzoo.doctor import hub, installation, machine
 from ckptzoo.doctor import zoo as zoo_checks
 from ckptzoo.text import counted, printable
 
+# HUGGING_FACE_HUB_TOKEN is the earlier name of HF_TOKEN, which huggingface_hub still reads.
 _SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 """Environment variables whose values must not be shown in any message."""
 

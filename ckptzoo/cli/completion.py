@@ -94,7 +94,7 @@ def complete_ids(context: typer.Context, incomplete: str) -> Iterable[str]:
 
 
 def complete_gauges(incomplete: str) -> Iterable[str]:
-    """Names of gauges."""
+    """Return names of gauges."""
     return [name for name in get_args(layout.GaugeName) if name.startswith(incomplete)]
 
 

@@ -279,6 +279,7 @@ def pull(
         with bar("pulling", nbytes=True) as progress:
             try:
                 results = (fetch(zoo, output, layers=_split(layers), progress=progress, **options),)
+            # a repository is a zoo or a collection of zoos, which only its files tell
             except IntegrityError as error:
                 if error.problem.what != layout.ZOO or layers is not None:
                     raise

@@ -383,6 +383,7 @@ def doctor(root: Root, as_json: AsJson = False) -> None:
 def _grace(text: str) -> "timedelta":
     from datetime import timedelta
 
+    # less than an hour is refused, because addresses of uploads are valid for one (ServerLimits.address_seconds)
     units = {"h": 1.0, "d": 24.0, "w": 168.0}
     try:
         hours = float(text[:-1]) * units[text[-1]]
@@ -455,5 +456,6 @@ def _need_server() -> None:
     """Raise unless the server's packages are installed."""
     from ckptzoo.errors import require
 
+    # those that ckptzoo.server imports at its beginning; oidc's are asked for where a provider is made
     for module in ("jinja2", "limits", "markdown_it", "nh3", "prometheus_client", "starlette", "uvicorn", "yaml"):
         require(module, "server")

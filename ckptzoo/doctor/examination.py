@@ -66,7 +66,7 @@ class Examination(PrintedResult):
 
 
 def _with_extras_together(checks: Sequence[Check]) -> Iterator[Check]:
-    """The checks with one for all extras that are installed and one for those that are not."""
+    """Yield the checks with one for all extras that are installed and one for those that are not."""
     extras = [check for check in checks if check.name.startswith(installation.EXTRA) and check.outcome != PROBLEM]
     for check in checks:
         if check not in extras:

@@ -268,6 +268,7 @@ class _Content:
         found = columns.measures(self.last, self.variant, self.rows)
         header["measures"] = []
         for measure in found:
+            # columns of the metadata are copied as conditions, which have to select exactly the members shown
             data[measure.name] = measure.values.astype("<f4" if measure.kind.of_variant else "<f8")
             if measure.is_null.any():
                 data[f"{measure.name}:null"] = measure.is_null.astype(np.uint8)

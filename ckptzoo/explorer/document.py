@@ -85,6 +85,8 @@ def html_page(facts: Facts, figures: list[LayerFigure], data: bytes, card: Card 
         ]
     )
     # the data come last: what stands before them is painted while they are read
+    # a script of a type that is none of a script's is data, which nothing runs (HTML Standard, section 4.12.1);
+    # a title holds text alone, where <bdi> would be shown as it is
     start = head(own.script_hash, own.style_hash)
     return f"""{start}<meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">

@@ -22,6 +22,7 @@ SIDE = 4096
 BASIS = 2048
 """Members whose components are taken for those of all, where members and parameters are both more than ``SIDE``."""
 BINS = 60
+# The least int16; scores reach from -32,767 to 32,767.
 MISSING = -(2**15)
 """The score of a member that has none."""
 _BATCH_BYTES = 16 * 2**20

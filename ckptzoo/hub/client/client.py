@@ -243,6 +243,7 @@ class Client(Connection):
         """Create a dataset repository, if there is none of this name."""
 
         def call() -> Any:
+            # with exist_ok: an attempt whose answer was lost has made it already
             return self.api.create_repo(repo, repo_type=DATASET, private=private, exist_ok=True)
 
         self.ask(call, self.address(repo), "new repository", needs=WRITE)
@@ -258,6 +259,7 @@ class Client(Connection):
                 files = {item.rfilename: repo_file_of(item) for item in info.siblings}
             else:  # too many for one answer
                 pages = self.api.list_repo_tree(repo, revision=info.sha, repo_type=DATASET, recursive=True)
+                # folders have no size
                 files = {item.path: repo_file_of(item) for item in pages if hasattr(item, "size")}
             # ckptzoo serve says what the token may do
             role = vars(info).get("role")
@@ -305,6 +307,7 @@ class Client(Connection):
             from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
             url = f"{self.endpoint}/datasets/{repo}/resolve/{listing.commit}/{quote(name)}"
+            # size and digest are those of the bytes as they are stored
             headers = {**build_hf_headers(token=self.api.token), "Accept-Encoding": "identity"}
             data = bytearray()
             with get_session().stream("GET", url, headers=headers) as response:

@@ -93,7 +93,7 @@ def complete(
 
 
 def _finishing(zoo: Zoo, repo: str, number: int, *, network: bool, inputs: bool) -> str:
-    """The command that makes all outputs, where it needs a network or inputs that were not given; else empty."""
+    """Return the command that makes all outputs, where it needs a network or inputs that were not given; else empty."""
     needed = any("--inputs" in derived_command(zoo.contents, name) for name in zoo.predicted)
     if not lacking_options(zoo.arch, network=network, inputs=inputs or not needed):
         return ""

@@ -107,7 +107,7 @@ def copies(submitted: Zoo, target: TargetZoo | None) -> Copies:
 
 
 def _of_zoo(target: TargetZoo, mine: list[_Described], index: Index | None) -> tuple[list[_Described], int]:
-    """Descriptions of a zoo's checkpoints that can be copies, and of how many nothing is known."""
+    """Return descriptions of a zoo's checkpoints that can be copies, and of how many nothing is known."""
     stored = {} if index is None else {k: v for k, v in target.fingerprints.items() if v.startswith(_KIND)}
     shared = {checkpoint.fingerprint for checkpoint in mine}
     missing = [name for name in target.zoo.ids if name not in stored]

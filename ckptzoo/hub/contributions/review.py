@@ -297,6 +297,7 @@ def fetch(
     digest is not the one that the hub lists is fetched once more, so that damage on the way is not taken for a damaged
     part.
     """
+    # by its commit: the pull request may get others while it is fetched
     remote = open_remote(f"hf://datasets/{repo}@{changes.head.commit}", endpoint=client.endpoint, token=client.token)
     done = 0
     for name, stored in changes.files.items():

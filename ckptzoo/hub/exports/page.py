@@ -33,6 +33,7 @@ def metadata(checkpoint: Checkpoint, zoo: str, facts: Document) -> dict[str, str
         **row,
         **{key: _text(value) for key, value in short.items()},
         "architecture": checkpoint.arch.name,
+        # as huggingface_hub's save_torch_state_dict has it; loaders of torch ask for it
         "format": "pt",
         "variant": checkpoint.variant,
         "zoo": zoo,

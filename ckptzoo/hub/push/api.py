@@ -384,6 +384,7 @@ class _Push:
             self._check_role(new=created)
         if created:
             self._client.create(self._repo, private=private)
+            # a new repository has a first commit, which the others follow
             push_plan = self._plan(self._client.listing(self._repo))
         total = sum(batch.nbytes for batch in push_plan.batches)
         for _ in range(MAX_RACES):
@@ -477,6 +478,7 @@ class _Push:
         if not self._commits:
             return
         listing = self._client.listing(self._repo, self._commits[-1])
+        # the client library sends no file that the repository's .gitignore names (shouldIgnore in the hub's answer)
         if not all(is_committed(batch, listing) for batch in self._committed):
             step = "Push again; if that does not help, see whether its .gitignore leaves some out."
             raise HubError(Problem(self._repository.name, "files after the push", "those of the zoo", "fewer", step))

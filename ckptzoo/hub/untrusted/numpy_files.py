@@ -190,6 +190,7 @@ def _read_header(stream: BytesIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]
         return np.lib.format.read_array_header_1_0(stream, max_header_size=_MAX_HEADER)
     if version == (2, 0):
         return np.lib.format.read_array_header_2_0(stream, max_header_size=_MAX_HEADER)
+    # 3.0 differs in names of fields beyond latin-1 alone, which plain arrays do not have (numpy.lib.format)
     raise ValueError(f"version {version}")
 
 

@@ -109,6 +109,7 @@ def _summed(indices: NDArray[Any], values: NDArray[Any], shape: tuple[int, ...])
             raise InertError("sparse tensor", expected, f"{numbers.min()} to {numbers.max()}")
     dense = np.zeros(shape, values.dtype)
     add = np.logical_or if values.dtype == bool else np.add
+    # dense[indices] += values would count an index that comes twice once
     add.at(dense, tuple(indices), values)
     return dense
 

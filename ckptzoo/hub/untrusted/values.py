@@ -243,6 +243,7 @@ class Array(_Stated, Numbers):
             if len(data) != prod(shape) or len(shape) > MAX_DIMENSIONS:
                 raise InertError(f"array of shape {shape}"[:200], f"{prod(shape)} objects", f"{len(data)}")
             self._state = [_nested(data, shape, fortran=bool(fortran))]  # pyright: ignore[reportAttributeAccessIssue]
+            # the unpickler keeps the object that it made before it knew the state
             self.__class__ = Objects  # pyright: ignore[reportAttributeAccessIssue]
 
     @property

@@ -247,6 +247,7 @@ def side_files(
 def parse_json(data: bytes, location: str) -> Any:
     """Parse JSON as Python writes it; raise ``ZooError`` where it is none."""
     try:
+        # json.dump writes NaN and Infinity, which are no JSON and stand for no value here
         return json.loads(data, parse_constant=lambda name: None)
     except (ValueError, RecursionError) as error:
         step = "Correct or remove the file."
@@ -259,6 +260,6 @@ def reader(file: SourceFile, limit: int) -> Callable[[], Sequence[bytes]]:
 
 
 def all_fit(paths: Sequence[str], fits: Callable[[str], object]) -> bool:
-    """Whether there are files that fit a format, and none that may hold other checkpoints."""
+    """Return whether there are files that fit a format, and none that may hold other checkpoints."""
     rest = [path for path in paths if not fits(path) and path.rpartition("/")[2] != SETTINGS_OF_RAY]
     return any(map(fits, paths)) and not any(path.lower().endswith(SUFFIXES) for path in rest)

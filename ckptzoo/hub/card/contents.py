@@ -417,8 +417,6 @@ def histogram(values: ArrayLike, scale: Scale | None = None, *, unit: str = "") 
     from the others, the bins are those of the middle 98 %; two lines more say how many are beyond the bins. The text
     does not depend on the order of the values.
 
-    Examples
-    --------
     >>> print(histogram([81, 82, 83, 84, 91]))
     80 - 85  4  ████████████████████████████████
     85 - 90  0

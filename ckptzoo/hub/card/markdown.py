@@ -15,8 +15,6 @@ def code(text: str, *, limit: int = MAX_SHOWN, escape: bool = True) -> str:
     can be anywhere, in a table too. Otherwise the text is shown letter by letter, whole and on one line, which is
     not for tables.
 
-    Examples
-    --------
     >>> print(code("a`b"), code("a`b", escape=False))
     `a\x60b` ``a`b``
     """

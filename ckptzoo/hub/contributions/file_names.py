@@ -63,8 +63,6 @@ class FilePattern:
 def distinct_names(paths: Sequence[Path]) -> dict[Path, str]:
     """Name each file: its own name, and the folders by which it differs where several have the same one.
 
-    Examples
-    --------
     >>> list(distinct_names([Path("runs/a/net.pt"), Path("runs/b/net.pt"), Path("last.pt")]).values())
     ['a/net.pt', 'b/net.pt', 'last.pt']
     """

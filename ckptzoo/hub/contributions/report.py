@@ -186,7 +186,7 @@ def unmeasured(checks: Sequence[Check], summaries: Sequence[CheckpointSummary]) 
 
 
 def said_as(*, claimed: bool, stated: bool) -> str:
-    """Return how figures are given, by the headers of the table's columns: ``claimed``, ``stated`` or both, or empty."""
+    """Return how figures are given, by the headers of the table's columns: ``claimed``, ``stated``, both or neither."""
     return " or ".join(["claimed"] * claimed + ["stated"] * stated)
 
 

@@ -47,20 +47,12 @@ class Effective:
 def effective(tensors: Mapping[str, NDArray[Any]], location: str) -> Effective:
     """Bring a state dict to the tensors that its network computes with.
 
-    Raises
-    ------
-    SpecError
-        A tensor is there both as it is and in parts, or a kernel may be unfolded in two ways.
-
-    Notes
-    -----
     A pruned weight is ``weight_orig * weight_mask``. With weight normalisation it is ``g v / |v|``, the norm over all
     axes but those of ``g`` (Salimans and Kingma 2016, arXiv 1602.07868). With spectral normalisation it is
     ``W / (u' W v)``, as in evaluation mode (Miyato et al. 2018, arXiv 1802.05957). The last two are computed in double
-    precision. Tested in tests/hub/imports/test_one_architecture.py.
+    precision. Raises ``SpecError``: a tensor is there both as it is and in parts, or a kernel may be unfolded in two
+    ways.
 
-    Examples
-    --------
     >>> pruned = {"fc.weight_orig": np.array([2.0, 3.0]), "fc.weight_mask": np.array([1.0, 0.0])}
     >>> effective(pruned, "a.pt").tensors["fc.weight"].tolist()
     [2.0, 0.0]

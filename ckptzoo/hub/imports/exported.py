@@ -35,8 +35,6 @@ def exported_row(facts: Mapping[str, Any]) -> dict[str, Any]:
 
     ``facts``, for which ``is_exported`` is true, are objects of JSON, or the texts of a header.
 
-    Examples
-    --------
     >>> exported_row({"id": "m3", "seed": "3", "test_accuracy": "0.5", "zoo": "few", "variant": "raw",
     ...               "architecture": "mine"})
     {'own_id': 'm3', 'own_member': 'm3', 'seed': 3, 'claimed_test_accuracy': 0.5, 'extra': {'exported_from': 'few'}}

@@ -87,6 +87,7 @@ class XzFile(io.RawIOBase):
         """Begin the next stream where one has ended; False after the last. Zeros may be between them."""
         if not self._unpacker.eof:
             return True
+        # streams may have zeros behind them (The .xz File Format, section 2.2)
         self._data = self._unpacker.unused_data.lstrip(b"\0")
         while not self._data and (more := self._packed.read(_READ_BYTES)):
             self._data = more.lstrip(b"\0")

@@ -49,6 +49,7 @@ def _of_web(url: str) -> Blob:
     retry_policy, connections = RetryPolicy(), Connections()
 
     def request() -> int:
+        # of one byte: Content-Range also names the size of the whole file (RFC 9110, section 14.4)
         sent = {"Range": "bytes=0-0"}
         with http.get(connections, url, location=url, cancel=CancelToken(), headers=sent) as answer:
             total = answer.headers.get("content-range", "").rpartition("/")[2]

@@ -180,13 +180,7 @@ def import_zoo(
 
 
 def licence_of(source: str | Path, chosen: Adapter, license: str | None) -> str:
-    """The licence of rows: the one that was named, or that of the format.
-
-    Raises
-    ------
-    ZooError
-        There is none.
-    """
+    """Return the licence of rows, the one that was named or that of the format; raise ``ZooError`` without one."""
     if (found := license or chosen.license) is not None:
         return found
     step = "Give --license with the SPDX identifier that its authors name, or LicenseRef-unknown."
@@ -287,6 +281,7 @@ class _Importer:
         """Import everything; what was read before an error is published."""
         with ExitStack() as stack:
             self.reader = Reader(stack.enter_context(ReadingProcess(Limits())), self.source.address)
+            # one thread each: parts have the source's order
             self.readers = stack.enter_context(ThreadPoolExecutor(1))
             self.writers = stack.enter_context(ThreadPoolExecutor(1))
             self._read_ahead: tuple[_Batch, Future[list[States | ZooError]]] | None = None

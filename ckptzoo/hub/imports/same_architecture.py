@@ -190,8 +190,6 @@ def is_causal(array: NDArray[Any]) -> bool:
     Its matrix is square, has at least two rows, and holds one value up to the diagonal and another one above it, of
     which one is 0 or minus infinity.
 
-    Examples
-    --------
     >>> is_causal(np.tril(np.ones((1, 1, 4, 4)))), is_causal(np.eye(4))
     (True, False)
     """

@@ -96,24 +96,11 @@ class Blob:
 class Source(ABC):
     """A source whose files can be read from first to last any number of times.
 
-    Attributes
-    ----------
-    name
-        the folder's or the archive's name without suffixes: the same for a folder and an archive of it.
-    nbytes
-        bytes in all, as ``position`` counts them.
-    position
-        bytes that the last pass has read or skipped.
-    is_local
-        whether looking into a file costs no request.
-    is_reopened
-        whether a file may be opened again during a pass.
-    in_order
-        whether all of it has to be read to know its files.
-    dangling
-        paths of links that lead to no file.
-    repository
-        the address of the hub's repository that it is, or is in; empty where there is none.
+    ``name`` is the folder's or the archive's name without suffixes, the same for a folder and an archive of it.
+    ``nbytes`` are bytes in all, as ``position`` counts those that the last pass has read or skipped. ``is_local`` says
+    that looking into a file costs no request, ``is_reopened`` that a file may be opened again during a pass,
+    ``in_order`` that all of it has to be read to know its files. ``dangling`` has the paths of links that lead to no
+    file; ``repository`` is the address of the hub's repository that it is or is in, empty where there is none.
     """
 
     is_local = True
@@ -212,6 +199,7 @@ class FolderSource(Source):
             for entry in entries:
                 path = f"{prefix}{entry.name}"
                 try:
+                    # links to folders may lead back to one above them
                     if entry.is_dir(follow_symlinks=False):
                         yield from self._walk(Path(entry.path), f"{path}/")
                     elif entry.is_file():

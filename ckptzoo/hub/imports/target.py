@@ -230,6 +230,7 @@ class Target:
             return False
         tensors, _ = in_architecture(saved.tensors, place[1], zoo.arch)
         stored = ckptzoo.open(zoo.path).checkpoint(id)
+        # by bytes, because NaN differs from itself
         return all(np.ascontiguousarray(array).tobytes() == stored[name].tobytes() for name, array in tensors.items())
 
     def name_apart(self, row: Row) -> None:
@@ -444,6 +445,7 @@ class Target:
         (first,) = self._zoos
         label = _label_of(first.arch)
         beside = self._beside()
+        # killed before the zoo is moved, an empty folder is left, which is removed; after that it takes the zoo's place
         beside.mkdir()
         self.folder.rename(beside / label)
         beside.rename(self.folder)

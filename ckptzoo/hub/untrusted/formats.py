@@ -28,26 +28,13 @@ _EXTRA = "pip install 'ckptzoo[import]' reads it."
 class Form:
     """A form of files, by one word; ``words`` describe a file of it in messages.
 
-    Parameters
-    ----------
-    recognised_by
-        for people: the bytes or names that tell it.
-    recognises
-        tells it by the first ``HEAD_BYTES`` bytes and the path; None where paths alone do.
-    paths
-        a regular expression of paths that are this form whatever is in them; empty where content decides.
-    read
-        makes an object from a file's bytes, in the reading process: called with the bytes, the file's name in messages,
-        the limits, and whether objects other than dense tensors and plain containers are refused. None where the form
-        is not read.
-    package
-        that has to be installed for it.
-    becomes, facts
-        for people: what it is imported as, and what is known about it then.
-    step
-        the next step where it is not read.
-    is_container
-        whether it holds files, which are looked at in its place.
+    ``recognised_by`` says for people which bytes or names tell it. ``recognises`` tells it by the first ``HEAD_BYTES``
+    bytes and the path, None where paths alone do; ``paths`` is a regular expression of paths that are this form
+    whatever is in them, empty where content decides. ``read`` makes an object from a file's bytes, in the reading
+    process: called with the bytes, the file's name in messages, the limits, and whether objects other than dense
+    tensors and plain containers are refused; None where the form is not read. ``package`` has to be installed for it.
+    ``becomes`` and ``facts`` say for people what it is imported as, and what is known about it then; ``step`` is the
+    next step where it is not read. With ``is_container`` it holds files, which are looked at in its place.
     """
 
     name: str

@@ -181,8 +181,6 @@ class Unpickler(pickle.Unpickler):
     are the names that the pickle looked up, in order. Raises ``InertError`` where something that is put together here
     is not as its library writes it, and whatever the machine raises on bytes that are no pickle.
 
-    Examples
-    --------
     >>> import io
     >>> reader = Unpickler(io.BytesIO(b"cos\nsystem\n(S'ls'\ntR."))
     >>> reader.load().args, list(reader.globals)

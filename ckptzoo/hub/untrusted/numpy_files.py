@@ -59,8 +59,6 @@ def with_facts(items: Mapping[str, Any]) -> dict[str, Any]:
 
     A float is a tensor where it has the dtype of the others, and no name of a figure.
 
-    Examples
-    --------
     >>> with_facts({"w": np.ones(2, np.float32), "epoch": np.array(3), "scale": np.array(2, np.float32)})["epoch"]
     3
     """

@@ -83,8 +83,6 @@ def is_figure_name(key: Any) -> bool:
 def number_list(key: Any, value: Any) -> np.ndarray[Any, Any] | None:
     """Return the array that a list of numbers beside tensors stands for; None for figures, and for any other value.
 
-    Examples
-    --------
     >>> number_list("bias", [0.5, 1.0]), number_list("train_losses", [0.5, 1.0])
     (array([0.5, 1. ]), None)
     """

@@ -195,8 +195,6 @@ for _kind in ("coo", "csr", "csc"):
 def unread_form(value: Any) -> str | None:
     """Return the form of a tensor whose numbers are not read; None for what is none.
 
-    Examples
-    --------
     >>> from ckptzoo.hub.untrusted.values import class_named
     >>> unread_form(class_named("torch.nn.parameter.UninitializedBuffer")())
     'an uninitialised buffer, which has no numbers'

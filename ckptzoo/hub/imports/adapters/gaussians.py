@@ -209,6 +209,7 @@ def _deviation(word: str, array: NDArray[Any], name: str, path: str) -> NDArray[
     """Bring a parameter to a standard deviation: ``rho`` by softplus (Blundell et al. 2015, arXiv 1505.05424)."""
     wide = array.astype(np.float64)
     if word == "rho":
+        # softplus, log(1 + exp(rho)), without overflow
         wide = np.logaddexp(0, wide)
     elif word.startswith("log"):
         wide = np.exp(wide / 2 if word.endswith("var") else wide)
@@ -272,8 +273,6 @@ _LAPLACE = "of the Laplace approximation the deviations of each weight are kept,
 def moments_of(tensors: Arrays, facts: Mapping[str, Any], path: str) -> Moments | None:
     """Return the moments of a posterior that are vectors; None where tensors are others.
 
-    Notes
-    -----
     SWAG's covariance is half the diagonal of variances and half that of the deviations' low rank (Maddox et al. 2019,
     arXiv 1902.02476, section 3.3); without deviations it is the diagonal alone. MultiSWAG keeps weights in place of
     deviations, as columns. Laplace's is the inverse of the Hessian over noise and temperature plus the prior's

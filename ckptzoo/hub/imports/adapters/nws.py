@@ -58,6 +58,7 @@ class NeuralWeightSpace:
         for file in source.files():
             if (matched := _CHECKPOINT.fullmatch(file.path)) is None:
                 continue
+            # numpy.tofile writes numbers alone, without a header
             vector = np.frombuffer(file.read(MAX_SIDE_BYTES), "<f8")
             if len(vector) != slices[-1].stop:
                 raise ZooError(Problem(file.path, "numbers", str(slices[-1].stop), str(len(vector)), _STEP))

@@ -249,7 +249,6 @@ class _Content:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """The gauges that are shown."""
         return tuple(self.usable)
 
     @property
@@ -320,7 +319,6 @@ class _Content:
         return any(self.last.column(name).equals(column) for name in names)
 
     def add_weights(self, layers: Sequence[str], progress: Progress | None) -> list[LayerFigure]:
-        """Add principal components and marginals."""
         by_layer = floats_by_layer(self.zoo.arch)
         for name in layers:
             if name not in by_layer:

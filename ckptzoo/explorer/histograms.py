@@ -41,7 +41,6 @@ class Histogram:
     beyond: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return every figure by name."""
         return {
             "edges": self.edges.tolist(),
             "counts": self.counts.tolist(),

@@ -65,7 +65,6 @@ class ValueCounts:
     not_finite: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return every figure by name."""
         return {"counts": self.counts.tolist(), "beyond": self.beyond, "not_finite": self.not_finite}
 
 
@@ -80,7 +79,6 @@ class LayerWeights:
         self.parameters = sum(zoo.arch[name].size for name in tensors)
 
     def take(self, rows: NDArray[Any]) -> "LayerWeights":
-        """Return the weights of some members."""
         return LayerWeights(self.zoo.take(rows), self.tensors, self.variant)
 
     def rows(self) -> Iterator[NDArray[Any]]:
@@ -138,7 +136,6 @@ class ValueCounter:
         self._counts, self._finite, self._all = np.zeros(len(edges) - 1, np.int64), 0, 0
 
     def add(self, values: NDArray[Any]) -> None:
-        """Count all values of an array."""
         flat = values.reshape(-1)
         for start in range(0, len(flat), _PIECE):
             piece = flat[start : start + _PIECE].astype(np.float64)
@@ -150,13 +147,11 @@ class ValueCounter:
             self._all += len(piece)
 
     def counted(self) -> ValueCounts:
-        """Return the counts so far."""
         beyond = self._finite - int(self._counts.sum())
         return ValueCounts(self._counts, beyond, self._all - self._finite)
 
 
 def count_values(layer: LayerWeights, edges: Values) -> ValueCounts:
-    """Count all weights of a layer, in bins."""
     counter = ValueCounter(edges)
     for block in layer.columns() if len(layer.zoo) <= SIDE else layer.rows():
         counter.add(block)

@@ -63,7 +63,6 @@ def _of_files(place: str, paths: list[Path], key: str) -> Checkpoint:
 
 
 def _checkpoint(state: StateDict, name: str) -> Checkpoint:
-    """Return a state dict as a checkpoint."""
     aliases: dict[str, list[str]] = {}
     for alias, first in state.aliases.items():
         aliases.setdefault(first, []).append(alias)

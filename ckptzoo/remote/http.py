@@ -296,7 +296,6 @@ class Connections:
         connection.close()
 
     def close(self) -> None:
-        """Close every idle connection."""
         with self._lock:
             _close_all(self._idle)
 
@@ -430,7 +429,6 @@ def _send(
 
 
 def _redirected(url: str, target: str, visited: list[str], location: str) -> str:
-    """Return the target of a redirect."""
     try:
         following = urljoin(url, target)
         scheme, host, _ = origin_of(following)

@@ -61,7 +61,6 @@ class CancelToken:
 
     @property
     def called(self) -> bool:
-        """Whether it has been called."""
         return self._event.is_set()
 
     def wait(self, seconds: float) -> bool:
@@ -208,7 +207,6 @@ class FolderStore:
 
     @property
     def address(self) -> str:
-        """The folder's path."""
         return str(self.root)
 
     @property
@@ -224,7 +222,6 @@ class FolderStore:
         return revision_of(self.entries)
 
     def get(self, name: str, start: int, stop: int, cancel: CancelToken) -> Generator[bytes]:
-        """Yield bytes ``start`` to ``stop`` of a file, as ``Store.get``."""
         find_entry(self.entries, name, location=self.address)
         try:
             with (self.root / name).open("rb") as file:

@@ -212,7 +212,6 @@ class Application:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         # what a request holds is given back however it ends
         request = Request(scope, receive)
         with self._memory.of(_address(request)) as memory:

@@ -60,7 +60,6 @@ class Connections:
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> asyncio.Protocol:
-        """Make a connection."""
         return _BoundedConnection(self, config, server_state, app_state, _loop)
 
 

@@ -89,7 +89,6 @@ class _Streamed(StreamingResponse):
         self._pieces = pieces
 
     async def stream_response(self, send: Send) -> None:
-        """Send the pieces."""
         try:
             await super().stream_response(send)
         finally:

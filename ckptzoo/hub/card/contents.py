@@ -318,7 +318,6 @@ class Quality:
     unit: str = ""
 
     def value(self, number: float) -> str:
-        """Format one value."""
         return f"{self.times * number:.2f}{self.unit}" if self.unit else format_number(float(number))
 
 

@@ -201,7 +201,6 @@ class PullRequests:
         ).merged
 
     def comment(self, repo: str, number: int, text: str) -> None:
-        """Comment on a discussion or a pull request."""
 
         def is_written() -> bool | None:
             return (text.strip() in {item.text.strip() for item in self.read(repo, number).comments}) or None

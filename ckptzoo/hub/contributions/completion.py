@@ -102,7 +102,6 @@ def _finishing(zoo: Zoo, repo: str, number: int, *, network: bool, inputs: bool)
 
 
 def _add_figures(folder: Path, measured: Mapping[str, Figures], by: str) -> None:
-    """Store figures that were measured."""
     contents = read_contents(Folder(folder))
     units = [part.digest for part in contents.raw.parts for _ in range(part.rows)]
     rows: list[dict[str, Any]] = [

@@ -155,7 +155,6 @@ class _Network:
     own: Labelled | None
 
     def evaluators(self, arch: Architecture) -> EvaluatorPool:
-        """Return the evaluators of networks of this architecture."""
         return EvaluatorPool(arch, self.module, self.data, self.own)
 
 
@@ -387,7 +386,6 @@ def _open_pull_request(
     submission: Submission,
     progress: StageProgress | None,
 ) -> Contribution:
-    """Open the pull request."""
     assert contribution.folder is not None
     folder = contribution.folder / contribution.part
     files: dict[str, Path | bytes] = {f"{contribution.part}/{path.name}": path for path in sorted(folder.iterdir())}

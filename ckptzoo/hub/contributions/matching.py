@@ -275,7 +275,6 @@ def rename(old_names: Sequence[str], names: Mapping[str, str]) -> tuple[dict[str
 
 
 def _renamed_by_table(names: Mapping[str, str], old_names: Sequence[str]) -> list[str]:
-    """Return the names that a table renames."""
     patterns = [_compile_pattern(old) for old in names if "*" in old]
     return [name for name in old_names if name in names or any(pattern.fullmatch(name) for pattern in patterns)]
 

@@ -61,7 +61,6 @@ def check_result(name: str, wrong: Sequence[str], right: str) -> Check:
 
 
 def failures(checks: Sequence[Check]) -> tuple[Check, ...]:
-    """Return the checks that failed."""
     return tuple(check for check in checks if check.outcome == "failed")
 
 
@@ -108,7 +107,6 @@ class CheckpointSummary:
     measured_loss: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return all values, ready for JSON."""
         return {
             "id": self.id,
             "claimed_test_accuracy": _finite_or_none(self.claimed),

@@ -200,7 +200,6 @@ class Changes:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the files of new parts."""
         return sum(stored.size for stored in self.files.values())
 
     def check(self) -> Check:
@@ -255,7 +254,6 @@ class Changes:
 
 
 def _parts_of(listing: Listing) -> list[str]:
-    """Return names of the raw parts in a listing."""
     folders = (name.split("/")[1] for name in listing.files if name.startswith("parts/") and "/" in name[6:])
     return sorted({part for part in folders if layout.PART_NAME.fullmatch(part)})
 

@@ -64,7 +64,6 @@ class TargetZoo:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the raw weights."""
         return len(self.zoo) * self.zoo.arch.nbytes
 
     @property
@@ -110,7 +109,6 @@ def open_target(client: Client, repo: str, listing: Listing) -> Zoo:
 
 
 def write_documents(target: TargetZoo, folder: Path) -> Path:
-    """Write a zoo's documents into a new folder."""
     files = target.zoo.contents.files
     folder.mkdir(parents=True)
     for name in (layout.ZOO, layout.ARCHITECTURE, layout.SYMMETRY):

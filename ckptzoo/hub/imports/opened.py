@@ -351,7 +351,6 @@ class _Counted(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer; return the number of bytes."""
         data = self._stream.read(len(buffer))
         buffer[: len(data)] = data
         self.count += len(data)

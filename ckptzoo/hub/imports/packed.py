@@ -45,7 +45,6 @@ class _ZlibFile(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer with the next bytes; return their number, 0 at the end."""
         unpacked = b""
         while not unpacked and not self._unpacker.eof:
             data = self._unpacker.unconsumed_tail or self._packed.read(_READ_BYTES)

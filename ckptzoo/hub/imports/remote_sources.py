@@ -101,7 +101,6 @@ class RepositorySource(Source):
         self._store, self._inside, self._names = store, inside, sorted(names, key=natural)
 
     def files(self) -> Iterator[SourceFile]:
-        """Iterate over all files; unread ones are not fetched."""
         self.position = 0
         for name in self._names:
             entry = self._store.entries[name]
@@ -132,7 +131,6 @@ class _RemoteFile(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Return the offset of the next byte."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
@@ -149,7 +147,6 @@ class _RemoteFile(io.RawIOBase):
         return target
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer as far as the next piece goes; 0 at the end."""
         if self._position >= self._size:
             return 0
         piece = self._take(len(buffer))
@@ -158,7 +155,6 @@ class _RemoteFile(io.RawIOBase):
         return len(piece)
 
     def close(self) -> None:
-        """End the request."""
         self._stop()
         super().close()
 

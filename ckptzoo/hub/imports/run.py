@@ -317,7 +317,6 @@ class _Importer:
             self._skip(*self.source.broken.pop(0))
 
     def _take(self, found: Found | FoundArrays | PassedOver | Broken) -> None:
-        """Read a file into the batch."""
         if isinstance(found, PassedOver):
             self._passed_over[found.path] = found.reason
             return

@@ -40,7 +40,6 @@ class _Shard:
 
 
 def is_shard(path: str) -> bool:
-    """Whether a path is that of a shard."""
     return _SHARD.fullmatch(path) is not None
 
 

@@ -53,7 +53,6 @@ class SourceFile:
 
     @property
     def name(self) -> str:
-        """The last part of the path."""
         return self.path.rpartition("/")[2]
 
     @property
@@ -89,7 +88,6 @@ class Blob:
 
     @classmethod
     def of(cls, path: Path) -> "Blob":
-        """Return the bytes of a local file."""
         return cls(str(path), path.resolve().name, path.stat().st_size, _opener(path))
 
 
@@ -220,7 +218,6 @@ class FolderSource(Source):
             self.position += size
 
     def file(self, path: str) -> SourceFile:
-        """One of its files."""
         return SourceFile(path, self.sizes[path], _opener(self._path / path))
 
 
@@ -229,8 +226,6 @@ def _opener(path: Path) -> Callable[[], IO[bytes]]:
 
 
 class FileSource(Source):
-    """A single file."""
-
     is_reopened = True
 
     def __init__(self, blob: Blob) -> None:
@@ -346,7 +341,6 @@ class _ZipBytes:
         self.seek, self.tell, self.seekable, self.close = packed.seek, packed.tell, packed.seekable, packed.close
 
     def read(self, size: int = -1) -> bytes:
-        """Return at most ``size`` bytes."""
         if self.opened:
             return self._packed.read(size)
         data = self._packed.read(_DIRECTORY_BYTES + 1 if size < 0 else min(size, _DIRECTORY_BYTES + 1))
@@ -366,13 +360,11 @@ class _Checked(io.RawIOBase, IO[bytes]):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer; return the number of bytes."""
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
     def read(self, size: int = -1) -> bytes:
-        """Return at most ``size`` bytes."""
         try:
             return self._stream.read(size)
         except (zipfile.BadZipFile, EOFError, zlib.error) as error:

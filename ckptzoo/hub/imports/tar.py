@@ -58,7 +58,6 @@ class TarMember(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer with the next bytes; return their number."""
         data = self._reader.take(min(len(buffer), self.left))
         buffer[: len(data)] = data
         self.left -= len(data)

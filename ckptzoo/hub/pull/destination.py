@@ -172,7 +172,6 @@ class PulledParts:
                     self.sources[name, str(pulled.get("part"))] = part
 
     def paths(self) -> set[str]:
-        """Return the parts' folders, as paths from the zoo's."""
         return {part.path for tree in self.trees.values() for part in tree.parts}
 
     def count(self, tree: str) -> int:
@@ -235,7 +234,6 @@ class BlockCache(Cache):
         raise error
 
     def count(self, nbytes: int) -> None:
-        """Count bytes that were fetched."""
         with self._lock:
             self.fetched += nbytes
 

@@ -133,7 +133,6 @@ class PartSubset:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of what it stores."""
         return len(self.places) * sum(tensor.nbytes for tensor in (*self.weights, *self.element, *self.outputs))
 
 
@@ -278,7 +277,6 @@ def _only_derived(zoo: Zoo, gauges: Sequence[str]) -> Zoo:
 
 
 def _derived_rows(zoo: Zoo, subset: PartSubset) -> pa.Table:
-    """Return the rows of a variant or of predictions."""
     if subset.inputs is None:
         return zoo.variant_metadata(subset.variant)
     tree = zoo.contents.derived(subset.variant)
@@ -310,7 +308,6 @@ def _batches(zoo: Zoo, subset: PartSubset) -> Iterator[tuple[dict[str, Mapping[s
 
 
 def write_retractions(rows: pa.Table, root: Path, *, check_rows: CheckRows) -> Part:
-    """Write retractions as one part."""
     tree = f"{layout.DERIVED}/{layout.RETRACTED}"
     schema, facts = table.schema_of(RETRACTED_COLUMNS), {"kind": layout.RETRACTED}
     writer = PartWriter(root / tree, sets={}, schema=schema, facts=facts)

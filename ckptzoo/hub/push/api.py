@@ -359,7 +359,6 @@ class _Push:
         self._sent = 0
 
     def report_plan(self) -> Planned:
-        """Return what would be done now."""
         push_plan = self._plan(self._client.find(self._repo))
         batches = push_plan.batches
         return Planned(
@@ -413,7 +412,6 @@ class _Push:
         )
 
     def _plan(self, listing: Listing | None) -> PushPlan:
-        """Plan what a commit of the repository lacks."""
         return self._make_plan(self._repository, listing)
 
     def _check_role(self, *, new: bool) -> None:

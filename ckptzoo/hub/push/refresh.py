@@ -85,8 +85,6 @@ def rewrite(
 
 
 class _Refresh:
-    """One refresh of one repository."""
-
     def __init__(self, client: Client, repo: str, card: Card | None) -> None:
         self._client, self._repo, self._card = client, repo, card
         self._repository = RepositoryFiles(client, repo)

@@ -72,7 +72,6 @@ class Form:
 
 
 def begins(*magic: bytes) -> Callable[[bytes, str], bool]:
-    """Return a test of the first bytes."""
     return lambda head, path: head.startswith(magic)
 
 

@@ -67,7 +67,6 @@ class ReadingProcess:
         return files, arrays
 
     def close(self) -> None:
-        """End the process."""
         if self._process is not None:
             self._process.kill()
             for stream in (self._process.stdin, self._process.stdout):

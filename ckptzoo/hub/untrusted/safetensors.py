@@ -125,7 +125,6 @@ def _entries(text: bytes, described: Mapping[str, Any], *, size: int, location: 
 
 
 def _read_array(file: IO[bytes], entry: Entry, location: str) -> NDArray[Any]:
-    """Return a copy of one tensor's bytes."""
     raw = np.empty(entry.nbytes, np.uint8)
     view, done = raw.data, 0
     file.seek(entry.offset)

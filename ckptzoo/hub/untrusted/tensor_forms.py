@@ -51,12 +51,10 @@ class Sparse(Numbers):
 
     @property
     def dtype(self) -> str:
-        """The dtype of the values."""
         return self._parts[-1].dtype
 
     @property
     def stored(self) -> tuple[int, int]:
-        """The bytes of its indices and values, as in ``Numbers``."""
         return id(self), sum(part.stored[1] for part in self._parts)
 
     def read(self) -> NDArray[Any]:

@@ -48,8 +48,6 @@ def stamp(time: datetime) -> str:
 
 @dataclass(frozen=True)
 class Commit:
-    """One commit, without its parents."""
-
     oid: str
     tree: str
     author: str
@@ -127,7 +125,6 @@ class History:
         return oid
 
     def point(self, name: str, oid: str) -> None:
-        """Make a ref point to a commit."""
         row = (self._repository, name, oid)
         self._connection.execute("INSERT INTO refs VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET oid = excluded.oid", row)
 
@@ -140,7 +137,6 @@ class History:
             raise no_revision(name)
 
     def create(self, name: str, oid: str) -> None:
-        """Make a new ref."""
         if self.ref(name) is not None:
             raise Refusal(409, f"Reference already exists: {name}")
         self.point(name, oid)

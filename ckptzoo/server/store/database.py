@@ -91,7 +91,6 @@ def setting(connection: sqlite3.Connection, name: str) -> str | None:
 
 
 def set_setting(connection: sqlite3.Connection, name: str, text: str) -> None:
-    """Keep a text under a name."""
     connection.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, text.encode()))
 
 
@@ -183,7 +182,6 @@ class Database:
         self._writers.put(connection)
 
     def close(self) -> None:
-        """Close every connection."""
         for idle in (self._readers, self._writers):
             while not idle.empty():
                 idle.get_nowait().close()

@@ -104,7 +104,6 @@ class Discussions:
         return [_event(row) for row in self.connection.execute(query, (self._repository, number))]
 
     def note(self, number: int, type: str, author: str, data: dict[str, Any], role: str | None = None) -> Event:
-        """Add an event."""
         event = Event(secrets.token_hex(12), type, author, now(), data, role)
         row = (event.id, self._repository, number, type, author, event.created, self._text(data), role)
         columns = "(id, repository, number, type, author, created, data, role)"
@@ -112,7 +111,6 @@ class Discussions:
         return event
 
     def comment(self, number: int, author: str, role: str, text: str) -> Event:
-        """Add a comment."""
         # the hub's fields, as huggingface_hub.community reads them
         latest = {"raw": text, "html": "", "updatedAt": now(), "author": {"name": author}}
         data = {"edited": False, "hidden": False, "latest": latest, "history": [latest]}
@@ -162,7 +160,6 @@ class Discussions:
         return text
 
     def rename(self, discussion: StoredDiscussion, author: str, title: str) -> Event:
-        """Give a discussion another title."""
         self._set(discussion.number, "title", title)
         return self.note(discussion.number, "title-change", author, {"from": discussion.title, "to": title})
 

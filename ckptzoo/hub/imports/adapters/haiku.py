@@ -22,11 +22,9 @@ class Haiku:
     by_order = False
 
     def recognises(self, paths: Sequence[str]) -> bool:
-        """Whether all checkpoint files are a ``model_step_N.pt``."""
         return all_fit(paths, _CHECKPOINT.fullmatch)
 
     def checkpoints(self, source: Source, options: Options) -> Iterator[Found]:
-        """Yield every sample; its facts are in the file."""
         for file in source.files():
             if (matched := _CHECKPOINT.fullmatch(file.path)) is None:
                 continue

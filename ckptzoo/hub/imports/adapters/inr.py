@@ -23,11 +23,9 @@ class ImplicitRepresentations:
     by_order = False
 
     def recognises(self, paths: Sequence[str]) -> bool:
-        """Whether all checkpoint files are named in one of the two ways."""
         return all_fit(paths, lambda path: _DWSNETS.fullmatch(path) or _NFN.fullmatch(path))
 
     def checkpoints(self, source: Source, options: Options) -> Iterator[Found]:
-        """Yield every file with a label in its path."""
         for file in source.files():
             matched = _DWSNETS.fullmatch(file.path) or _NFN.fullmatch(file.path)
             if matched is None:

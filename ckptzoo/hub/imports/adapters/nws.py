@@ -36,11 +36,9 @@ class NeuralWeightSpace:
     by_order = False
 
     def recognises(self, paths: Sequence[str]) -> bool:
-        """Whether all checkpoint files are a ``weights/N.bin``."""
         return all_fit(paths, _CHECKPOINT.fullmatch)
 
     def checkpoints(self, source: Source, options: Options) -> Iterator[FoundArrays]:
-        """Yield every vector, cut by the layout."""
         texts, _ = side_files(source, lambda path: _TABLE.fullmatch(path) is not None)
         layouts = {path: data for path, data in texts.items() if path.rpartition("/")[2] == _LAYOUT}
         if options.layout is not None:

@@ -22,11 +22,9 @@ class WildPark:
     by_order = False
 
     def recognises(self, paths: Sequence[str]) -> bool:
-        """Whether all checkpoint files are a ``checkpoint_N/checkpoint.pt``."""
         return all_fit(paths, _CHECKPOINT.fullmatch)
 
     def checkpoints(self, source: Source, options: Options) -> Iterator[Found]:
-        """Yield every checkpoint; its facts are in the file."""
         for file in source.files():
             if (matched := _CHECKPOINT.fullmatch(file.path)) is None:
                 continue

@@ -22,6 +22,7 @@ class Haiku:
     by_order = False
 
     def recognises(self, paths: Sequence[str]) -> bool:
+        """Whether all checkpoint files are a ``model_step_N.pt``."""
         return all_fit(paths, _CHECKPOINT.fullmatch)
 
     def checkpoints(self, source: Source, options: Options) -> Iterator[Found]:

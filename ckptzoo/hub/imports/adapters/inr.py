@@ -23,6 +23,7 @@ class ImplicitRepresentations:
     by_order = False
 
     def recognises(self, paths: Sequence[str]) -> bool:
+        """Whether all checkpoint files are named in one of the two ways."""
         return all_fit(paths, lambda path: _DWSNETS.fullmatch(path) or _NFN.fullmatch(path))
 
     def checkpoints(self, source: Source, options: Options) -> Iterator[Found]:

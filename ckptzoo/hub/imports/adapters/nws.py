@@ -36,6 +36,7 @@ class NeuralWeightSpace:
     by_order = False
 
     def recognises(self, paths: Sequence[str]) -> bool:
+        """Whether all checkpoint files are a ``weights/N.bin``."""
         return all_fit(paths, _CHECKPOINT.fullmatch)
 
     def checkpoints(self, source: Source, options: Options) -> Iterator[FoundArrays]:

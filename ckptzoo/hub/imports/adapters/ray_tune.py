@@ -41,6 +41,7 @@ class RayTune:
     by_order = True
 
     def recognises(self, paths: Sequence[str]) -> bool:
+        """Whether there is a ``checkpoint_N/checkpoints``."""
         return any(_CHECKPOINT.fullmatch(path) for path in paths)
 
     def checkpoints(self, source: Source, options: Options) -> Iterator[Found]:

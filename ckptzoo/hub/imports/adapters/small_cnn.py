@@ -34,6 +34,7 @@ class SmallCnn:
     by_order = False
 
     def recognises(self, paths: Sequence[str]) -> bool:
+        """Whether there are the matrix and its layout."""
         names = {path.rpartition("/")[2] for path in paths}
         return {_WEIGHTS, _LAYOUT} <= names
 

@@ -28,6 +28,7 @@ class SmallTransformer:
     by_order = False
 
     def recognises(self, paths: Sequence[str]) -> bool:
+        """Whether all checkpoint files are named so, and there is a table."""
         return all_fit(paths, _CHECKPOINT.fullmatch) and any(_TABLE.fullmatch(path) for path in paths)
 
     def checkpoints(self, source: Source, options: Options) -> Iterator[Found]:

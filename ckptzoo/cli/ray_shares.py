@@ -39,6 +39,7 @@ def work_on_ray(context: typer.Context, on: str, device: str = "cpu") -> None:
     if any(word == "--share" or word.startswith("--share=") for word in context.obj.arguments):
         raise typer.BadParameter("expected one of --share and --on, got both.")
     command = _without(context.obj.arguments, "--on")
+    # a worker has the environment of its node
     own = {name: value for name, value in os.environ.items() if name.startswith(_OWN)}
     with connected(address or None) as ray, bar("shares", nbytes=False) as progress:
         resource, needs = ("GPU", {"num_gpus": 1}) if device.startswith("cuda") else ("CPU", {"num_cpus": 1})

@@ -125,6 +125,7 @@ def _ready(service: "Service", address: str) -> None:
 
     with service.database.writing() as connection:
         set_setting(connection, "address", (service.url or address).rstrip("/"))
+    # what goes to a pipe or a file is kept back otherwise, and whoever started the server waits for this line
     print(f"{service.root}: serving at {address}", flush=True)
 
 

@@ -139,6 +139,7 @@ def category(zoo: Zoo, name: str, rows: NDArray[np.int64]) -> Category | None:
     counts = [item for item in column.value_counts().to_pylist() if item["values"] is not None]
     if not 0 < len(counts) <= MAX_VALUES:
         return None
+    # Arrow counts in the order in which values come
     counts.sort(key=lambda item: (-item["counts"], item["values"]))
     texts = [item["values"] for item in counts]
     codes = pc.call_function("index_in", [column], pc.SetLookupOptions(pa.array(texts, pa.string())))

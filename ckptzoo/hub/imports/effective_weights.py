@@ -211,6 +211,7 @@ def _parametrised(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[_Rule]:
         target = f"{before}.{tensor}".removeprefix(".")
         sizes = {last: shapes[f"{stem}.{last}"] for last in sorted(inside)}
         parts = tuple(f"{stem}.{last}" for last in sizes)
+        # of torch.nn.utils.parametrizations.weight_norm: original0 is the magnitude g, original1 the direction v
         if set(sizes) == {"original0", "original1"} and _is_magnitude(*sizes.values()):
             yield _Rule(target, parts, _WEIGHT_NORM, _rescaled)
         elif set(sizes) == {"original", "0._u", "0._v"} and _unfoldings(
@@ -238,6 +239,7 @@ def _is_magnitude(magnitude: tuple[int, ...], direction: tuple[int, ...]) -> boo
 def _unfoldings(kernel: tuple[int, ...], left: tuple[int, ...], right: tuple[int, ...]) -> list[int]:
     """Return the axes of a kernel that may be the rows of the matrix whose singular vectors are given."""
     size = int(np.prod(kernel, dtype=np.int64))
+    # torch unfolds along axis 0, transposed convolutions along axis 1 (torch.nn.utils.spectral_norm)
     axes = (0,) if len(kernel) == 2 and kernel[0] == kernel[1] else range(min(2, len(kernel)))
     return [axis for axis in axes if left == (kernel[axis],) and right == (size // max(1, kernel[axis]),)]
 

@@ -99,6 +99,7 @@ def _value(kind: str, value: Any) -> Any:
     with suppress(ValueError):
         if kind == "timestamp":
             found = datetime.fromisoformat(value) if isinstance(value, str) else None
+            # rows have times in UTC; JSON and headers may leave the zone out
             return found if found is None or found.tzinfo else found.replace(tzinfo=UTC)
         if kind == "string":
             return value if isinstance(value, str) and value.isprintable() and len(value) <= 1000 else None

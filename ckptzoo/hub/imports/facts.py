@@ -103,6 +103,7 @@ def _is_storable(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return len(value) <= 1000 and all(_is_storable(item) and not isinstance(item, list) for item in value)
     if isinstance(value, float):
+        # JSON has no NaN and no infinities
         return math.isfinite(value)
     if isinstance(value, bool) or value is None:
         return value is not None

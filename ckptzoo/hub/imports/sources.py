@@ -254,6 +254,7 @@ class ZipSource(Source):
             limited = _ZipBytes(packed, self.address)
             try:
                 archive = zipfile.ZipFile(cast("IO[bytes]", limited))
+            # NotImplementedError: a version or a compression that zipfile does not know
             except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
                 got = f"{type(error).__name__}: {error}"
                 _refuse(self.address, "archive", "a whole zip archive", got, _FETCH_AGAIN)

@@ -229,6 +229,7 @@ def _json_parts(file: Path) -> tuple[str | None, _Lists]:
 
 def _table(file: Path) -> tuple[str, _Lists]:
     """Return the kind of the names, and the names of every part."""
+    # without strict, csv passes over quotes that do not end
     rows = csv.reader(_text(file), strict=True)
     try:
         head = [text.strip().lower() for text in next(rows, [])]

@@ -34,6 +34,7 @@ def read_table(data: bytes, location: str) -> list[dict[str, Any]]:
     """
     lines = text_of(data, location)
     try:
+        # without strict, csv passes over quotes that do not end
         rows = list(csv.DictReader(lines, strict=True))
     except csv.Error as error:
         raise ZooError(Problem(location, "table", "CSV", f"{error}"[:200], "Correct or remove it.")) from None

@@ -72,6 +72,7 @@ class ReadingProcess:
             for stream in (self._process.stdin, self._process.stdout):
                 with contextlib.suppress(OSError):  # what was not sent yet
                     stream.close()  # pyright: ignore[reportOptionalMemberAccess]
+            # a process that has ended stays in the system's table until somebody waits for it (wait(2))
             self._process.wait()
         if self._errors is not None:
             self._errors.close()

@@ -175,6 +175,7 @@ def _used_bytes() -> int:
 
 def main() -> None:
     """Answer requests from standard input on standard output until the input ends."""
+    # the last line on the standard error is taken for the error that ended this process
     warnings.simplefilter("ignore")
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     most = 0

@@ -147,6 +147,7 @@ SAFETENSORS = Form(
     "safetensors",
     "a safetensors file",
     "8 bytes of a length, and `{`",
+    # a header begins with { (README of safetensors, Format)
     lambda head, path: head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**32,
     read=_read,
     becomes="one network; shards `NAME-00001-of-00003.safetensors` together; adapters of PEFT, parts of pipelines",

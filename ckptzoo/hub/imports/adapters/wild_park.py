@@ -40,6 +40,7 @@ class WildPark:
 
 
 def _picked(state: StateDict, path: str, options: Options) -> Picked:
+    # Ray writes a trial's last result, which repeats the configuration, beside the weights
     last = {name[12:]: value for name, value in state.facts.items() if name.startswith("last_result.")}
     own = {name: value for name, value in state.facts.items() if not name.startswith("last_result.")}
     settings = {name.removeprefix("config."): value for name, value in own.items() if name.startswith("config.")}

@@ -174,6 +174,7 @@ def align(
     network, shape = _network(root, module), parse_input_shape(input_shape)
     scaled = None if gauge is None else gauge_named(gauge, "align")
     if on is not None:
+        # shares would each begin to make it
         if to == BARYCENTRE:
             keep_barycentre(
                 root, label=label, gauge=scaled, barycentre_zoo=barycentre_zoo, module=network, input_shape=shape

@@ -186,6 +186,7 @@ def page(
 
 def _is_page(path: Path) -> bool:
     """Return whether a file is one for browsers, or is empty."""
+    # letters of a doctype may be of either case (HTML Standard, section 13.1.1)
     beginning = START.strip().encode()
     with path.open("rb") as file:
         return file.read(len(beginning)).lower() in (beginning, b"")
@@ -198,6 +199,7 @@ def _variant(zoo: Zoo) -> str | None:
 
 def _code(where: str | None, *, several: bool) -> str:
     """Return the members of a page as a program selects them, where ``zoo`` is the zoo."""
+    # in ASCII: marks of direction and letters that look like others would make the condition read as another one
     text = "zoo" if where is None else f"zoo.where({where!a})"
     return f"{text}.last_steps()" if several else text
 

@@ -111,6 +111,7 @@ class RepoFound:
 def repo_file_of(sibling: Any) -> RepoFile:
     """Convert a file of the client library."""
     lfs = sibling.lfs
+    # huggingface_hub has sizes of files where files_metadata was asked for
     if sibling.size is None:
         raise ValueError(f"{sibling.rfilename}: no size")
     return RepoFile(sibling.size, None if lfs is None else lfs.sha256, sibling.blob_id)
@@ -118,6 +119,7 @@ def repo_file_of(sibling: Any) -> RepoFile:
 
 def discussion_of(item: Any, *, pages: bool) -> Discussion:
     """Convert a discussion of the client library, with details or without; ``pages``: the hub has web pages."""
+    # huggingface_hub lists discussions without events (Discussion); DiscussionWithDetails has them
     comments = [event for event in getattr(item, "events", ()) if event.type == "comment"]
     conflicts = getattr(item, "conflicting_files", None) or ()
     return Discussion(
@@ -125,6 +127,7 @@ def discussion_of(item: Any, *, pages: bool) -> Discussion:
         item.title,
         item.author,
         item.status,
+        # huggingface_hub makes an address of any endpoint, whether there is such a page or not
         item.url if pages else None,
         f"refs/pr/{item.num}" if item.is_pull_request else None,
         tuple(Comment(event.author, event.content) for event in comments),

@@ -75,6 +75,7 @@ class OpenedFile(SourceFile):
                     pieces.append(piece)
                     size += len(piece)
             except ERRORS as error:
+                # gzip and bz2 report damage by an OSError without a number; one with a number is the system's
                 if isinstance(error, OSError) and error.errno is not None:
                     raise
                 got = f"{type(error).__name__}: {error}"
@@ -230,6 +231,7 @@ class OpenedSource(Source):
         else:
             try:
                 stream = _buffered(file.open())
+                # peek() reads once at most, and returns what is in the buffer, be it less or more than was asked for
                 head = stream.peek(HEAD_BYTES)[:HEAD_BYTES]
             except ZooError as error:  # of a member of an archive
                 self.broken.append((path, error))

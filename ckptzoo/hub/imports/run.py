@@ -59,6 +59,7 @@ BATCH_FILES, BATCH_BYTES = 256, 64 * 2**20
 """Files that are read together; two such batches are in memory."""
 _MAX_LISTED = 20
 _MAX_NOTES, _MAX_FOLDERS = 200, 10_000
+# what is left out of files is counted by its text, where the number of entries differs from file to file
 _OPTIMISER = re.compile(r"(\w+\.)*(optim|optimi[sz]er)(_state(_dict)?)?: \d+ entr", re.IGNORECASE)
 
 
@@ -229,6 +230,8 @@ def _with_tensors_of(arch: Architecture, factory: Factory) -> "nn.Module":
         return module
     from torch.nn import utils
 
+    # parametrizations are those of torch 1.9 and later; weight_norm and spectral_norm of before are hooks, and remove_*
+    # raises ValueError where a layer has no such hook
     for layer in module.modules():
         for name in list(getattr(layer, "parametrizations", {})):
             utils.parametrize.remove_parametrizations(layer, name)
@@ -294,6 +297,8 @@ class _Importer:
                 self._check_found()
             except BaseException as error:
                 self._finish_quietly()
+                # a file that is refused says nothing against those before it; after a defect or an interrupt they are
+                # read again
                 if isinstance(error, ZooError):
                     self.target.commit()
                 else:

@@ -341,6 +341,7 @@ def _clashes(location: str, trees: dict[str, Tree], part: LocalPart) -> Iterator
         columns = {}
     for column, what in columns.items():
         own = part.rows[column]
+        # Arrow's is_in finds null among nulls, and rows may have no unit
         both = own.filter(pc.call_function("is_in", [own], pc.SetLookupOptions(tree.rows[column].combine_chunks())))
         both = both.drop_null().unique()
         if len(both):

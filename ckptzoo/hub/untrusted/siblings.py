@@ -182,4 +182,5 @@ def is_dense(item: Any) -> bool:
 
 def is_natural(item: Any) -> bool:
     """Tells whether an item is a number of steps or epochs."""
+    # bool is a subclass of int, and steps are int64
     return type(item) is int and 0 <= item < 2**63

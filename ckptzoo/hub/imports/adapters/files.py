@@ -180,6 +180,7 @@ class _Reading:
             member = _searched(self.member, "--member", path)
         if step is None and self.step is not None:
             text = _searched(self.step, "--step", path)
+            # 18 digits fit into the int64 of the column
             if not re.fullmatch(r"\d{1,18}", text):
                 raise ZooError(Problem(path, "--step", "a number", repr(text[:80]), "Put a group around the number."))
             step = int(text)

@@ -196,6 +196,7 @@ def _of_parameters(
 def _deviation_of(tensors: Arrays, name: str, word: str, facts: Mapping[str, Any], path: str) -> NDArray[Any]:
     """Return the standard deviation that a parameter stands for."""
     array = tensors[name]
+    # PyroModule keeps a PyroParam so, and its constraint outside of the state dict
     if name.endswith(_UNCONSTRAINED):
         got = "the value before its constraint, which the file does not name"
         step = "Save pyro.get_param_store().get_state(), or the constrained values."
@@ -319,6 +320,7 @@ def _laplace(flat: Arrays, facts: Mapping[str, Any], path: str) -> Moments:
     hessian, prior = flat["h"], flat["prior_precision"]
     if prior.size not in (1, flat["mean"].size):
         _refuse(path, "prior_precision", f"one number or {flat['mean'].size}", f"shape {prior.shape}")
+    # _H_factor of laplace-torch
     factor = 1 / (scalar("sigma_noise", 1.0) ** 2 * scalar("temperature", 1.0))
     if hessian.shape == flat["mean"].shape:
         precision = hessian * factor + prior

@@ -478,6 +478,7 @@ def format_range(low: float, high: float) -> str:
 
 def counts(column: pa.ChunkedArray) -> dict[str, int]:
     """Count each text in a column, the most frequent first; nulls are left out."""
+    # Arrow counts in the order in which texts come, which is that of the rows
     numbers = {str(item["values"].as_py()): item["counts"].as_py() for item in column.drop_null().value_counts()}
     return dict(sorted(numbers.items(), key=lambda item: (-item[1], item[0])))
 

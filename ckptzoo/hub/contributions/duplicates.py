@@ -180,6 +180,7 @@ def digests(weights: Weights) -> list[str]:
     hashes = [hashlib.sha256() for _ in range(K)]
     for name, array in weights.items():
         for sha256, tensor in zip(hashes, array, strict=True):
+            # the same bytes in other shapes or under other names are another network
             sha256.update(f"{name} {tensor.dtype} {tensor.shape}\n".encode())
             sha256.update(np.ascontiguousarray(tensor).tobytes())
     return [sha256.hexdigest() for sha256 in hashes]

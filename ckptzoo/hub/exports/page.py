@@ -51,6 +51,7 @@ def config(checkpoint: Checkpoint, arch: Architecture, zoo: Zoo, facts: Document
         row["extra"] = parse_extra(row["extra"]) or row["extra"]
     dtypes = {tensor.dtype for tensor in arch.tensors if "float" in tensor.dtype}
     document: Document = {
+        # keys of config.json in transformers
         "architectures": [arch.name],
         **({"dtype": dtypes.pop()} if len(dtypes) == 1 else {}),
         **row,

@@ -47,6 +47,7 @@ class _ZlibFile(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         unpacked = b""
         while not unpacked and not self._unpacker.eof:
+            # what decompress() left out for the sake of the length has to be given to it again
             data = self._unpacker.unconsumed_tail or self._packed.read(_READ_BYTES)
             if not data:
                 raise EOFError("it ends within a stream")

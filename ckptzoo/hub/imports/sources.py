@@ -173,6 +173,7 @@ def natural(path: str) -> tuple[list[Any], str]:
     >>> sorted(["fold_10/a", "fold_2/a", "fold_2"], key=natural)
     ['fold_2', 'fold_2/a', 'fold_10/a']
     """
+    # int() refuses texts of more than 4,300 digits
     parts = re.split(r"([0-9]{1,18})", path)
     return [int(part) if place % 2 else part for place, part in enumerate(parts)], path
 
@@ -279,6 +280,7 @@ class ZipSource(Source):
         if info.flag_bits & _ENCRYPTED:
             step = "Decrypt the archive, and import that."
             _refuse(self.address, f"member {excerpt(path)!r}", "unencrypted bytes", "an encrypted one", step)
+        # zipfile gives no more bytes of a member than its entry says, so that checking entries bounds what is read
         if info.file_size > max(_ALWAYS_ALLOWED, _EXPANSION * info.compress_size):
             _refuse_expansion(self.address, path, info.file_size, info.compress_size)
         return path
@@ -381,6 +383,7 @@ def _checked_path(name: str, location: str) -> str:
     if len(name) > _MAX_PATH:
         got = f"{len(name)} characters, {excerpt(name, 40)!r}"
         _refuse(location, "member", f"a path of at most {_MAX_PATH}", got, "Do not use this archive.")
+    # other programs would unpack such members outside of their folder (CWE-22), on Windows by backslashes and drives too
     path = name.removeprefix("./")
     parts = path.split("/")
     if not path.isprintable() or "\\" in path or any(part in ("", ".", "..") for part in parts) or ":" in parts[0]:

@@ -154,6 +154,7 @@ def _numbers(file: Path, count: int, *, header: bool) -> list[int]:
     first = {}
     numbers: list[int] = []
     for line, text in lines[1 if header else 0 :]:
+        # isdigit() holds for digits of all scripts and for superscripts, of which int() refuses the latter
         if not text.isascii() or not text.isdigit():
             step = "The first line may be a header: say so with header=True (--header)." if line == 1 else _STEP
             raise ZooError(Problem(str(file), f"line {line}", "the number of a checkpoint", repr(text)[:80], step))

@@ -338,6 +338,7 @@ def _read_verified(root: Path) -> LocalZoo:
         got = "a file" if root.exists() else "nothing"
         raise ZooError(Problem(str(root), "a zoo", "a folder", got, "Make one with ckptzoo.create."))
     trees = list_trees(Folder(root))  # before verify, so that nothing is published that was not verified
+    # not the weights: each shard is compared with its digest before it is sent
     if problems := verify(root, deep=False):
         raise IntegrityError(problems)
     local = read_local(root, trees)

@@ -103,6 +103,7 @@ class _Refresh:
                     self._repo, batch.files, title=batch.title, parent=listing.commit, delete=batch.delete
                 )
             except RaceError:
+                # at random, because those who lost the same race would meet again in the next
                 time.sleep(random.uniform(0.0, self._client.retry_policy.first_pause))
                 continue
             return replace(result, commit=committed.commit)

@@ -122,6 +122,7 @@ class RepositoryFiles:
 
     def read(self, names: Sequence[str], listing: Listing) -> list[bytes]:
         """Read whole files of a commit."""
+        # size and digests say which bytes a file has, whatever the commit
         keys = {name: f"{name} {listing.files[name]}" for name in names}
         missing = [name for name, key in keys.items() if key not in self._contents]
         paths = {(f"{self.folder}/{name}" if self.folder else name): listing.files[name] for name in missing}

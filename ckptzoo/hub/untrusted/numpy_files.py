@@ -162,6 +162,7 @@ def _read_array(
     if len(content) - start > nbytes and bytes(content[start + nbytes : start + nbytes + len(_MAGIC)]) != _MAGIC:
         reject(location, what, f"{nbytes} bytes from its shape", f"{len(content) - start} in the file", _STEP)
     array = np.frombuffer(content[start : start + nbytes], dtype).reshape(shape, order="F" if fortran else "C")
+    # ascontiguousarray gives an array without axes one
     made = np.ascontiguousarray(array, dtype.newbyteorder("=")).reshape(shape)
     return made, len(content) - start - nbytes
 

@@ -289,6 +289,7 @@ class _Search:
         if not isinstance(value, dict | list | tuple | Inert) or depth > MAX_DEPTH + 1:
             return False
         if id(value) not in self.contains_known:
+            # until it is known, so that containers that hold one another end
             self.contains_known[id(value)] = False
             items = [(key, item) for key, item in items_of(value) if not is_aside(key, item)]
             if (isinstance(value, dict) and any(is_tensor(item) for _, item in items)) or side_by_side(value):

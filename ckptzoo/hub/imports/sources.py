@@ -383,7 +383,7 @@ def _checked_path(name: str, location: str) -> str:
     if len(name) > _MAX_PATH:
         got = f"{len(name)} characters, {excerpt(name, 40)!r}"
         _refuse(location, "member", f"a path of at most {_MAX_PATH}", got, "Do not use this archive.")
-    # other programs would unpack such members outside of their folder (CWE-22), on Windows by backslashes and drives too
+    # others would unpack such members outside of their folder (CWE-22), on Windows by backslashes and drives too
     path = name.removeprefix("./")
     parts = path.split("/")
     if not path.isprintable() or "\\" in path or any(part in ("", ".", "..") for part in parts) or ":" in parts[0]:

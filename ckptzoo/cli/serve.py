@@ -304,6 +304,7 @@ def backup(
         from ckptzoo.server.doctor import LAST_BACKUP
         from ckptzoo.server.store.database import set_setting
 
+        # after the copy: of one that failed, serve doctor would take this for the last backup
         set_setting(connection, LAST_BACKUP, f"{datetime.now(UTC).isoformat(timespec='seconds')} {to.absolute()}")
     _show_copied(f"{to}", copied, as_json)
 

@@ -24,6 +24,7 @@ _HIDDEN_EXTRAS = ("dev",)
 
 
 def checks() -> Iterator[Check]:
+    """Check the installation."""
     from ckptzoo import __version__
 
     yield Check("python", OK, f"{platform.python_version()}, {platform.system()} {platform.machine()}")

@@ -28,6 +28,7 @@ _UNLIMITED = 2**60
 
 
 def checks() -> Iterator[Check]:
+    """Check memory and limits."""
     yield _memory()
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     detail = "no limit" if files == resource.RLIM_INFINITY else f"at most {files:,}"
@@ -42,6 +43,7 @@ def checks() -> Iterator[Check]:
 
 
 def cache_checks() -> Iterator[Check]:
+    """Check the cache of zoos on other machines."""
     from ckptzoo.remote.cache import blobs_of
 
     root = cache_root()

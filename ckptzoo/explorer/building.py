@@ -321,6 +321,7 @@ class _Content:
         return any(self.last.column(name).equals(column) for name in names)
 
     def add_weights(self, layers: Sequence[str], progress: Progress | None) -> list[LayerFigure]:
+        """Add principal components and marginals."""
         by_layer = floats_by_layer(self.zoo.arch)
         for name in layers:
             if name not in by_layer:

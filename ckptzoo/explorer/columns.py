@@ -157,6 +157,7 @@ def detail_names(zoo: Zoo, drawn: Sequence[str]) -> list[str]:
 
 
 def document(name: str) -> str:
+    """Return the description of a column."""
     return _DOCS.get(name, "")
 
 

@@ -147,11 +147,13 @@ class ValueCounter:
             self._all += len(piece)
 
     def counted(self) -> ValueCounts:
+        """Return the counts so far."""
         beyond = self._finite - int(self._counts.sum())
         return ValueCounts(self._counts, beyond, self._all - self._finite)
 
 
 def count_values(layer: LayerWeights, edges: Values) -> ValueCounts:
+    """Count all weights of a layer, in bins."""
     counter = ValueCounter(edges)
     for block in layer.columns() if len(layer.zoo) <= SIDE else layer.rows():
         counter.add(block)

@@ -61,6 +61,7 @@ class CancelToken:
 
     @property
     def called(self) -> bool:
+        """Whether it has been called."""
         return self._event.is_set()
 
     def wait(self, seconds: float) -> bool:

@@ -73,11 +73,13 @@ class AuthorizedRequest:
 
     @property
     def repository(self) -> Repository:
+        """The repository that the path names."""
         assert self.found_repository is not None
         return self.found_repository
 
     @property
     def user(self) -> str:
+        """The caller's name."""
         assert self.caller is not None
         return self.caller.subject.user
 
@@ -126,6 +128,7 @@ class AuthorizedRequest:
         return "" if self.may("write") else self.user
 
     async def in_thread(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Call a function that blocks."""
         return await to_thread.run_sync(function, *arguments, limiter=self.threads)
 
     @contextmanager
@@ -216,6 +219,7 @@ class AuthorizedRequest:
         return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else 0
 
     def json(self) -> dict[str, Any]:
+        """Return the body as a JSON object."""
         try:
             value = parsed_json(self.body or b"{}")
         except ValueError as error:
@@ -276,6 +280,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def text_of(body: Mapping[str, Any], name: str, default: str | None = None) -> str:
+    """Return a string of a JSON object."""
     value = body.get(name)
     if value is None and default is not None:
         return default

@@ -82,6 +82,7 @@ class Sending:
         self._open.close()
 
     def operations(self, delete: Iterable[str] = ()) -> list[Any]:
+        """Return the operations that the library commits."""
         from huggingface_hub import CommitOperationDelete
 
         return [*self._additions, *(CommitOperationDelete(name, is_folder=False) for name in delete)]

@@ -155,6 +155,7 @@ class _Network:
     own: Labelled | None
 
     def evaluators(self, arch: Architecture) -> EvaluatorPool:
+        """Return the evaluators of networks of this architecture."""
         return EvaluatorPool(arch, self.module, self.data, self.own)
 
 

@@ -182,5 +182,6 @@ def id_from_source(source: str) -> str:
 
 
 def file_digest(path: Path) -> str:
+    """Return the sha256 of a file."""
     with path.open("rb") as file:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()

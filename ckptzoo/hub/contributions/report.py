@@ -61,6 +61,7 @@ def check_result(name: str, wrong: Sequence[str], right: str) -> Check:
 
 
 def failures(checks: Sequence[Check]) -> tuple[Check, ...]:
+    """Return the checks that failed."""
     return tuple(check for check in checks if check.outcome == "failed")
 
 

@@ -109,6 +109,7 @@ def open_target(client: Client, repo: str, listing: Listing) -> Zoo:
 
 
 def write_documents(target: TargetZoo, folder: Path) -> Path:
+    """Write a zoo's documents into a new folder."""
     files = target.zoo.contents.files
     folder.mkdir(parents=True)
     for name in (layout.ZOO, layout.ARCHITECTURE, layout.SYMMETRY):

@@ -157,6 +157,7 @@ class _Job:
         self._facts, self._advance = facts, advance
 
     def write_file(self, path: Path, suffix: str) -> None:
+        """Write a single file."""
         if suffix == ".pt":
             torch = import_torch().torch
             # into an open file: to a path, torch would write the file's name into the file
@@ -166,6 +167,7 @@ class _Job:
         self._write(path, list(names_of(self._arch)), metadata(self._checkpoint, self._zoo.name, self._facts))
 
     def write_folder(self, folder: Path, max_shard_size: int) -> list[str]:
+        """Write all files of a folder; return their names."""
         shards = shards_of(self._arch, max_shard_size)
         # shards have the metadata that huggingface_hub gives them; the row is in config.json
         described = metadata(self._checkpoint, self._zoo.name, self._facts) if len(shards) == 1 else {"format": "pt"}

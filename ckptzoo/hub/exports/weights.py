@@ -49,6 +49,7 @@ def shards_of(arch: Architecture, max_shard_size: int) -> dict[str, list[str]]:
 
 
 def index_of(arch: Architecture, shards: Mapping[str, Sequence[str]]) -> bytes:
+    """Return the content of ``model.safetensors.index.json``."""
     named = names_of(arch)
     total = sum(tensor.nbytes for tensor in named.values())
     weight_map = {name: file for file, names in shards.items() for name in names}

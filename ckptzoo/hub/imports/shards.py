@@ -40,6 +40,7 @@ class _Shard:
 
 
 def is_shard(path: str) -> bool:
+    """Whether a path is that of a shard."""
     return _SHARD.fullmatch(path) is not None
 
 

@@ -219,6 +219,7 @@ class FolderSource(Source):
             self.position += size
 
     def file(self, path: str) -> SourceFile:
+        """One of its files."""
         return SourceFile(path, self.sizes[path], _opener(self._path / path))
 
 
@@ -227,6 +228,8 @@ def _opener(path: Path) -> Callable[[], IO[bytes]]:
 
 
 class FileSource(Source):
+    """A single file."""
+
     is_reopened = True
 
     def __init__(self, blob: Blob) -> None:

@@ -172,6 +172,7 @@ class PulledParts:
                     self.sources[name, str(pulled.get("part"))] = part
 
     def paths(self) -> set[str]:
+        """Return the parts' folders, as paths from the zoo's."""
         return {part.path for tree in self.trees.values() for part in tree.parts}
 
     def count(self, tree: str) -> int:

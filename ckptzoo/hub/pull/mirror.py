@@ -121,6 +121,7 @@ def grouped(remote: Remote, paths: Iterable[str]) -> Iterator[list[str]]:
 
 
 def shard_bytes(remote: Remote, paths: Iterable[str]) -> int:
+    """Return bytes of the shards of these parts."""
     folders = set(paths)
     return sum(
         entry.size

@@ -308,6 +308,7 @@ def _batches(zoo: Zoo, subset: PartSubset) -> Iterator[tuple[dict[str, Mapping[s
 
 
 def write_retractions(rows: pa.Table, root: Path, *, check_rows: CheckRows) -> Part:
+    """Write retractions as one part."""
     tree = f"{layout.DERIVED}/{layout.RETRACTED}"
     schema, facts = table.schema_of(RETRACTED_COLUMNS), {"kind": layout.RETRACTED}
     writer = PartWriter(root / tree, sets={}, schema=schema, facts=facts)

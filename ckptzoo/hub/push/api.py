@@ -360,6 +360,7 @@ class _Push:
         self._sent = 0
 
     def report_plan(self) -> Planned:
+        """Return what would be done now."""
         push_plan = self._plan(self._client.find(self._repo))
         batches = push_plan.batches
         return Planned(

@@ -72,6 +72,7 @@ class Form:
 
 
 def begins(*magic: bytes) -> Callable[[bytes, str], bool]:
+    """Return a test of the first bytes."""
     return lambda head, path: head.startswith(magic)
 
 

@@ -216,6 +216,7 @@ def is_aside(key: Any, value: Any) -> bool:
 
 
 def is_settings_name(key: str) -> bool:
+    """Tells whether a key is that of settings."""
     return bool(_SETTINGS_NAMES.search(key.lower()[:200]))
 
 
@@ -234,6 +235,7 @@ def is_training_state(key: Any, value: Any) -> bool:
 
 
 def describe(value: Any) -> str:
+    """Return an untrusted value in a few words."""
     if (form := unread_form(value)) is not None:
         return form
     value = as_dict(value)

@@ -299,6 +299,7 @@ class _Search:
         return self.contains_known[id(value)]
 
     def key_text(self, key: Any) -> str:
+        """Return a key as a text."""
         text = str(key) if isinstance(key, int) else key
         if (odd := name_error(text)) is not None:
             reject(self.location, "name", "a printable text", odd, "Save it again under plain names.")
@@ -354,6 +355,7 @@ class _Search:
         return {inner: leaf for name, item in leaves.items() for inner, leaf in self.tensors_of(name, item).items()}
 
     def refuse_form(self, name: str, form: str) -> None:
+        """Refuse a tensor whose numbers are not read."""
         reject(self.location, f"tensor {name!r}", "dense numbers", form, TENSOR_STEP)
 
     def add_entry(self, path: tuple[str, ...], key: Any, item: Any) -> None:
@@ -437,6 +439,7 @@ class _Search:
         return array.item() if array.size == 1 else array.tolist()
 
     def leave_out(self, path: tuple[str, ...], what: str) -> None:
+        """Note what is left out."""
         self.left_out.append(excerpt(f"{'.'.join(path)}: {what}" if path else what))
 
     def leave_out_other(self, path: tuple[str, ...], what: str) -> None:

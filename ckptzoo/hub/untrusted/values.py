@@ -59,6 +59,7 @@ class Inert:
         self.pairs[key] = value
 
     def append(self, value: Any) -> None:
+        """Keep an item of what is a list."""
         self._kept().append(value)
 
     def extend(self, values: Any) -> None:

@@ -97,11 +97,13 @@ def _first(request: AuthorizedRequest, name: str) -> str:
 
 
 def style(request: AuthorizedRequest) -> Response:
+    """Return the style sheet of all pages."""
     headers = {"Cache-Control": "max-age=3600", "X-Content-Type-Options": "nosniff"}
     return Response(_file("style.css"), media_type="text/css", headers=headers)
 
 
 def icon(request: AuthorizedRequest) -> Response:
+    """Return the picture beside a page's title."""
     headers = {"Cache-Control": "max-age=86400", "X-Content-Type-Options": "nosniff"}
     return Response(_file("icon.svg"), media_type="image/svg+xml", headers=headers)
 

@@ -143,6 +143,7 @@ def changes(request: AuthorizedRequest) -> Response:
 
 
 def comment(request: AuthorizedRequest) -> Response:
+    """Add a comment."""
     text = field(request, "comment", MAX_TEXT)
     if not text:
         raise Refusal(400, "Comment: expected some text.")

@@ -92,10 +92,12 @@ def conflicts_of(trees: Trees, base: str, target: str, proposed: str) -> list[st
 
 
 def comment(request: AuthorizedRequest) -> Response:
+    """Add a comment."""
     return JSONResponse({"newMessage": _event(add_comment(request, text_of(request.json(), "comment")))})
 
 
 def add_comment(request: AuthorizedRequest, text: str) -> Event:
+    """Add a comment to the discussion that the path names."""
     with request.writing() as connection:
         discussions = Discussions(connection, request.repository.id)
         number = discussions.get(request.path_number("number")).number
@@ -115,6 +117,7 @@ def hide_comment(request: AuthorizedRequest) -> Response:
 
 
 def rename(request: AuthorizedRequest) -> Response:
+    """Give a discussion another title."""
     title = _title(request.json())
     with request.writing() as connection:
         discussions = Discussions(connection, request.repository.id)

@@ -47,6 +47,7 @@ def create(request: AuthorizedRequest) -> Response:
 
 
 def delete(request: AuthorizedRequest) -> Response:
+    """Remove a repository."""
     body = request.json()
     name = checked_id(f"{text_of(body, 'organization', request.user)}/{text_of(body, 'name')}")
     with request.writing() as connection:
@@ -60,6 +61,7 @@ def delete(request: AuthorizedRequest) -> Response:
 
 
 def move(request: AuthorizedRequest) -> Response:
+    """Give a repository another name."""
     body = request.json()
     old, new = checked_id(text_of(body, "fromRepo")), checked_id(text_of(body, "toRepo"))
     with request.writing() as connection:

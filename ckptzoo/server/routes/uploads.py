@@ -164,6 +164,7 @@ async def receive(request: AuthorizedRequest) -> Response:
 
 
 async def receive_part(request: AuthorizedRequest) -> Response:
+    """Receive one part of a file."""
     service = request.service
     fields = service.signer.check(f"part {request.raw_pieces['sha256']}", request.query)
     size, contributor = int(fields["size"]), fields.get("contributor", "")

@@ -48,6 +48,8 @@ def stamp(time: datetime) -> str:
 
 @dataclass(frozen=True)
 class Commit:
+    """One commit, without its parents."""
+
     oid: str
     tree: str
     author: str
@@ -125,6 +127,7 @@ class History:
         return oid
 
     def point(self, name: str, oid: str) -> None:
+        """Make a ref point to a commit."""
         row = (self._repository, name, oid)
         self._connection.execute("INSERT INTO refs VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET oid = excluded.oid", row)
 

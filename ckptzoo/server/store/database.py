@@ -91,6 +91,7 @@ def setting(connection: sqlite3.Connection, name: str) -> str | None:
 
 
 def set_setting(connection: sqlite3.Connection, name: str, text: str) -> None:
+    """Keep a text under a name."""
     connection.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, text.encode()))
 
 

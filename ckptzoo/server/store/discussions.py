@@ -160,6 +160,7 @@ class Discussions:
         return text
 
     def rename(self, discussion: StoredDiscussion, author: str, title: str) -> Event:
+        """Give a discussion another title."""
         self._set(discussion.number, "title", title)
         return self.note(discussion.number, "title-change", author, {"from": discussion.title, "to": title})
 

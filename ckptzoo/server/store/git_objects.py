@@ -91,6 +91,7 @@ def tree_nodes(content: bytes) -> dict[str, Node]:
 
 
 def commit_content(tree: str, parents: Iterable[str], author: str, seconds: int, message: str) -> bytes:
+    """Return a commit as bytes."""
     person = f"{author} <{author}@localhost> {seconds} +0000"  # git wants an address; the server knows none
     above = [f"tree {tree}", *(f"parent {parent}" for parent in parents), f"author {person}", f"committer {person}"]
     return ("\n".join(above) + f"\n\n{message}\n").encode()
@@ -159,6 +160,7 @@ class Trees:
         return oid
 
     def file(self, oid: str) -> File:
+        """Return the facts about a file."""
         return self.files([oid])[oid]
 
     def files(self, oids: Iterable[str]) -> dict[str, File]:
@@ -180,6 +182,7 @@ class Trees:
         return found
 
     def add_file(self, file: File) -> None:
+        """Store what is known of a file."""
         row = (file.oid, file.size, file.sha256, int(file.large))
         inserted = self.connection.execute("INSERT OR IGNORE INTO files VALUES (?, ?, ?, ?)", row)
         self.written_bytes += inserted.rowcount * ROW_BYTES

@@ -81,6 +81,7 @@ def create(connection: sqlite3.Connection, kind: str, name: str, *, private: boo
 
 
 def move(connection: sqlite3.Connection, repository: Repository, name: str) -> None:
+    """Give a repository another name."""
     if find(connection, repository.kind, name) is not None:
         raise Refusal(409, f"Repository already exists: {name}")
     connection.execute("UPDATE repositories SET name = ? WHERE id = ?", (name, repository.id))

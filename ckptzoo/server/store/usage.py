@@ -10,6 +10,7 @@ def sent(connection: sqlite3.Connection, user: str) -> int:
 
 
 def add(connection: sqlite3.Connection, user: str, size: int) -> None:
+    """Add ``size`` stored bytes."""
     statement = "INSERT INTO usage VALUES (?, ?) ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes"
     connection.execute(statement, (user, size))
 

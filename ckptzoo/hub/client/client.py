@@ -219,18 +219,9 @@ class Client(Connection):
     ``retry_policy``. Transient failures are tried again. Before a request that changes something is tried again, the
     hub is asked whether the first was carried out, so that nothing is done twice.
 
-    Parameters
-    ----------
-    endpoint
-        the hub's address; None for the one that huggingface_hub uses (``HF_ENDPOINT``).
-    token
-        None for the one that huggingface_hub uses (``HF_TOKEN``, or that of ``hf auth login``). It is kept in this
-        object only, and is in no message.
-
-    Raises
-    ------
-    OfflineError
-        The network is not to be used (``CKPTZOO_OFFLINE=1`` or ``HF_HUB_OFFLINE=1``).
+    Endpoint and token are those that huggingface_hub uses where they are None (``HF_ENDPOINT``, ``HF_TOKEN``, ``hf auth
+    login``); the token is kept in this object only, and is in no message. Raises ``OfflineError`` where the network is
+    not to be used (``CKPTZOO_OFFLINE=1`` or ``HF_HUB_OFFLINE=1``).
     """
 
     @property
@@ -289,13 +280,7 @@ class Client(Connection):
         return self.ask(call, self.address(repo), f"commits of {revision}")
 
     def read(self, repo: str, name: str, listing: Listing, *, max_bytes: int = 64 * 2**20) -> bytes:
-        """A whole small file of a commit, compared with its digest.
-
-        Raises
-        ------
-        IntegrityError
-            It is larger than ``max_bytes``.
-        """
+        """Return a whole small file of a commit, compared with its digest; IntegrityError above ``max_bytes``."""
         location, stored = f"{self.address(repo)}/{name}", listing.files[name]
         if stored.size > max_bytes:
             step = "Tell whoever publishes the zoo."
@@ -341,23 +326,10 @@ class Client(Connection):
     ) -> Committed:
         """Add files to a branch or a pull request, and remove some, by one commit.
 
-        Parameters
-        ----------
-        files
-            by their names in the repository, as bytes or as the file that holds them.
-        parent
-            the commit that the branch must still be at.
-        sha256
-            the digests that files must have, in hex; a file with another is not sent.
-        progress
-            called as bytes are sent, from several threads in turn.
-
-        Raises
-        ------
-        RaceError
-            The branch is no longer at ``parent``.
-        IntegrityError
-            A file has another digest.
+        ``files`` are by their names in the repository, as bytes or as the file that holds them; ``parent`` is the
+        commit that the branch must still be at; a file with another digest than in ``sha256``, in hex, is not sent.
+        ``progress`` is called as bytes are sent, from several threads in turn. Raises ``RaceError``: the branch is no
+        longer at ``parent``; ``IntegrityError``: a file has another digest.
         """
         unanswered = False
 

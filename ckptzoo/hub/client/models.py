@@ -64,22 +64,9 @@ class Comment:
 class Discussion:
     """A discussion or a pull request.
 
-    Parameters
-    ----------
-    status
-        ``draft``, ``open``, ``closed`` or ``merged``.
-    url
-        its page; None where the hub has no pages.
-    revision
-        ``refs/pr/7`` of a pull request, else None.
-    comments
-        empty in listings.
-    conflicts
-        files that were changed on both sides; empty in listings.
-    merged
-        the commit that merged it, or None.
-    commits
-        its own, in order; empty in listings.
+    ``status`` is ``draft``, ``open``, ``closed`` or ``merged``; ``url`` its page, None where the hub has no pages;
+    ``revision`` is ``refs/pr/7`` of a pull request, else None; ``merged`` the commit that merged it, or None. In
+    listings ``comments``, ``commits`` (its own, in order) and ``conflicts`` (files that both sides changed) are empty.
     """
 
     number: int

@@ -21,14 +21,8 @@ OPTIONS = ("variants", "layers", "where", "predictions")
 class PullSelection:
     """A selection from a zoo; None selects everything. Lists are sorted.
 
-    Parameters
-    ----------
-    variants
-        ``raw`` and gauges.
-    where
-        a condition on the metadata, as ``Zoo.where`` takes it.
-    predictions
-        sets of inputs; ``("all",)`` selects all of them, and None all if all else is selected.
+    ``variants`` are ``raw`` and gauges, ``where`` a condition on the metadata, as ``Zoo.where`` takes it,
+    ``predictions`` sets of inputs: ``("all",)`` selects all of them, and None all if all else is selected.
     """
 
     variants: tuple[str, ...] | None = None

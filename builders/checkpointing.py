@@ -200,6 +200,7 @@ class BuildFolder:
         arrays = {f"weights/{name}": _array(tensor) for name, tensor in state.weights.items()}
         arrays |= {f"momentum/{name}": _array(tensor) for name, tensor in state.momentum.items()}
         arrays |= {f"extra/{name}": _array(tensor) for name, tensor in state.extra.items()}
+        # safetensors has texts alone as metadata; repr of a float reads back as the same float
         facts = {"step": str(state.step), "seconds": repr(spent.seconds), "joules": json.dumps(spent.joules)}
         self.write(self._state(unit).name, work_files.sealed(arrays, facts | self._of_state(unit)))
 
@@ -215,6 +216,7 @@ class BuildFolder:
         for kind, tensors in (("weights", state.weights), ("momentum", state.momentum), ("extra", state.extra)):
             for name, tensor in tensors.items():
                 tensor.copy_(torch.from_numpy(arrays[f"{kind}/{name}"]))
+        # the tensors were checked against the digest before, so a state is restored whole or not at all
         state.step = int(facts["step"])
         return Spent(float(facts["seconds"]), json.loads(facts["joules"]))
 
@@ -263,6 +265,7 @@ class BuildFolder:
 
     def remove(self) -> None:
         """Remove the folder, when everything in it is in the zoo; and the one above, when no other build is there."""
+        # the folder above stays where another recipe's build is there: rmdir refuses a folder with files
         shutil.rmtree(self.folder)
         with suppress(OSError):
             self.folder.parent.rmdir()
@@ -301,6 +304,7 @@ def locked_build_folder(zoo: Path, prefix: str) -> Iterator[BuildFolder]:
     Raises LockedError: another process holds it.
     """
     folder = zoo / WORK_FOLDER / prefix
+    # until the locked file is the one that the path names
     while True:
         path = folder / "lock"
         try:
@@ -310,9 +314,11 @@ def locked_build_folder(zoo: Path, prefix: str) -> Iterator[BuildFolder]:
             continue
         try:
             # the kernel unlocks with the process, however that ends (flock(2))
+            # LOCK_NB: a second build says who works instead of waiting for days
             with _tolerating_no_locks():
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            # the file holds the number of the process that locked it, written below
             holder = os.read(descriptor, 32).decode(errors="replace").strip()
             os.close(descriptor)
             got, step = f"process {holder or 'unknown'}", "Wait for it to end, or stop it."
@@ -322,11 +328,13 @@ def locked_build_folder(zoo: Path, prefix: str) -> Iterator[BuildFolder]:
             break
         os.close(descriptor)
     try:
+        # the number of an earlier holder may have more digits
         os.truncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())
         _sweep(folder)
         yield BuildFolder(folder)
     finally:
+        # nothing was settled: a build that was refused leaves no folder behind
         if folder.exists() and not (folder / PLAN).exists():
             BuildFolder(folder).remove()
         os.close(descriptor)
@@ -338,6 +346,7 @@ def _tolerating_no_locks() -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        # Lustre mounted without flock answers ENOSYS, NFS without a lock daemon ENOLCK
         if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
             raise
 
@@ -403,5 +412,6 @@ def catch_stop_signals() -> Iterator[StopRequested]:
     try:
         yield asked.is_set
     finally:
+        # whatever ended the block, Ctrl-C does what it did before
         for signum, handler in before.items():
             signal.signal(signum, handler)

@@ -74,6 +74,7 @@ class Claim:
         """Send a heartbeat, and note whether another process took over."""
         name = _claimed(self._path)
         self.lost = self._claims.newest(name) != self._path
+        # a claim that was lost may be another's file by now, which is not written to
         if not self.lost:
             # the file is closed at once: NFS sends writes when a file is closed
             with contextlib.suppress(OSError), self._path.open("r+b") as file:
@@ -132,6 +133,7 @@ class Claims:
             holder = self._holder(newest, self._now())
             if holder is not None and holder.alive:
                 return None
+            # of several who find the claim stale all try the same number, and one makes it
             number = int(newest.name[-6:]) + 1
         path = self._path(name, number)
         if not self._make(path):
@@ -151,6 +153,7 @@ class Claims:
         except FileExistsError:
             return False
         except OSError as error:
+            # link(2) fails so where a file system has no hard links, as FAT, or allows no second one (EMLINK)
             if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
                 raise
             return _make_exclusively(path)
@@ -256,12 +259,14 @@ def _has_ended(content: dict[str, Any]) -> bool:
     if not isinstance(process, int) or process <= 0 or not space or space != _process_space():
         return False
     try:
+        # signal 0 sends nothing and only asks for the process (kill(2))
         os.kill(process, 0)
     except ProcessLookupError:
         return True
     except (OSError, OverflowError):  # it is another user's, or no number of a process
         pass
     started = _started(process)
+    # another start: the number was given to another process since
     return started is not None and started != content.get("started")
 
 
@@ -277,4 +282,5 @@ def _started(process: int) -> int | None:
         fields = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:  # not Linux, or another user's under hidepid
         return None
+    # counted from the state, field 3: field 22 is the 19th behind it
     return 0 if fields[0] in (b"Z", b"X") else int(fields[19])

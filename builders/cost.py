@@ -149,6 +149,7 @@ def spendings(metadata: pa.Table) -> tuple[Spending, ...]:
         key: _Key = (recipe, row["device"], engine if isinstance(engine, str) else None)
         counts[key] = counts.get(key, 0) + 1
         # each draw holds the time of its chain up to it
+        # draws of a mode are members of their own in the zoo
         member = row["member"] if row["mode"] is None else (row["mode"], row["unit"])
         last = groups.setdefault(key, {}).setdefault(member, row)
         if (row["step"] or 0) > (last["step"] or 0):

@@ -121,6 +121,7 @@ def _digits(recipe: Recipe) -> Data:
     if digits is None:
         raise MissingExtraError("scikit-learn", "build")
     images, labels = digits
+    # scikit-learn gives no split; ``read_digits`` has shuffled them by a fixed seed
     train, test = slice(recipe.train), slice(recipe.train, None)
     return Data(_DIGITS, images[train], labels[train], images[test], labels[test])
 

@@ -50,6 +50,7 @@ class PlantedMember:
     @classmethod
     def of(cls, seed: int, most: int) -> "PlantedMember":
         """Return the member with a seed, where ``most`` is the largest number of transpositions."""
+        # most + 2 places a run: the reference, and 0 to ``most`` transpositions
         run, place = divmod(seed, most + 2)
         return cls(run, place - 1 if place else None)
 
@@ -71,7 +72,9 @@ def initial_weights(recipe: Recipe, seeds: Sequence[int]) -> tuple[dict[str, Any
     most = most_transpositions(table)
     members = [PlantedMember.of(seed, most) for seed in seeds]
     references = [PlantedMember(member.run, None).seed(most) for member in members]
+    # drawn from the reference's key, so that all members of a run start at the same network
     weights = rng.initial_weights(recipe.arch, rng.member_keys(recipe.digest, references))
+    # one generator a member: another choice of members draws the same permutations
     drawn = [
         random_element(table, member.transpositions or 0, 1, np.random.default_rng([_PLANTED, int(key)]))
         for member, key in zip(members, rng.member_keys(recipe.digest, seeds), strict=True)

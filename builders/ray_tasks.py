@@ -73,6 +73,7 @@ def version() -> str:
     total = hashlib.sha256()
     for package in (builders, ckptzoo):
         root = Path(str(package.__file__)).parent
+        # sorted: the order of a folder differs between file systems
         for path in sorted(root.rglob("*.py")):
             total.update(f"{path.relative_to(root)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return f"{code_version()}, numpy {np.__version__}, sources {total.hexdigest()[:12]}"

@@ -202,6 +202,7 @@ def _make_trial(
         if trial is None:
             return None
         recipe = with_architecture(training.recipe, trial.architecture)
+        # TPE may draw a network again, and training it again would give the same accuracies
         accuracies = next(
             (item.accuracies for item in known.networks() if item.architecture == trial.architecture), None
         )

@@ -108,6 +108,7 @@ class Trials:
                 known = {study.study_name for study in optuna.get_all_study_summaries(storage)}
                 if not known:
                     optuna.create_study(storage=storage, study_name=name, directions=["minimize", "maximize"])
+            # one search a folder: claims are named by trials alone
             if known - {name}:
                 step = "Choose another folder, or give the arguments of that search."
                 raise ZooError(Problem(str(folder), "search", name, ", ".join(sorted(known)), step))
@@ -161,6 +162,7 @@ class Trials:
 
     def _counting(self) -> list[FrozenTrial]:
         """Return the trials that have a result, have failed or are being made, in order."""
+        # not copied: trials are only read, and there may be thousands
         known = self._study.get_trials(deepcopy=False)
         return [
             trial
@@ -181,6 +183,7 @@ class Trials:
         if count >= limit:
             return None
         if count == 0:
+            # a point of comparison from the first trial on
             self._study.enqueue_trial(PUBLISHED)
         # each trial has random numbers of its own, whatever was drawn before and by whom
         seed = np.random.SeedSequence((self.seed, count)).generate_state(1)[0]

@@ -180,6 +180,7 @@ def work(
         taken, spent = 0, 0.0
         try:
             taken, spent = job.train(order.units, console)
+        # the time is up, which is no error; a signal is one
         except Interrupted:
             if asked():
                 raise
@@ -228,6 +229,7 @@ def merge(to: str | Path, recipe: Recipe | str | Path | None = None, *, push_to:
             # what a call that was killed had added
             _publish(root, push_to)
         left = len(units) - len(ready)
+        # after publishing, so that a call that was killed before publishes again
         if not left:
             build_folder.remove()
     return Merged(tuple(parts), count, checkpoints, left)
@@ -273,6 +275,7 @@ class WorkOrder:
         if plan.dataset_digest != source.digest:
             step = "Name the folder of the data that it was planned with by --data."
             raise ZooError(Problem(str(root), "data of the plan", plan.dataset_digest, source.digest, step))
+        # plans of older versions have no ``code``
         if plan.code not in (None, code_version()):
             step = "Work with that, so that all checkpoints are of one version, or plan the rest into another zoo."
             raise ZooError(Problem(str(root), "versions", str(plan.code), code_version(), step))

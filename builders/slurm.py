@@ -125,6 +125,7 @@ def submit(
     if (threads := options.get("threads")) is not None and device == "cpu":
         parameters["cpus_per_task"] = threads
     try:
+        # submitit gives a task up after three time-outs by default, and here a turn may end in one
         executor = SlurmExecutor(folder, max_num_timeout=sys.maxsize)
     except RuntimeError:
         step = "Run this where sbatch is, or see `python -m builders submit --print` for other schedulers."

@@ -136,8 +136,10 @@ def watch(to: str | Path, console: Console, *, seconds: float = 2.0) -> None:
 def _status_of(root: Path, build_folder: BuildFolder, settled: BuildPlan) -> BuildStatus | None:
     """Return the status of one plan; None where the build ended at this moment."""
     try:
+        # one listing, because each look at a file of a shared folder asks its server
         names = {item.name for item in build_folder.folder.iterdir()}
         holders = Claims(build_folder.folder).holders()
+        # the clock of a file server may be ahead
         seconds = max(0.0, time.time() - (build_folder.folder / PLAN).stat().st_mtime)
     except FileNotFoundError:
         return None

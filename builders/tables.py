@@ -14,6 +14,7 @@ from ckptzoo.errors import IntegrityError, Problem, UnknownNameError, ZooError
 from ckptzoo.image_sets import FOLDER_VARIABLE
 from ckptzoo.loader.permutation import derive_key, keyed_permutation
 
+# recipes have means and deviations with about seven digits
 _TOLERANCE = 1e-4
 """The largest difference of a mean or deviation from the recipe's, in deviations."""
 

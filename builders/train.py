@@ -74,6 +74,7 @@ class Trainer:
                 return
             groups = state.split(self._group_size(len(state)))
             for done in [self.workers.submit(self.engine, self.data_source, group, stop) for group in groups]:
+                # raises what a worker raised
                 done.result()
             state.step = stop
 
@@ -290,6 +291,7 @@ def _check_shapes(recipe: Recipe, source: Source) -> None:
     try:
         with torch.inference_mode():
             got = str(tuple(archs.get(recipe.architecture)()(torch.zeros(1, *raw.shape[1:])).shape))
+    # torch's error for shapes that do not fit
     except RuntimeError as error:
         got = f"{type(error).__name__}: {error}"
     if got != str(expected):

@@ -156,6 +156,7 @@ class UnitTraining(ABC):
         state = self.start(unit)
         total = self.build_folder.restore(unit, state)
         if not all(self.is_stored(unit, stop) for stop in self.stops(unit) if stop < state.step):
+            # at_stop stores the checkpoints of a step when it is there, and a state cannot go back
             # it has passed what somebody has removed since
             state, total = self.start(unit), Spent()
         yield Taken(state.step, state.step * len(state), 0.0)
@@ -175,6 +176,7 @@ class UnitTraining(ABC):
                     saved = time.monotonic()
                     interval = max(self.save_seconds, (saved - began) / _SAVING_SHARE)
                 if stop_now:
+                    # after the save: what was asked to stop has lost nothing
                     raise Interrupted(
                         f"{unit.name}: stopped at step {state.step} and saved. Run the same command to carry on."
                     )
@@ -182,6 +184,7 @@ class UnitTraining(ABC):
                 self.at_stop(unit, state, total)
                 yield Taken(state.step, 0, 0.0)
         self.finish(unit)
+        # last: a process that is killed before takes the unit up at its end
         self.build_folder.forget_state(unit)
 
     def _report(self, progress: Progress, member_steps: int, seconds: float) -> None:

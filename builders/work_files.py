@@ -57,6 +57,7 @@ def read_facts(path: Path, expected: Mapping[str, str]) -> Mapping[str, str] | N
         return None
     except SafetensorError as error:
         raise _damaged(path, "a whole safetensors file", str(error)) from error
+    # before the other facts: files of older versions have none of them
     if "seal" not in facts:
         return None
     for name, value in expected.items():
@@ -111,6 +112,7 @@ def _check_seal(path: Path) -> None:
     """Compare all bytes with the seal in the header."""
     total = hashlib.sha256()
     with open(path, "rb", opener=regular) as file:
+        # safetensors: 8 bytes with the length of the header, little-endian, then the header in JSON, then the tensors
         length = file.read(8)
         header = file.read(int.from_bytes(length, "little"))
         found = _SEAL.search(header)

@@ -58,12 +58,14 @@ class _Abilities:
             yield f"needs {self.package}"
         if not re.fullmatch(self.architectures, recipe.architecture):
             yield f"trains {self.architectures} alone"
+        # members under vmap or in one stacked product would share the running statistics of one module
         elif not self.buffers and any(tensor.kind == "buffer" for tensor in recipe.arch.tensors):
             yield "trains no architecture with buffers (BatchNorm has some)"
         if device not in self.devices:
             yield f"does not train on {device}"
         if recipe.precision not in self.precisions:
             yield f"does not train in {recipe.precision}"
+        # TensorFloat-32 is a mode of NVIDIA's tensor cores, from Ampere on
         elif recipe.precision == TF32 and device != "cuda":
             yield f"has no {TF32} on {device}"
         if recipe.dropout and not self.dropout:
@@ -165,6 +167,7 @@ def gradient_steps(name: str) -> GradientSteps:
 def usable(recipe: Recipe, device: str = "cpu") -> tuple[str, ...]:
     """Return the engines that are installed and can train a recipe on a device, the fastest of the measured last."""
     kind = device.partition(":")[0]
+    # the order of the dictionary is that of measured speed
     return tuple(name for name, engine in _ENGINES.items() if not any(engine.reasons(recipe, kind)))
 
 

@@ -47,6 +47,7 @@ def gradient_steps(data_source: Feed, keys: NDArray[np.uint64], start: int, stop
     stacked = torch.func.vmap(torch.func.grad(loss))
 
     def gradient(batch: TrainingBatch, weights: Tensors) -> Tensors:
+        # vmap takes no None; without dropout ``loss`` ignores the argument
         scales = batch.targets if batch.scales is None else batch.scales
         return stacked(weights, batch.inputs, batch.targets, scales)
 

@@ -164,6 +164,7 @@ def last_layer(
             features = features.double()
             if has_bias:
                 features = torch.cat([features, features.new_ones(len(features), 1)], 1)
+            # H = S S^T, so that the sum of H over a batch is one product of the stacked rows of S^T
             rows = root(outputs).transpose(1, 2).flatten(0, 1)
             totals = _added(totals, (features.T @ features, rows.T @ rows))
         return totals
@@ -187,6 +188,7 @@ class _Network:
         """Return the outputs, and the layer's inputs at each time that it was used."""
         self._given.clear()
         with torch.no_grad():
+            # the hook has seen the layer's inputs when this returns
             outputs = torch.func.functional_call(self._module, self._weights, (inputs,))
         return outputs, list(self._given)
 

@@ -19,6 +19,7 @@ from ckptzoo.text import excerpt
 
 MODE_WEIGHTS = "mode_weights"
 """In ``extra`` of a draw: the digest of the weights of the member that it is taken around."""
+# 64 bits tell the members of a zoo apart, and stand in each row
 _DIGITS = 16
 
 
@@ -125,6 +126,7 @@ def present_draws(table: Any, model: Method, modes: FoundModes) -> tuple[int, ..
     counts: list[int] = []
     for name in modes.names:
         count = 0
+        # up to the first gap: draws are taken in order, and a mode is run again from its start
         while (name, count) in held:
             count += 1
         counts.append(count)
@@ -151,6 +153,7 @@ def check_starts(table: Any, model: Method, modes: FoundModes, *, location: str)
 
     Engines and devices round differently, so that two zoos may have members with the same ids and other weights.
     """
+    # chains have names and no digests
     digests = dict(zip(modes.names, modes.digests, strict=False))
     for (mode, _), text in draws_of(table, model).items():
         extra = json.loads(text or "{}")

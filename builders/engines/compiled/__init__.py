@@ -86,6 +86,7 @@ def images(data_source: DataSource) -> Images:
         data_source.height,
         data_source.width,
         recipe.crop_pad,
+        # pixels are bytes: (p / 255 - mean) / std = (p - 255 mean) / (255 std), one product a pixel
         np.float32(255 * mean),
         np.float32(1 / (255 * std)),
     )
@@ -93,6 +94,7 @@ def images(data_source: DataSource) -> Images:
 
 def sgd_settings(recipe: ImageRecipe, start: int, stop: int) -> SGDSettings:
     """Return the settings of the steps from ``start`` to ``stop``."""
+    # a rate too many where ``stop`` ends an epoch; the loop reads only those of its steps
     epochs = range(start // recipe.epoch_steps, stop // recipe.epoch_steps + 1)
     return SGDSettings(
         recipe.train,

@@ -108,6 +108,7 @@ class Paths:
         rows = np.stack([array.ravel() for array in arrays], axis=1)
         unique_rows, index = np.unique(rows, axis=0, return_inverse=True)
         numbers = np.array([self.id_of(operation, *row) for row in unique_rows.tolist()], np.int64)
+        # numpy 2.0 gives the inverse with an axis another shape than the versions before and after
         return numbers[index.ravel()].reshape(arrays[0].shape)
 
 
@@ -352,6 +353,7 @@ class Constraints:
         first, second = np.broadcast_arrays(first, second)
         first_free, second_free = self.can_scale(first), self.can_scale(second)
         both = first_free & second_free
+        # s = 1 / s leaves 1 and -1
         own_inverse = self.scales.union(first[both], second[both])
         self.restrict_scale(own_inverse, SIGN, f"{why}, or with their inverses")
         if (lone := first_free != second_free).any():
@@ -472,6 +474,7 @@ class Constraints:
         reduced = [size if axis in outer else 1 for axis, size in enumerate(shape)]
         rows = self.channels.find(channel.reshape(math.prod(reduced), -1))
         distinct, first, index = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+        # in the order in which they are met: np.unique sorts
         order = np.argsort(first)
         rank = np.empty_like(order)
         rank[order] = np.arange(len(order))
@@ -481,6 +484,7 @@ class Constraints:
         # Channels may be tied within a head, as the pairs of a rotary embedding are, but not across heads.
         members = [list(dict.fromkeys(row)) for row in rows.tolist()]
         flat = [root for row in members for root in row]
+        # heads of several sizes, or with channels in common, do not move as blocks
         if len({len(row) for row in members}) > 1 or len(set(flat)) < len(flat) or min(flat) < 0:
             self.fix(channel, "sums over channels of several heads at once")
             return constant_labels(len(shape))
@@ -489,6 +493,7 @@ class Constraints:
         path = np.broadcast_to(labels.path, shape)
         path = np.moveaxis(path, axes, range(-len(axes), 0)).reshape(math.prod(reduced), -1)
         heads = nodes[rank[index.ravel()]].reshape(reduced)
+        # sorted, because the order of channels within a head is no property of the head
         paths = self.paths.extend("heads", *np.sort(path, axis=1).T).reshape(reduced)
         return Labels(heads, np.full(reduced, -1), paths)
 

@@ -75,6 +75,7 @@ class Module:
         elif name == "addmm" and (argument(node, "alpha"), argument(node, "beta")) == (1, 1):
             bias, value, weight = (argument(node, key) for key in ("self", "mat1", "mat2"))
             axis = 0
+        # written as ``x @ W``: the first axis of W is read
         elif name in ("mm", "matmul"):
             value, weight, bias = positional(node)[0], positional(node)[1], None
             axis = 0
@@ -127,6 +128,7 @@ def moved(node: fx.Node, given: fx.Node, ids: torch.Tensor) -> Any:
         (node.args, node.kwargs),
         lambda item: ids.contiguous() if item is given else torch.full(size_of(item), -1),
     )
+    # the numbers lie in memory otherwise than the value did, and a view may not be possible
     target: Any = torch.ops.aten.reshape.default if operation(node) == "view" else node.target
     return target(*args, **kwargs)
 

@@ -67,6 +67,7 @@ def _renumbered(entries: Sequence[ChannelPosition]) -> tuple[ChannelPosition, ..
     made: list[ChannelPosition] = []
     for item in entries:
         number = numbers.setdefault(item.scale, len(numbers) - 1)
+        # which of s and 1 / s is called the scale differs between channels
         inverse = inverted.setdefault(item.scale, item.inverse) != item.inverse
         gate = numbers.setdefault(item.gate, len(numbers) - 1)
         made.append(replace(item, scale=number, inverse=inverse, gate=gate))

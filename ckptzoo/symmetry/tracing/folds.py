@@ -61,6 +61,7 @@ def _readers(module: Module) -> Iterator[_Reader]:
     for norm in module.nodes:
         if operation(norm) != "layer_norm" or len(argument(norm, "normalized_shape")) != 1:
             continue
+        # a gain that is computed, such as 1 + w, is no tensor that a fold could name
         if any(item is not None and item not in module.parameters for item in _affine(norm)):
             continue
         values = {norm: torch.arange(size_of(norm)[-1]).expand(size_of(norm))}

@@ -68,8 +68,10 @@ def operations(module: nn.Module, example: Example, *, functional: bool = False)
         with warnings.catch_warnings(), torch.no_grad(), _quiet():
             warnings.simplefilter("ignore")
             with fx_traceback.preserve_node_meta(), _ExportMode():
+                # not strict: the module's Python code runs, where TorchDynamo would refuse parts of it
                 program = export(module, example.args, dict(example.kwargs), strict=False)
             if functional:
+                # with an empty table only changes in place are replaced
                 program = program.run_decompositions({})
     except Exception as error:  # the module's own code runs here, without numbers: it may raise anything
         outputs = check_that_it_runs(module, example)
@@ -85,6 +87,7 @@ def operations(module: nn.Module, example: Example, *, functional: bool = False)
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep torch from logging tracebacks of errors that are raised as well."""
+    # it logs what it raises, and the error is reported here in its own words
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before, log.disabled = log.disabled, True
     try:
@@ -282,6 +285,7 @@ def _padded(
 
 def _recurrent(layer: Callable[..., Any], data: torch.Tensor, sizes: _Sizes, *others: Any) -> Any:
     """Run a recurrent layer on packed sequences."""
+    # False is ``batch_first``: packed data have the steps first
     result, *states = layer(data.unflatten(0, (len(sizes), -1)), *others, False)
     return result.flatten(0, 1), *states
 

@@ -268,7 +268,9 @@ def _colours(constraints: Constraints, channels: Mapping[int, Channel], pinned: 
     number of colours stays the same. A block that does not move as a whole counts with its number.
     """
     colours: dict[int, Hashable] = {
-        root: -1 - root if channel.fixed else channel.signature for root, channel in channels.items()
+        # a colour of its own for each channel in place; signatures are 0 or more
+        root: -1 - root if channel.fixed else channel.signature
+        for root, channel in channels.items()
     }
     colours |= _head_colours(constraints, colours)
     relations = [
@@ -280,6 +282,7 @@ def _colours(constraints: Constraints, channels: Mapping[int, Channel], pinned: 
         for number, sides in relations:
             for block, members in enumerate(zip(*sides, strict=True)):
                 whole = number not in pinned and all(root in colours for side in members for root in side)
+                # by repr: colours are numbers, and those of heads tuples
                 beside = tuple(tuple(sorted((colours.get(root, 0) for root in side), key=repr)) for side in members)
                 for side_number, side in enumerate(members):
                     for root in side:
@@ -290,6 +293,7 @@ def _colours(constraints: Constraints, channels: Mapping[int, Channel], pinned: 
             root: refined.setdefault((colours[root], *sorted(facts, key=repr)), len(refined))
             for root, facts in seen.items()
         }
+        # a refinement never joins colours, so that as many colours are the same ones
         if len(refined) == count:
             break
         count = len(refined)
@@ -395,6 +399,7 @@ def _group_channels(channels: Mapping[int, Channel], colours: Mapping[int, Hasha
         together.setdefault(("alone", members[0].signature) if len(members) == 1 else colour, []).extend(members)
     groups: list[ChannelGroup] = []
     for members in together.values():
+        # alike and yet told apart: nothing may be exchanged
         fixed = members[0].fixed or len({colours[channel.root] for channel in members}) > 1
         ordered = tuple(sorted(members, key=lambda channel: channel.first))
         groups.append(ChannelGroup(ordered, Fixed() if fixed else Sym()))
@@ -459,6 +464,7 @@ def _with_block_permutations(
     for number, group in enumerate(groups):
         blocks = next((claim.permutation for claim in claims if claim.group == number), None)
         perm = group.perm
+        # consecutive channels are a block, as torch's groups are
         if blocks is not None:
             perm = Wreath(names[blocks], len(blocks[1]), len(group.channels) // len(blocks[1]))
         permuted.append(ChannelGroup(group.channels, perm))

@@ -41,6 +41,7 @@ def paired_gains(symmetry: Symmetry, arch: Architecture, vectors: Iterable[tuple
     uses = Counter(name for name, _ in listed)
     runs: list[list[str]] = []
     for name, role in listed:
+        # a gain in two norms would have to change for both
         usable = uses[name] == 1 and len(arch[name].shape) == 1 and _stay(name, symmetry)
         if role == "gain":
             runs.append([])
@@ -97,6 +98,7 @@ def with_paired_gains(symmetry: Symmetry, arch: Architecture, pairs: Sequence[Pa
         module, _, tensor = pair.multiplied[0].rpartition(".")
         name = unique_name(module or tensor, [group.id for group in groups])
         groups.append(Group(name, n, Fixed(), "nonzero"))
+        # rotary embeddings rotate entries i and i + n / 2 (Llama), or 2 i and 2 i + 1 (RoFormer)
         segments = {
             "entries": (Segment(name, 0, 1, n),),
             "halves": (Segment(name, 0, 1, n), Segment(name, n, 1, n)),

@@ -61,6 +61,7 @@ def with_heads_exchanged(symmetry: Symmetry, names: tuple[str, ...]) -> Symmetry
     """
     found = _on_axes(symmetry, names)
     counts = _counts(found.values())
+    # heads of queries for each head of keys
     times = max((max(numbers) // min(numbers) for numbers in counts.values()), default=1)
     if times == 1:
         return symmetry

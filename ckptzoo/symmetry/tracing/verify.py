@@ -141,6 +141,7 @@ class Verifier:
     ) -> None:
         self._module, self._arch, self._symmetry = module, arch, symmetry
         self._parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+        # always the same seed: a module's table does not change from run to run
         self._rng = np.random.default_rng(0)
         self._elements = _ELEMENTS if arch.nbytes < _SMALL else 1
         self.notes: list[str] = []
@@ -164,6 +165,7 @@ class Verifier:
             try:
                 self._trials.append(self._trial(True, self._trials[1].weights, first.inputs))
             except ValueError as error:
+                # torch refuses statistics of one value a channel
                 self.notes.append(f"Not verified in training mode: {error}.")
 
     def max_difference(self, symmetry: Symmetry, draw: Callable[[], GroupElement]) -> float:
@@ -242,6 +244,7 @@ class Verifier:
         if not own:
             return
         tried, base = 0, self._trials[1]
+        # one kind for large networks, whose passes take most of the time
         for kind in BUFFERS if self._elements > 1 else BUFFERS[:1]:
             for _ in range(_DRAWS):
                 others = {name: kind(value, self._rng) for name, value in own.items()}
@@ -310,6 +313,7 @@ class Verifier:
         state: dict[str, torch.Tensor] = {}
         for tensor in self._arch.tensors:
             value = torch.from_numpy(np.asarray(weights[tensor.name]))
+            # buffers may be changed in place, as running statistics are
             value = value if tensor.name in self._parameters else value.clone()
             state.update(dict.fromkeys((tensor.name, *tensor.aliases), value))
         with torch.no_grad(), Float64Mode(), _batch_statistics(self._module if training else None):

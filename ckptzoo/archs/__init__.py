@@ -84,6 +84,7 @@ def _are_width_and_classes(numbers: tuple[int, ...]) -> bool:
 
 def _are_optunet(numbers: tuple[int, ...]) -> bool:
     channels1, kernel1, pool, channels2, kernel2, groups, *_ = numbers
+    # convolutions without padding: 29 - kernel1 outputs a side, which the max-pool divides
     reaches = kernel1 <= _OPTUNET_PIXELS and kernel2 <= (_OPTUNET_PIXELS + 1 - kernel1) // pool
     return numbers != OPTUNET and reaches and channels1 % groups == channels2 % groups == 0 and _are_widths(numbers)
 
@@ -293,6 +294,7 @@ def _find(name: object) -> tuple[_Family, tuple[int, ...]] | None:
     """The family of a name and the numbers in it."""
     for family in _FAMILIES:
         match = re.fullmatch(family.pattern, name) if isinstance(name, str) else None
+        # patterns exclude one another, so that the first that fits is the only one
         if match is not None:
             numbers = tuple(int(number) for part in match.groups() for number in part.split("-"))
             return (family, numbers) if family.fits(numbers) else None

@@ -31,6 +31,7 @@ class Gaussian(nn.Module):
         for name in self._names:
             module, _, leaf = name.rpartition(".")
             mean = network.get_parameter(name)
+            # beside its mean, so that a state dict has both in one module
             network.get_submodule(module).register_parameter(f"{leaf}{STD}", nn.Parameter(torch.full_like(mean, 0.01)))
         for name, child in network.named_children():
             self.add_module(name, child)
@@ -59,6 +60,7 @@ class Gaussian(nn.Module):
 
             def variance(direction: torch.Tensor) -> torch.Tensor:
                 (derivatives,) = pullback(direction)
+                # independent weights have no covariances, so that squares add up
                 terms = [(derivatives[name] * deviations[name]).square().sum() for name in self._names]
                 return torch.stack(terms).sum()
 

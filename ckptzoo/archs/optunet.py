@@ -124,8 +124,10 @@ def _chunk_outputs(weights: dict[str, torch.Tensor], images: torch.Tensor, outpu
         _fill_patches(patches, batch, B)
         for member in range(0, len(outputs), M):
             both = slice(2 * member, 2 * (member + M))
+            # one row of pooling windows at a time, so that what is before pooling stays in the cache
             for row in range(8):
                 torch.mm(kernels[both], patches[row], out=before)
+                # ReLU after the maximum, which is the same and a ninth of the numbers
                 torch.amax(before.view(2 * M, 9, 8 * B), 1, out=hidden[:, row])
             torch.bmm(matrices[both], hidden.relu_().view(2 * M, 64, B), out=hidden2)
             torch.sum(hidden2.relu_().view(M, 10, 16, B), 2, out=features)

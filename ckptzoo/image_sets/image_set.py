@@ -91,6 +91,7 @@ class ImageSet:
             expected = f"a side that divides {height} x {width} pixels"
             raise ZooError(Problem(self.name, "size", expected, str(side), step))
         blocks = self.images.reshape(N, C, side, height // side, side, width // side)
+        # integers, so that the mean is rounded once
         sums = blocks.sum((3, 5), dtype=np.uint32)
         images = np.rint(sums / (height // side) ** 2).astype(np.uint8)
         return ImageSet(f"{self.name}-{side}x{side}", images, self.labels, self.class_names)

@@ -39,6 +39,7 @@ def read_textures(known: KnownSet, split: str, folder: Path) -> ImageSet | None:
     root = folder / "images"
     if split != "test" or not known.is_named_by(folder) or not root.is_dir():
         return None
+    # a folder lists its entries in any order
     names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
     known.check_class_names(names, f"{folder.name}/images")
     paths, labels = _listed(

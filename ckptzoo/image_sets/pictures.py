@@ -78,6 +78,7 @@ def decode(picture: Picture, shape: Shape) -> Images:
                 raise file_error(where, "picture", f"at most {_MAX_PIXELS:,} pixels", f"{width} x {height}")
             if found.mode not in _MODES:
                 raise file_error(where, "picture", f"one of the modes {', '.join(_MODES)}", found.mode)
+            # some JPEG files of TinyImageNet are grey
             pixels = found.convert("L" if shape.channels == 1 else "RGB")
     except IntegrityError:
         raise
@@ -178,6 +179,7 @@ def _write(path: Path, dimensions: tuple[int, ...], blocks: Iterator[Images]) ->
                 file.write(block.data)
         with _disk_errors(path):
             file.flush()
+            # before the rename, so that no crash leaves the name with half of the bytes
             os.fsync(file.fileno())
             temporary.replace(path)
 

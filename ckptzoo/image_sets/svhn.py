@@ -101,6 +101,7 @@ def _matrices(file: memoryview, shapes: dict[str, tuple[int | None, ...]]) -> di
         numbers = _numbers(_element(whole, name.end))
         if len(numbers) != math.prod(shape):
             raise ValueError(f"{title} with {len(numbers):,} numbers instead of {math.prod(shape):,}")
+        # MATLAB stores columns
         found[title] = numbers.reshape(shape, order="F")
     if missing := shapes.keys() - found.keys():
         raise ValueError(f"no {min(missing)}")

@@ -101,6 +101,7 @@ def read_parquet(known: KnownSet, split: str, folder: Path) -> ImageSet | None:
             _check_columns(known, layout, file.schema_arrow.names, path.name)
             names = names or _names_of(file.schema_arrow, layout.label)
             groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+            # unpacked, as the footers say, before anything is unpacked
             nbytes = sum(group.total_byte_size for group in groups)
             if nbytes > MAX_BYTES:
                 raise file_error(path, "size", f"at most {size(MAX_BYTES)} unpacked", size(nbytes), known.step)

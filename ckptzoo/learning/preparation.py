@@ -57,6 +57,7 @@ class Batch:
 
     def pin_memory(self) -> "Batch":
         """The same batch in pinned memory; a DataLoader calls it."""
+        # torch's function for nested containers, which has no public name
         pin = import_module("torch.utils.data._utils.pin_memory").pin_memory
         return replace(self, x=pin(self.x), y=pin(self.y))
 
@@ -102,6 +103,7 @@ class Preparation:
         self._draw = None if augment is None or self._table is None else Draw.of(self._table, augment)
         shapes = {tensor.name: tensor.shape for tensor in zoo.arch.tensors}
         self._mover = Mover(shapes, self._table, standardize)
+        # by id, so that a checkpoint meets the same elements in every selection of a zoo
         self._hashes = id_hashes(zoo.ids) if self._draw is not None else np.zeros(0, np.uint64)
 
     def __call__(self, rows: NDArray[np.int64], state: State, buffers: Buffers) -> UnencodedBatch:

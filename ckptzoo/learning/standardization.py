@@ -147,6 +147,7 @@ class Statistics:
         kinds = {"mean": self.mean, "deviation": self.deviation}
         arrays = {f"{name}.{kind}": np.asarray(held[name]) for kind, held in kinds.items() for name in held}
         facts = {"per": self.per, "constant": dict(self.constant), "count": self.count, "digest": self.digest}
+        # sorted keys: the same statistics give the same bytes
         Path(path).write_bytes(save(arrays, {"format": _FORMAT, "statistics": json.dumps(facts, sort_keys=True)}))
 
     @classmethod
@@ -256,6 +257,7 @@ def statistics(zoo: Zoo, *, per: Per = "tensor", variant: str = layout.RAW) -> S
             mean[tensor.name], spread = found.shared(per, labels)
         if zero := int((spread == 0).sum()):
             constant[tensor.name] = zero if spread.shape else int(np.prod(tensor.shape))
+        # divided by 1, what never varies becomes 0
         deviation[tensor.name] = np.where(spread == 0, 1.0, spread)
     digest = digest_of([zoo.name, zoo.revision, variant, zoo.ids])
     return Statistics(per, mean, deviation, constant, len(zoo), digest)
@@ -326,6 +328,7 @@ def _of_layers(values: dict[str, NDArray[np.float64]], biases: dict[str, str]) -
     made: dict[str, NDArray[np.float64]] = {}
     for name, parts in joined.items():
         whole = np.concatenate(parts, axis=1)
+        # one number has no unbiased variance
         variance = whole.var(axis=1, ddof=1) if whole.shape[1] > 1 else np.zeros(len(whole))
         made[name] = np.stack([whole.mean(axis=1), variance], axis=1)
     return made

@@ -11,6 +11,7 @@ from ckptzoo.learning.preparation import Batch, Preparation
 from ckptzoo.loader.stream import Source, State
 from ckptzoo.loader.torch import ZooDataset, owned, refuse_to_collate
 
+# a DataLoader that makes batches itself, its default, would join batches as if they were examples
 default_collate_fn_map[Batch] = refuse_to_collate
 
 

@@ -83,6 +83,7 @@ class ByRows:
             piece = block[start : start + step].astype(np.float64)
             if self._origin is None:
                 self._origin = piece[0].copy()
+            # sums of squares of numbers with a large mean would cancel
             piece -= self._origin
             self._count += len(piece)
             self._sum += piece.sum(axis=0)

@@ -67,6 +67,7 @@ def unseal(data: bytes, *, location: str) -> tuple[Document, str]:
     expected = digest_of(value)
     if digest != expected:
         raise _damaged(location, "digest of the content", expected, str(digest))
+    # one content has one encoding, so that files can be compared by their bytes
     if data != canonical({**value, "digest": digest}) + b"\n":
         raise _damaged(location, "encoding", "canonical JSON", "the same content in other bytes")
     return value, expected
@@ -139,6 +140,7 @@ class Identity:
             not isinstance(name, str)
             or not isinstance(architecture, str)
             or not (symmetry is None or isinstance(symmetry, str))
+            # further fields would be those of a later version
             or len(content) != 5
         ):
             expected, got = "format, version, name, architecture, symmetry", ", ".join(sorted(content))

@@ -138,6 +138,7 @@ def columns_of(kind: str, *, matrices: bool) -> tuple[Column, ...]:
     ``kind`` is one of ``KINDS``; ``matrices`` says whether the zoo's table has matrices. Without them the last columns
     of a variant are left out, so that readers of any version accept the parts.
     """
+    # readers of the first release refuse columns that they do not know
     left_out = _OF_MATRICES if kind == "variant" and not matrices else ()
     return tuple(column for column in KINDS[kind] if column.name not in left_out)
 
@@ -159,6 +160,7 @@ def value_problems(rows: Sequence[Mapping[str, Any]], *, location: str) -> Itera
     for column in COLUMNS:
         if column.name.endswith("_accuracy"):
             values = [row.get(column.name) for row in rows]
+            # NaN is the accuracy of a network that diverged
             wrong = [value for value in values if value is not None and not (0 <= value <= 1 or value != value)]
             if wrong:
                 got = f"{len(wrong)} others, such as {wrong[0]}"
@@ -175,6 +177,7 @@ def value_problems(rows: Sequence[Mapping[str, Any]], *, location: str) -> Itera
 
 def extra_problems(texts: Sequence[object], *, location: str) -> Iterator[Problem]:
     """Values of the column ``extra`` that ``parse_extra`` does not take; null is none of them."""
+    # each text once: the rows of a unit share one
     odd = [text for text in dict.fromkeys(texts) if text is not None and parse_extra(text) is None]
     if odd:
         expected = f"JSON objects of finite numbers and texts, nested at most {MAX_NESTING} deep"
@@ -219,6 +222,7 @@ def _is_bounded(value: Any, depth: int) -> bool:
         return depth > 0 and all(_is_bounded(item, depth - 1) for item in cast(list[Any], value))
     if isinstance(value, float):
         return math.isfinite(value)
+    # what signed or unsigned integers of 64 bits hold
     return not isinstance(value, int) or -(2**63) <= value < 2**64
 
 

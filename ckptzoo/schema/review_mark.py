@@ -31,5 +31,6 @@ def read_mark(comment: str) -> ReviewMark | None:
 
     Whoever may comment can write one: readers have to look at who did.
     """
+    # the last line alone: the checks above quote what a stranger wrote
     match = _MARK.fullmatch(comment.strip().rpartition("\n")[2].strip())
     return None if match is None else ReviewMark(**json.loads(match[1]))

@@ -102,6 +102,7 @@ def _has_edges(tensor: Tensor, symmetry: Symmetry) -> bool:
             f"graph: tensor {tensor.name!r}: expected at most two axes that move, got {axes}. "
             'Use the form "tokens" or "flat".'
         )
+    # one axis that moves, and neither writes nor reads: a table such as positions is a feature of the channels
     return len(actions) != 1 or (actions[0].axis < 2 and actions[0].role in ("out", "in"))
 
 
@@ -146,6 +147,7 @@ class _Nodes:
             found[places] = channels[:, None]
             slots[places] = first + np.arange(places.shape[1])
         if len(rest := np.flatnonzero(found < 0)):
+            # inputs come before the groups (1), outputs behind them
             key = (0 if side == "in" else 2, f"{tensor.layer}.{side}{size}")
             found[rest] = self._start(key, size) + rest
             self._sets[key] |= set(rest.tolist())
@@ -265,6 +267,7 @@ class _Columns:
     def _first(self, kind: str, nodes: Index, slots: Index) -> int:
         taken = self._taken.setdefault(kind, [])
         width, start = int(slots.max()) + 1, 0
+        # the first columns that no other tensor of the kind has taken at these nodes
         while any(taken[at][nodes].any() for at in range(start, min(start + width, len(taken)))):
             start += 1
         for at in range(start, start + width):

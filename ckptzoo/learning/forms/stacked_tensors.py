@@ -69,6 +69,7 @@ def converted(array: Any, dtype: Any) -> Any:
 
 def restored(array: Any, dtype: str) -> Any:
     """A part of an encoding as a tensor of this declared dtype: floats stay as they are encoded."""
+    # an encoding may be of another precision, such as what a network has generated
     if "float" in dtype:
         return array
     return converted(array, getattr(array_namespace(array), dtype))
@@ -95,6 +96,7 @@ class Constants:
         self._placed: dict[Any, dict[str, Any]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
+        # a worker process makes its own copies on a device
         return {"_arrays": self._arrays, "_placed": {}}
 
     def beside(self, like: Any) -> dict[str, Any]:

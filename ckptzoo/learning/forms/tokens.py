@@ -176,6 +176,7 @@ def _layers(architecture: Architecture) -> list[_Rows]:
         ):
             continue
         members = [tensor]
+        # found by their names, as in SANE's code
         other = tensor.name.replace("weight", "bias")
         if weight and other in architecture and architecture[other].shape == tensor.shape[:1]:
             members.append(architecture[other])

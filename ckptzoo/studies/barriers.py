@@ -148,7 +148,9 @@ class ZooBarriers:
         found: dict[str, float] = {}
         for way, lines in self.lines.items():
             height, distance = lines.barriers.height, lines.distances
+            # figures without spread would give 0 / 0
             if len(height) >= LEAST_PAIRS and np.isfinite(height).all() and height.std() and distance.std():
+                # Spearman's correlation is Pearson's of the ranks, which argsort of argsort are
                 ranks = [np.argsort(np.argsort(values)) for values in (height, distance)]
                 found[way] = float(np.corrcoef(ranks[0], ranks[1])[0, 1])
         return found
@@ -352,6 +354,7 @@ class _Plan:
                 raise UnknownNameError(zoo.name, "variant", variant, zoo.variants)
         self.table = own_table(zoo)
         resized = any(group.resizes for group in self.table.groups)
+        # gauges of scales alone repeat the weights as trained where no group is resized
         self.gauges: list[GaugeName] = [
             gauge for gauge in gauges if resized or "permutations" in GAUGES[gauge].collapses
         ]
@@ -363,7 +366,9 @@ class _Plan:
             raise ZooError(Problem(zoo.name, "least barrier", "OptuNets", str(self.arch.forward), step))
         self.module = module
         self.evaluator = import_with_torch("evaluation").Evaluator(self.arch, labelled, module=module)
+        # the activations of a Gaussian depend on the draw: it is aligned by its means and deviations alone
         self.recorded = 0 if self.is_gaussian else recorded
+        # one generator each for pairs, simplices and points, so that the number of one changes none of the others
         self.pairs = _pairs(len(self.zoo), pairs, np.random.default_rng([seed, 0]))
         self.least = min(least, len(self.pairs))
         groups = min(pairs, len(self.zoo) // simplex) if simplex else 0
@@ -380,6 +385,7 @@ class _Plan:
         """Measure lines and simplices."""
         evaluation = import_with_torch("evaluation")
         given, evaluator = self.labelled, self.evaluator
+        # one noise for all networks and points: losses differ by means and deviations and not by the draw
         noise = evaluation.standard_noise(self.arch, draws, seed) if self.is_gaussian else None
         parts: dict[str, list[Lines]] = {}
 
@@ -449,6 +455,7 @@ class _Plan:
             if way == ALIGNED:
                 element = symmetry.barycentre(lambda weights=weights: [weights], self.table).element
                 weights = symmetry.apply(element, weights, self.table)
+            # Dirichlet's distribution with parameters of 1 is the uniform one on the simplex
             shares = np.concatenate([np.eye(k), np.full((1, k), 1 / k), rng.dirichlet(np.ones(k), SIMPLEX_POINTS)])
             corners = {name: array[None] for name, array in weights.items()}
             found.append((evaluation.combined(self.evaluator, corners, shares[None], noise).loss[0], shares[k + 1 :]))
@@ -467,6 +474,7 @@ class _Plan:
 
 def _pairs(members: int, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
     """(P, 2) different members: disjoint pairs where there are enough, else different ones; at most all."""
+    # pairs that share no member are independent of one another
     if 2 * count <= members:
         return rng.permutation(members)[: 2 * count].reshape(count, 2)
     # rejection, because the list of all pairs of many members is long
@@ -489,6 +497,7 @@ def _spread(values: Values) -> dict[str, Any] | None:
 
 def _means(values: Values) -> list[float | None]:
     means = values.mean(0)
+    # JSON has neither infinities nor NaN (RFC 8259, section 6)
     return [float(value) if np.isfinite(value) else None for value in means]
 
 

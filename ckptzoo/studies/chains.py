@@ -40,6 +40,7 @@ class Convergence:
     @property
     def above(self) -> float:
         """The share with R-hat above ``MAX_R_HAT``."""
+        # NaN compares as False, and would count as mixed
         return float(np.nanmean(np.where(np.isnan(self.r_hat), np.nan, self.r_hat > MAX_R_HAT)))
 
     def to_json(self) -> dict[str, Any]:
@@ -72,6 +73,7 @@ def convergence_of(chains: Sequence[NDArray[np.int64]], numbers: NDArray[Any]) -
 
     Raises ``MissingExtraError`` if arviz-stats is not installed.
     """
+    # arviz-stats is needed only where chains are compared
     from ckptzoo.measure.convergence import convergence
 
     return Convergence(*convergence(numbers[np.stack(chains)]))
@@ -84,6 +86,7 @@ def transpositions_by_lag(
     found: dict[int, tuple[float, int]] = {}
     for lag in _LAGS:
         pairs = [(chain[start], chain[start + lag]) for chain in chains for start in range(len(chain) - lag)]
+        # lags ascend: a chain that is too short for this one is too short for the next
         if not pairs:
             break
         some = np.array([pairs[place] for place in evenly(len(pairs), _PAIRS)])

@@ -201,6 +201,7 @@ def collapse(
     finite = flags(last.metadata, "finite", missing=True)
     for name in (own, other):
         finite &= last.predictions(name).finite
+    # two members are a single pair, which has no correlation
     if finite.sum() < 3:
         expected, got = f"3 or more with finite logits on {own} and {other}", f"{int(finite.sum())} of {len(last)}"
         raise ZooError(Problem(zoo.name, "members", expected, got, "Select others."))

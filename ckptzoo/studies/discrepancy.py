@@ -107,6 +107,7 @@ class LayerDiscrepancy:
 
         None where X's are all equal; 0 where the unbiased square is negative.
         """
+        # |E x - E y|^2 = E|x - y|^2 - (E|x - x'|^2 + E|y - y'|^2) / 2, and E|x - x'|^2 is twice X's variance
         within_x, within_y, across = self.squares
         return float(np.sqrt(max(0.0, 2 * across - within_x - within_y) / within_x)) if within_x > 0 else None
 
@@ -338,6 +339,7 @@ def mmd(
                 whole.include(distances)  # distances are sums over columns: those of the tensors add up
         layers.append(measured(layer, whole, permutations))
         if len(names) == 1:
+            # a tensor that is a layer alone is not measured twice
             tensors.append(replace(layers[-1], name=names[0]))
     return Discrepancy(
         x=side_x,
@@ -397,6 +399,7 @@ def measure_share(
     -0.001
     """
     sides = _Sides(zoo_x, zoo_y, variant, variant if variant_y is None else variant_y, device, saved_in)
+    # every n-th block, so that the blocks of a large tensor are spread over all shares
     chosen = sides.blocks[share[0] :: share[1]]
     total, done = sum(block.nbytes for block in chosen), 0
     for block in chosen:
@@ -436,6 +439,7 @@ class _Sides:
                 self.blocks.append(_Block(len(self.blocks), name, index, elements * nbytes // max(1, size)))
         self._saved = None
         if saved_in is not None:
+            # sums of other blocks, or on another device, differ in their last bits
             kinds = [_digest(self.x, variant_x), _digest(self.y, variant_y), BLOCK_BYTES, str(device)]
             self._saved = SavedBlocks(Path(saved_in), digest_of(kinds))
 

@@ -348,6 +348,7 @@ def ensembles(
     (by_size, disagreements), *more = [_scored(each, targets, read) for each in passes]
     sizes = {size: Size.of(size, figures) for size, figures in by_size.items()}
     for of_pass, disagreement_of in more:
+        # the own set was scored with all members in the first pass, and is here only to be told from the other one
         (name,) = disagreement_of.keys() - {own}
         disagreements[name] = disagreement_of[name]
         for size, figures in of_pass.items():
@@ -403,6 +404,7 @@ def _scored(
 
 def _sizes(members: int) -> list[int]:
     """Return the sizes of ensembles, ascending and 2 or more each; the last is all members."""
+    # 2^(bit_length - 1) is the largest power of two that is not above the number
     powers = [2**power for power in range(1, members.bit_length())]
     return sorted({size for size in (*powers, *EXTRA, members) if size <= members})
 

@@ -101,9 +101,11 @@ def compare_pairs(tensors: dict[str, StackedTensor], pairs: Pairs, rng: np.rando
     K = len(next(iter(tensors.values())))
     if K < LEAST or not len(pairs):
         return PairTests({variant: np.empty(0) for variant in tensors})
+    # each pair has a split of its own: with one split for all their p-values would share its luck
     members = rng.permuted(np.tile(np.arange(K), (len(pairs), 1)), axis=1)
     first, second = members[:, : K // 2], members[:, K // 2 : K // 2 * 2]
     positions, places = np.unique(pairs, return_inverse=True)
+    # reshaped: numpy's inverse is flat before 2.0, and has the shape of the argument since
     left, right = places.reshape(-1, 2, 1).transpose(1, 0, 2)
     p: dict[str, NDArray[np.float64]] = {}
     for variant, tensor in tensors.items():

@@ -151,6 +151,7 @@ def _scaling(group: Group, scales: StackedTensor, read: _Read) -> Scaling:
     for rows in _batches(len(scales), scales.shape[1] * 8):
         array = scales[rows]
         values.add(np.abs(array))
+        # |ln s| is the same for s and 1 / s, so that shrinking and growing count alike
         sizes.add(np.abs(np.log(np.abs(array))))
         negative += int((array < 0).sum())
         read(array.nbytes)
@@ -171,6 +172,7 @@ def _layer_distance(zoo: Zoo, variant: str, layer: str, read: _Read) -> LayerDis
             flat = before.reshape(len(before), -1).astype(np.float64)
             size[rows] += _squares(flat)
             change[rows] += _squares(after.reshape(len(after), -1) - flat)
+    # a layer of zeros has 0 / 0, which Spread leaves out
     with np.errstate(invalid="ignore", divide="ignore"):
         return LayerDistance(layer, Spread.of(np.sqrt(change / size)))
 

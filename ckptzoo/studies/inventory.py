@@ -462,5 +462,6 @@ def _largest(column: pa.ChunkedArray) -> float | None:
 def _counts(column: pa.ChunkedArray) -> dict[str, int]:
     """The distinct values, the most frequent first; empty ones are left out."""
     counts = {item["values"].as_py(): item["counts"].as_py() for item in column.value_counts()}
+    # equally frequent ones by their text, whatever the order of the rows
     ordered = sorted(counts, key=lambda value: (-counts[value], str(value)))
     return {str(value): counts[value] for value in ordered if value}

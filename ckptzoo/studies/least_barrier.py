@@ -40,6 +40,7 @@ def least_midpoints(
     blocks, places = (int(swapped), 1 - int(swapped)), (int(one), int(other))
     order = np.concatenate([block * _SIZE + orders[place] for block, place in zip(blocks, places, strict=True)])
     element = GroupElement.identity(table, 1)
+    # an OptuNet's groups are told by their sizes, 2 and 10
     found = {_BLOCKS: np.array(blocks), _BLOCKS * _SIZE: order}
     for group in table.groups:
         element.perms[group.id][0] = found[group.n]
@@ -84,7 +85,9 @@ def _losses(
             # (P, N, classes): the sum of the five channels of a block, for every order
             ours = some[0, swapped, channels, orders].sum(1) + bias
             theirs = some[1, 1 - swapped, channels, orders].sum(1)
+            # relative to the label's logit: the cross-entropy is then the logarithm of the sum of exponentials
             ours, theirs = ours - ours[labels][..., None], theirs - theirs[labels][..., None]
+            # the largest term of each factor is taken out, so that no exponential overflows
             peaks = [array.max(2) for array in (ours, theirs)]
             ours, theirs = np.exp(ours - peaks[0][..., None]), np.exp(theirs - peaks[1][..., None])
             # a product (P, classes) @ (classes, P) for every input

@@ -341,6 +341,7 @@ def _figures(values: Values) -> list[str]:
 def largest_of(tensor: NDArray[np.generic]) -> Values:
     """The largest absolute values of each layer."""
     flat = tensor.reshape(len(tensor), -1)
+    # without a copy of all absolute values
     return np.maximum(flat.max(axis=1), -flat.min(axis=1)).astype(np.float64)
 
 

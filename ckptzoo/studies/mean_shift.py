@@ -17,6 +17,7 @@ RUNS = BANDWIDTHS + len(QUANTILES)
 """Runs of mean shift for one curve."""
 WIDE = 1024
 """Points with more coordinates than this are replaced by their principal components."""
+# well above the rounding of distances from inner products, about 1e-7 of the largest (PointSet)
 _SAME = 1e-5
 """Points closer than this fraction of the median distance count as one."""
 _RANK = 1e-14
@@ -184,6 +185,7 @@ def mode_curve(points: Values, done: Callable[[], None]) -> ModeCurve | None:
             # bin_seeding is off by default: every point is a seed
             labels = cluster.MeanShift(bandwidth=bandwidth).fit(points).labels_
         done()
+        # no label is -1: by default (cluster_all) points within no kernel join the nearest mode
         return np.bincount(labels)
 
     modes = np.array([len(mode_sizes(float(bandwidth))) for bandwidth in bandwidths], np.int64)

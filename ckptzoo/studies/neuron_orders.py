@@ -42,7 +42,9 @@ class NeuronOrder:
         ``perms`` are the group's (K, g * k) permutations: channel i of the variant is channel ``perms[:, i]`` of raw.
         Returns (K, v, n): v is 1 for blocks, else the number of blocks; each last axis holds 0 to n - 1.
         """
+        # argsort of a permutation is its inverse, from raw places to those of the variant
         ranks = np.argsort(perms, axis=1).reshape(len(perms), self.g, self.k)
+        # blocks move as a whole: the first channel of each shows where it goes
         return ranks[:, None, :, 0] // self.k if self.blocks else ranks % self.k
 
     def keys(self, keys: NDArray[np.float64], *, largest: bool = False) -> NDArray[np.float64]:

@@ -253,6 +253,7 @@ def _ends(weights: NDArray[np.generic]) -> NDArray[np.float64]:
 def trajectories_of(metadata: pa.Table) -> Trajectories | None:
     """The trajectories of a zoo's rows; None where fewer than ``MIN_STEPS`` steps were measured of any member."""
     accuracy = metadata["test_accuracy"].fill_null(float("nan")).to_numpy().astype(np.float64)
+    # a row without a step has no place along the training
     step = metadata["step"].fill_null(-1).to_numpy()
     known = np.isfinite(accuracy) & (step >= 0)
     members = metadata["member"].combine_chunks().dictionary_encode().indices.fill_null(-1).to_numpy()[known]

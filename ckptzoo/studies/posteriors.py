@@ -476,12 +476,14 @@ class _Group:
         """The modes with the most draws, one a replicate."""
         rows = list(self._by_mode().values())
         most = max(map(len, rows))
+        # mmd takes two checkpoints or more
         return [places for places in rows if len(places) == most and most > 1][:replicates]
 
     def several(self, modes: int, draws: int, replicates: int) -> list[list[int]]:
         """The first draws of as many modes, other modes for each replicate; of all modes where there are fewer."""
         rows = [places[:draws] for places in self._by_mode().values()]
         size = min(modes, len(rows))
+        # disjoint blocks of modes: replicates share none
         blocks = [rows[start : start + size] for start in range(0, len(rows) - size + 1, size)][:replicates]
         return [[place for places in block for place in places] for block in blocks if size > 1]
 
@@ -503,6 +505,7 @@ def _groups(samples: Zoo) -> list[_Group]:
     labels = {key: _label(key[0], items, of_method[key[0]]) for key, items in groups.items()}
     shared = {label for label, count in Counter(labels.values()).items() if count > 1}
     return [
+        # recipes that differ in nothing that is printed are told by their digests
         _Group(key[0], f"{label} {key[1].removeprefix('sha256:')[:8]}" if label in shared else label, groups[key])
         for key, label in labels.items()
     ]
@@ -539,6 +542,7 @@ def _distances(target: Zoo, zoo: Zoo, step: Any) -> tuple[dict[str, float], dict
     for family, variant in REMOVALS.items():
         compared = mmd(target, zoo, variant)
         values = (compared.median, compared.mean, compared.most)
+        # the tables of arXiv 2310.08287 print 100 MMD^2
         found |= {f"{family}_{name}": 100 * value for name, value in zip(STATISTICS, values, strict=True)}
         whole[family] = compared
         step()

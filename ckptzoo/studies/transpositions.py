@@ -128,6 +128,7 @@ class Transpositions(StudyResult):
         taus = {
             name: float(kendall_tau_b(*pair))
             for name, pair in both.items()
+            # NaN has no rank
             if len(pair[0]) > 1 and all(np.isfinite(values).all() for values in pair)
         }
         return {name: tau for name, tau in taus.items() if np.isfinite(tau)}
@@ -278,6 +279,7 @@ def transpositions(
     taus, size = np.linspace(0, 1, points), pairs_at_once(zoo.arch)
     total = sum(len(pair.rows) for pair in pairs) + len(pairs) * (points - 2 + (len(WAYS) if labelled else 0))
     advance = counter(total, progress)
+    # -1 stands where a pair has no such step
     found_at = np.full((len(steps), len(pairs)), -1, np.int64)
     apart_at = found_at.copy()
     found, apart = np.zeros((2, len(pairs)), np.int64)
@@ -289,6 +291,7 @@ def transpositions(
         some = [pairs[place] for place in batch]
         planted = _stacked([pair.element for pair in some])
         for number, step in enumerate(steps):
+            # the last step is aligned once, below, with what the line between both needs
             earlier = np.array([step in pair.rows and step < pair.last for pair in some])
             if earlier.any():
                 rows = [pair.rows[step] for pair, has in zip(some, earlier, strict=True) if has]
@@ -395,6 +398,7 @@ def _stacked(elements: list[GroupElement]) -> GroupElement:
 def _between(first: Weights, second: Weights, tau: float) -> Weights:
     """The networks at tau of the lines, with the counters of the first."""
     return {
+        # integers, such as BatchNorm's count of batches, have nothing between two values
         name: array if array.dtype.kind in "iub" else ((1 - tau) * array + tau * second[name]).astype(array.dtype)
         for name, array in first.items()
     }

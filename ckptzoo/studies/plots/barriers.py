@@ -88,6 +88,7 @@ def widths(zoos: Sequence["ZooBarriers"]) -> Figure:
                 axes.errorbar(
                     [width for width, _ in points],
                     means,
+                    # lower ends stay on the logarithmic axis
                     [np.minimum(errors, means - _LEAST), errors],
                     ms=5,
                     lw=1.4,

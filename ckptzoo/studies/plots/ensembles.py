@@ -121,6 +121,7 @@ def _curve(axes: Axes, spreads: Curve, colour: str, scale: float) -> None:
     axes.plot(sizes, means, "o-", color=colour, ms=4, lw=1.6, zorder=3)
     known = np.array([spread.count > 1 for spread in spreads.values()], np.bool_)
     sd = scale * np.array([spread.sd for spread in spreads.values()])
+    # a band reaches from one size to the next; a single size has none, and gets a bar
     if known.sum() > 1:
         band = (means - sd)[known], (means + sd)[known]
         axes.fill_between(sizes[known], *band, color=colour, alpha=0.2, lw=0, zorder=2)

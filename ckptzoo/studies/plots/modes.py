@@ -71,6 +71,7 @@ def _curve(axes: Axes, curve: ModeCurve, colour: str) -> None:
 def _axes(axes: Axes, members: int, low: float, high: float) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
+    # curves at 1 and at all members are off the frame
     axes.set_ylim(0.8, 1.4 * members)
     margin = (high / low) ** 0.04
     axes.set_xlim(low / margin, high * margin)

@@ -59,6 +59,7 @@ def _panel(axes: Axes, item: ToyPanel) -> None:
         # the root, so that low densities are visible beside the peaks
         shade = np.sqrt(estimate.heights.T / estimate.heights.max())
         axes.imshow(shade, cmap=colours, origin="lower", extent=(low, high, low, high), vmin=0, vmax=1, zorder=1)
+        # transposed: the first axis of an array is vertical for imshow and contour, and the first weight here
         levels = estimate.levels(MASSES)
         axes.contour(
             estimate.centres, estimate.centres, estimate.heights.T, levels, colors=INK, linewidths=0.7, zorder=3

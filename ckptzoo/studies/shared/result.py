@@ -54,6 +54,7 @@ class StudyResult(PrintedResult):
         console
             a rich console; None for the standard output.
         """
+        # names of zoos and tensors may hold square brackets, which are markup for rich
         (console or Console()).print(Group(*self._lines()), markup=False, highlight=False)
 
     def plot(self, folder: str | Path) -> list[Path]:

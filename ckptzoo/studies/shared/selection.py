@@ -160,7 +160,9 @@ def labels_of(zoo: Zoo, name: str) -> NDArray[np.int64]:
     for kind in kinds[:_MAX_SCALINGS]:
         inputs = images.normalized(kind.mean, kind.std)
         shape = zoo.arch.input_shape
+        # networks may take images in another shape, such as flat
         shaped = inputs.reshape(-1, *shape) if shape is not None and inputs[:1].size == np.prod(shape) else inputs
+        # only labels of the very images that were predicted belong to the outputs
         if digest_of_inputs(shaped) == found.inputs:
             return images.labels
     raise ZooError(Problem(zoo.name, what, f"outputs on the images of {name} here", "on others", step))

@@ -71,6 +71,7 @@ class ValueHistogram:
         """The value that a fraction ``q`` of all is below, to 1/512 of itself."""
         below, edges = self._cumulative(), _edges()
         target = q * below[-1]
+        # 0.5: below the first value all counts are 0, and a target of 0 would end before the first bin
         upper = int(np.searchsorted(below, max(target, 0.5)))
         share = float(np.clip((target - below[upper - 1]) / (below[upper] - below[upper - 1]), 0, 1))
         value = edges[upper - 1] + share * (edges[upper] - edges[upper - 1])
@@ -95,7 +96,9 @@ def _edges() -> NDArray[np.float64]:
     """The bins' edges, ascending."""
     # bit patterns of positive float32 ascend with their values
     lower = (np.arange(_LAST, dtype=np.uint32) << _SHIFT).view(np.float32).astype(np.float64)
+    # the last finite bin ends at the largest float32, not at infinity
     upper = np.append(lower, np.finfo(np.float32).max.astype(np.float64))
+    # both signs share the edge 0
     return np.concatenate([-upper[:0:-1], upper])
 
 

@@ -283,6 +283,7 @@ class _Moments:
                 self.origin = values[0]
             values = values - self.origin
             B, mean = len(values), values.mean(axis=0)
+            # sums of squares are about each batch's own mean and then joined (Chan, Golub and LeVeque, 1983)
             squares = np.square(values - mean).sum(axis=0)
             shift, total = mean - self.shift, self.count + B
             self.shift = self.shift + shift * (B / total)
@@ -296,6 +297,7 @@ class _Moments:
         flat = np.zeros(self.mean.size, np.int64) if labels is None else labels.ravel()
         sizes = np.bincount(flat)
         means = np.bincount(flat, self.mean.ravel()) / sizes
+        # the variance over positions is that within them plus that of their means
         within = np.bincount(flat, self.squares.ravel())
         between = np.bincount(flat, np.square(self.mean.ravel() - means[flat]))
         deviations = np.sqrt((within / self.count + between) / sizes)

@@ -200,6 +200,7 @@ def parse_extra(text: object) -> dict[str, Any] | None:
     if not isinstance(text, str) or len(text) > MAX_EXTRA:
         return None
     try:
+        # Python reads NaN and Infinity, which JSON does not have (RFC 8259, section 6)
         content = json.loads(text, parse_constant=_refuse_constant)
         if not text.isascii() or "\\u" in text:
             # an escape may be one half of a surrogate pair

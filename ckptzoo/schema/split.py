@@ -84,6 +84,7 @@ class HashSplit:
             as in the column ``mode``, else ``member``, else ``id``.
         """
         # a hash and no random generator: the part of a member needs no other member
+        # the newline ends the seed: no other seed and member give the same text
         digest = hashlib.sha256(f"{self.seed}\n{member}".encode()).digest()
         return self.parts[bisect_right(self._thresholds, int.from_bytes(digest[:8], "big"))]
 

@@ -410,6 +410,7 @@ class _Plan:
                 add(f"{ALIGNED}, {gauge}", {**first, **aligned.reference}, aligned.weights)
             for variant in self.variants:
                 add(variant, read_networks(self.zoo, some[:, 0], variant), read_networks(self.zoo, some[:, 1], variant))
+            # the first pairs of the study are searched: those of them that are in this batch
             for place in range(min(self.least, start + len(some)) - start):
                 one, other = (
                     {name: array[place : place + 1] for name, array in item.items()} for item in (first, second)

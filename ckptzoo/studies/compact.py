@@ -426,6 +426,7 @@ class _Job:
     def _merged(self, samples: Weights, aligned: Weights) -> dict[int, tuple[float, float]]:
         """Accuracies of means of 1, 2, 4, ... samples, evenly spaced."""
         counts = [2**power for power in range(int(np.log2(len(self.zoo))) + 1)]
+        # all samples together too, where their number is no power of two
         counts += [len(self.zoo)] * (counts[-1] != len(self.zoo))
         chosen = [evenly(len(self.zoo), count) for count in counts]
         accuracies: list[list[float]] = []

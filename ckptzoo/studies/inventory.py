@@ -370,6 +370,7 @@ def take_stock(address: str, where: Filters = None) -> Inventory | ZooListing:
     64
     """
     path = Path(address)
+    # an empty path is the working folder
     names = zoo_folders(path) if address and path.is_dir() and not (path / layout.ZOO).exists() else []
     if names and not (path / layout.COLLECTION).exists():
         listed = _listing(path.resolve().name, {folder: open_zoo(path / folder) for folder in names}, where)

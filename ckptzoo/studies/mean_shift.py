@@ -173,6 +173,7 @@ def mode_curve(points: Values, done: Callable[[], None]) -> ModeCurve | None:
         for _ in range(RUNS):
             done()
         return None
+    # more than half of the pairs can be copies of one point
     median = float(np.median(pairs)) or float(pairs.max())
     same = distances <= _SAME * median
     distinct = int((same.argmax(axis=1) == np.arange(len(points))).sum())

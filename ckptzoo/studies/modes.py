@@ -117,6 +117,7 @@ class Modes(StudyResult):
             (curve, space.label, variant)
             for space in self.spaces
             for variant, curve in space.curves.items()
+            # two points are two modes or one: no number is between
             if curve is not None and curve.distinct > 2
         ]
         if not known:

@@ -401,9 +401,11 @@ def posteriors(
     last = target.last_steps()
     members = last.metadata["member"].to_pylist()
     started = {row["mode"] for group in groups for row in group.rows}
+    # draws stay near the member from which their mode started, which is no independent draw of the target then
     free = usable_rows(last.metadata) & ~np.isin(np.array(members, dtype=object), list(started))
     ensembles = _ensembles(np.flatnonzero(free), ensemble, replicates, seed, target)
     rest = free.copy()
+    # a target that holds the ensemble's own members would seem too near
     rest[np.concatenate(ensembles)] = False
     if rest.sum() < 2:
         expected, got = "2 or more beside those of ensembles and starts", str(int(rest.sum()))
@@ -639,4 +641,5 @@ def _text(value: float | None) -> str:
 
 
 def _latex(text: str) -> str:
+    # characters that TeX reads as commands
     return "".join(f"\\{character}" if character in "_%&#$" else character for character in text)

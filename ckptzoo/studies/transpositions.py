@@ -312,6 +312,7 @@ def transpositions(
             if evaluator is not None:
                 heights[way][batch] = line_barriers(evaluator, first, weights, taus)
                 advance(len(batch))
+        # both ends are known: nothing at the reference, and what was found at the member
         for place in range(1, points - 1):
             between = symmetry.align(_between(first, second, taus[place]), first, table).element
             along[batch, place] = transpositions_in_total(between, table)

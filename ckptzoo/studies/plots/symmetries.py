@@ -69,6 +69,7 @@ def scales(name: str, shown: int, items: Sequence[Scaling]) -> Figure:
     axes.set_xscale("log")
     ends = [value for item in rows for value in item.quantiles or ()]
     ratio = max(*ends, 1) / min(*ends, 1)
+    # a range of less than two decades has one power of ten or none to be a tick
     if ratio < 100:
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7) if ratio < 10 else (1, 2, 5)))
         axes.xaxis.set_minor_locator(NullLocator())

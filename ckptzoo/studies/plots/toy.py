@@ -73,6 +73,7 @@ def _panel(axes: Axes, item: ToyPanel) -> None:
     for peak in marked:
         axes.plot(*peak.place, "+", color="white", ms=7, mew=2.6, zorder=5)
         axes.plot(*peak.place, "+", color=INK, ms=6, mew=1.2, zorder=6)
+        # away from the middle of all peaks, so that the labels do not meet
         away = np.array(peak.place) - middle
         away /= np.hypot(*away) or 1
         axes.annotate(

@@ -98,6 +98,7 @@ def blocks(shape: Sequence[int], limit: int) -> Iterator[tuple[int | slice, ...]
     if math.prod(shape) <= limit:
         yield ()
         return
+    # the outermost axis of which one index fits: blocks of an array in C order are contiguous then
     axis = next(axis for axis in range(len(shape)) if axis + 1 == len(shape) or math.prod(shape[axis + 1 :]) <= limit)
     step = max(1, limit // math.prod(shape[axis + 1 :]))
     for lead in np.ndindex(*shape[:axis]):

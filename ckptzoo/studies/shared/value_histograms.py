@@ -65,6 +65,7 @@ class ValueHistogram:
     @property
     def sd(self) -> float:
         """Standard deviation about the mean, divisor n; NaN where there are no values."""
+        # the variance of equal values can round to below 0
         return float(np.sqrt(max(0.0, self._sums[1] / self.total - self.mean**2))) if self.total else float("nan")
 
     def quantile(self, q: float) -> float:

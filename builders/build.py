@@ -74,10 +74,8 @@ class Built:
 
 @dataclass(frozen=True)
 class Settled:
-    """The work of a build.
-
-    ``plan`` is None where nothing is to be done; ``units`` are those of the plan that the zoo lacks, and ``held``
-    counts the members of the recipe that the zoo holds, retracted ones included.
+    """The work of a build. ``plan`` is None where nothing is to be done; ``units`` are those of the plan that the zoo
+    lacks, and ``held`` counts the members of the recipe that the zoo holds, retracted ones included.
     """
 
     plan: BuildPlan | None

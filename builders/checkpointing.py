@@ -63,9 +63,8 @@ StopRequested = Callable[[], bool]
 
 @dataclass(frozen=True)
 class Unit:
-    """Members that are trained together and appear in the zoo together.
-
-    Its name is the value of the ``unit`` column; no other unit of the zoo has it, because no seed is allotted twice.
+    """Members that are trained together and appear in the zoo together. Its name is the value of the ``unit`` column;
+    no other unit of the zoo has it, because no seed is allotted twice.
     """
 
     name: str
@@ -105,9 +104,8 @@ class BuildPlan:
 
 
 class BuildFolder:
-    """The folder of one build, locked by one process; made by ``locked_build_folder``.
-
-    ``plan_digest`` is that of its plan, which its files name; by default it is computed from the plan in the folder.
+    """The folder of one build, locked by one process; made by ``locked_build_folder``. ``plan_digest`` is that of its
+    plan, which its files name; by default it is computed from the plan in the folder.
     """
 
     def __init__(self, folder: Path, plan_digest: str | None = None) -> None:
@@ -206,7 +204,6 @@ class BuildFolder:
 
     def restore(self, unit: Unit, state: TrainingState) -> Spent:
         """Bring a fresh state to where the unit was saved, if it was; return the time and energy spent until then.
-
         Raises IntegrityError: the file is damaged, or of another unit or plan.
         """
         found = work_files.read(self._state(unit), self._of_state(unit))
@@ -227,9 +224,8 @@ class BuildFolder:
         self.write(self._kept(unit, number).name, work_files.sealed(arrays, facts))
 
     def read_kept(self, unit: Unit, number: int) -> tuple[dict[str, NDArray[Any]], list[Row]]:
-        """Read checkpoints back.
-
-        Raises IntegrityError: there are none, they are damaged, or of another unit, step or plan.
+        """Read checkpoints back. Raises IntegrityError: there are none, they are damaged, or of another unit, step or
+        plan.
         """
         path = self._kept(unit, number)
         found = work_files.read(path, self._of_kept(unit, number))
@@ -284,9 +280,8 @@ class BuildFolder:
 
 
 def member_plans(zoo: Path) -> Iterator[tuple[BuildFolder, BuildPlan]]:
-    """Yield the plans of members in a zoo's folder, ordered by name; those of draws are skipped.
-
-    Raises ZooError: a plan is damaged, or of a later version.
+    """Yield the plans of members in a zoo's folder, ordered by name; those of draws are skipped. Raises ZooError: a
+    plan is damaged, or of a later version.
     """
     for path in sorted((zoo / WORK_FOLDER).glob(f"*/{PLAN}")):
         build_folder = BuildFolder(path.parent)
@@ -299,9 +294,7 @@ def member_plans(zoo: Path) -> Iterator[tuple[BuildFolder, BuildPlan]]:
 @contextmanager
 def locked_build_folder(zoo: Path, prefix: str) -> Iterator[BuildFolder]:
     """Lock the folder of a zoo's build of one recipe against other processes, until the end of the block or this
-    process's death.
-
-    Raises LockedError: another process holds it.
+    process's death. Raises LockedError: another process holds it.
     """
     folder = zoo / WORK_FOLDER / prefix
     # until the locked file is the one that the path names

@@ -24,10 +24,8 @@ _DIGITS = "digits"
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """A training and a test set.
-
-    Images are (N, C, H, W) uint8, raw pixels, perhaps memory maps; labels are (N,) int64, from 0. ``class_names`` are
-    in the order of the labels; None where the data set has none.
+    """A training and a test set. Images are (N, C, H, W) uint8, raw pixels, perhaps memory maps; labels are (N,) int64,
+    from 0. ``class_names`` are in the order of the labels; None where the data set has none.
     """
 
     name: str
@@ -105,10 +103,7 @@ def inputs(recipe: Recipe, images: Images) -> NDArray[np.float32]:
 
 
 def require_images(recipe: Recipe) -> ImageRecipe:
-    """Return a recipe that trains on images.
-
-    Raises ZooError: it trains on something else.
-    """
+    """Return a recipe that trains on images. Raises ZooError: it trains on something else."""
     if not isinstance(recipe, ImageRecipe):
         got = f"one for {type(recipe).__name__.removesuffix('Recipe').lower()} data"
         raise ZooError(Problem(f"recipe {recipe.name!r}", "inputs", "images", got, "Choose a recipe with images."))

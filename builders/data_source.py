@@ -57,10 +57,8 @@ class Feed(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class DataSource:
-    """A training set of images.
-
-    ``pixels`` (N * C * H * W,) uint8 holds raw images padded by ``recipe.crop_pad``, one after another; ``labels`` is
-    (N,) int64; ``channels``, ``height`` and ``width`` are C, H and W of a padded image.
+    """A training set of images. ``pixels`` (N * C * H * W,) uint8 holds raw images padded by ``recipe.crop_pad``, one
+    after another; ``labels`` is (N,) int64; ``channels``, ``height`` and ``width`` are C, H and W of a padded image.
     """
 
     recipe: ImageRecipe
@@ -72,9 +70,8 @@ class DataSource:
 
     @classmethod
     def of(cls, recipe: Recipe, source: Data, device: str) -> Self:
-        """Pad the images with raw 0, and move them to the device.
-
-        Raises ZooError: the recipe is not for images, or has means of another number of channels.
+        """Pad the images with raw 0, and move them to the device. Raises ZooError: the recipe is not for images, or has
+        means of another number of channels.
         """
         recipe = require_images(recipe)
         raw, targets = source.half("train")
@@ -146,10 +143,8 @@ class DataSource:
 
 @dataclass(frozen=True, eq=False)
 class TabularData:
-    """A training set of rows.
-
-    ``inputs`` are (N, D) float32, or float64 of the same values where the recipe's precision is; ``targets`` are (N,)
-    float32.
+    """A training set of rows. ``inputs`` are (N, D) float32, or float64 of the same values where the recipe's precision
+    is; ``targets`` are (N,) float32.
     """
 
     recipe: Recipe

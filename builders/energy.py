@@ -16,9 +16,8 @@ Counter = Callable[[], float | None]
 
 @dataclass(frozen=True)
 class Spent:
-    """The time and energy of training; ``+`` adds, and an unknown term makes the sum unknown.
-
-    Both are those of the device, the joules whatever else ran on it at the time; None where unknown.
+    """The time and energy of training; ``+`` adds, and an unknown term makes the sum unknown. Both are those of the
+    device, the joules whatever else ran on it at the time; None where unknown.
     """
 
     seconds: float = 0.0

@@ -248,10 +248,8 @@ def require_at_least(minimum: int = 1, **values: int | None) -> None:
 
 @dataclass(frozen=True, eq=False)
 class TimedSteps:
-    """Steps that were taken to measure their speed.
-
-    ``state`` is where they ended; ``member_steps`` counts those of all members together, and ``spent`` is their time
-    and energy.
+    """Steps that were taken to measure their speed. ``state`` is where they ended; ``member_steps`` counts those of all
+    members together, and ``spent`` is their time and energy.
     """
 
     state: TrainingState

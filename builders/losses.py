@@ -58,9 +58,7 @@ class Loss(Protocol):
 
     def hessian_root(self, outputs: torch.Tensor) -> torch.Tensor:
         """Return S with S S^T the Hessian of one example's loss with respect to its outputs: (..., K) to (..., K, R),
-        float64.
-
-        It must not depend on the target, so that it is the Fisher information of the outputs up to a factor.
+        float64. It must not depend on the target, so that it is the Fisher information of the outputs up to a factor.
         """
         ...
 

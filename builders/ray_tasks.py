@@ -32,10 +32,8 @@ _REPORT_SECONDS = 1.0
 
 @dataclass(frozen=True, eq=False)
 class UnitTask:
-    """The training that a task does.
-
-    ``state`` is the content of the file ``state_name`` with the unit's saved state, None where it begins; ``kept`` are
-    the steps whose checkpoints are stored already.
+    """The training that a task does. ``state`` is the content of the file ``state_name`` with the unit's saved state,
+    None where it begins; ``kept`` are the steps whose checkpoints are stored already.
     """
 
     recipe: Recipe

@@ -31,10 +31,8 @@ _PART = 256
 
 @dataclass(frozen=True)
 class Rounded:
-    """The result of rounding.
-
-    ``added`` and ``held`` count checkpoints that were added, and that the copy holds; ``largest_change`` is that of the
-    test accuracy of an added checkpoint, as a fraction, NaN where there is none.
+    """The result of rounding. ``added`` and ``held`` count checkpoints that were added, and that the copy holds;
+    ``largest_change`` is that of the test accuracy of an added checkpoint, as a fraction, NaN where there is none.
     """
 
     zoo: Path

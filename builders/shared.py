@@ -96,10 +96,8 @@ class Worked:
 
 @dataclass(frozen=True)
 class Merged:
-    """The result of one ``merge``.
-
-    ``parts`` are the names of the new parts; ``units`` and ``checkpoints`` count what was added, ``left`` the units of
-    the plan that are not finished.
+    """The result of one ``merge``. ``parts`` are the names of the new parts; ``units`` and ``checkpoints`` count what
+    was added, ``left`` the units of the plan that are not finished.
     """
 
     parts: tuple[str, ...]
@@ -245,10 +243,8 @@ def _publish(root: Path, address: str | None) -> None:
 
 @dataclass(frozen=True, eq=False)
 class WorkOrder:
-    """The units of a plan that a ``work`` is to train.
-
-    ``lacking`` are the requested units that the zoo lacks, ``units`` those of them that are neither finished nor set
-    aside.
+    """The units of a plan that a ``work`` is to train. ``lacking`` are the requested units that the zoo lacks,
+    ``units`` those of them that are neither finished nor set aside.
     """
 
     recipe: Recipe

@@ -41,9 +41,8 @@ class Submitted:
 
 @dataclass(frozen=True)
 class ArrayTask:
-    """The work of one task of the array; submitit stores it as a file, which the task reads.
-
-    ``seconds`` is the length of one turn; ``options`` are further arguments of ``builders.shared.work``.
+    """The work of one task of the array; submitit stores it as a file, which the task reads. ``seconds`` is the length
+    of one turn; ``options`` are further arguments of ``builders.shared.work``.
     """
 
     to: Path
@@ -151,9 +150,8 @@ def submit(
 
 
 def command(zoo: str, seconds: float, options: Mapping[str, Any]) -> str:
-    """Return the shell command that any scheduler may run any number of times at once.
-
-    ``options`` are those of ``work`` with their values; those that are None are left out.
+    """Return the shell command that any scheduler may run any number of times at once. ``options`` are those of
+    ``work`` with their values; those that are None are left out.
     """
     words = [sys.executable, "-m", "builders", "work", zoo, "--for", f"{seconds:.0f}s"]
     for name, value in options.items():

@@ -38,9 +38,8 @@ class UnitStatus:
 
 @dataclass(frozen=True)
 class BuildStatus:
-    """The status of one build, with all its units in order.
-
-    ``steps`` counts the optimiser steps of a unit; ``seconds`` is the time since the build was planned.
+    """The status of one build, with all its units in order. ``steps`` counts the optimiser steps of a unit; ``seconds``
+    is the time since the build was planned.
     """
 
     prefix: str
@@ -112,9 +111,8 @@ def _where(holder: Holder, steps: int) -> tuple[str, str, str]:
 
 
 def status(to: str | Path) -> tuple[BuildStatus, ...]:
-    """Return the status of the builds in a zoo's folder.
-
-    Raises ZooError: there is no such folder, or a plan cannot be read.
+    """Return the status of the builds in a zoo's folder. Raises ZooError: there is no such folder, or a plan cannot be
+    read.
     """
     root = Path(to).absolute()
     if not root.is_dir():

@@ -21,10 +21,8 @@ _TOLERANCE = 1e-4
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A training and a test set of rows.
-
-    Inputs are (N, D) float32, as the network sees them, and targets (N,) float32, as the loss sees them: labels from 0,
-    or numbers.
+    """A training and a test set of rows. Inputs are (N, D) float32, as the network sees them, and targets (N,) float32,
+    as the loss sees them: labels from 0, or numbers.
     """
 
     name: str

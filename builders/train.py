@@ -301,10 +301,7 @@ def _check_shapes(recipe: Recipe, source: Source) -> None:
 
 
 def device_kind(device: str) -> str:
-    """Return the kind of an available device, ``"cpu"`` or ``"cuda"``.
-
-    Raises ZooError: there is no such device.
-    """
+    """Return the kind of an available device, ``"cpu"`` or ``"cuda"``. Raises ZooError: there is no such device."""
     kind = device.partition(":")[0]
     if kind not in ("cpu", "cuda"):
         raise ZooError(Problem("build", "device", "cpu or cuda", device, "Choose one of them with --device."))

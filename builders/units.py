@@ -25,10 +25,8 @@ _SPAN_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Taken:
-    """Steps of a unit that were just taken.
-
-    ``step`` counts the optimiser steps of the unit so far; ``member_steps`` those of all members together since the
-    last time, and ``seconds`` their time.
+    """Steps of a unit that were just taken. ``step`` counts the optimiser steps of the unit so far; ``member_steps``
+    those of all members together since the last time, and ``seconds`` their time.
     """
 
     step: int
@@ -38,10 +36,8 @@ class Taken:
 
 @dataclass(frozen=True, eq=False)
 class UnitTraining(ABC):
-    """Brings units from where they were saved to their ends.
-
-    At most ``save_seconds`` of work are lost when the process is killed; more where saving takes more than 1 % of it.
-    ``counter`` counts the joules that the device uses.
+    """Brings units from where they were saved to their ends. At most ``save_seconds`` of work are lost when the process
+    is killed; more where saving takes more than 1 % of it. ``counter`` counts the joules that the device uses.
     """
 
     build_folder: BuildFolder

@@ -44,9 +44,8 @@ def sealed(arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, str]) -> byte
 
 
 def read_facts(path: Path, expected: Mapping[str, str]) -> Mapping[str, str] | None:
-    """Return the metadata of a file, without a look at its tensors; None where there is none with a seal.
-
-    Raises IntegrityError: it is no file, is damaged, or belongs to another unit, step or plan than ``expected``.
+    """Return the metadata of a file, without a look at its tensors; None where there is none with a seal. Raises
+    IntegrityError: it is no file, is damaged, or belongs to another unit, step or plan than ``expected``.
     """
     if not _is_there(path):
         return None
@@ -83,9 +82,8 @@ def read(path: Path, expected: Mapping[str, str]) -> tuple[dict[str, NDArray[Any
 
 
 def read_small(path: Path) -> bytes:
-    """Return the bytes of a file that may be replaced by anything, such as a pipe, which would block a reader.
-
-    Raises FileNotFoundError: there is none. Raises IntegrityError: it is no file.
+    """Return the bytes of a file that may be replaced by anything, such as a pipe, which would block a reader. Raises
+    FileNotFoundError: there is none. Raises IntegrityError: it is no file.
     """
     try:
         with open(path, "rb", opener=regular) as file:

@@ -172,9 +172,8 @@ def usable(recipe: Recipe, device: str = "cpu") -> tuple[str, ...]:
 
 
 def fastest(recipe: Recipe, device: str = "cpu") -> str:
-    """Return the fastest of the measured engines that are installed and can train a recipe on a device.
-
-    Raises ZooError: there is none; the message says why of every engine that knows the architecture.
+    """Return the fastest of the measured engines that are installed and can train a recipe on a device. Raises
+    ZooError: there is none; the message says why of every engine that knows the architecture.
     """
     if found := usable(recipe, device):
         return found[-1]

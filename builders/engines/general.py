@@ -25,10 +25,8 @@ def advance(data_source: Feed, state: TrainingState, stop: int) -> None:
 
 
 def gradient_steps(data_source: Feed, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[GradientStep]:
-    """Yield the steps with their gradients.
-
-    Raises ZooError: the architecture has buffers (such as BatchNorm's), which the members could not share, or the
-    recipe drops inputs of a last layer that is not ``torch.nn.Linear``.
+    """Yield the steps with their gradients. Raises ZooError: the architecture has buffers (such as BatchNorm's), which
+    the members could not share, or the recipe drops inputs of a last layer that is not ``torch.nn.Linear``.
     """
     recipe = data_source.recipe
     model = archs.get(recipe.architecture)().to(data_source.device)

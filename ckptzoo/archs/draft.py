@@ -13,10 +13,8 @@ _EPS = 1e-5
 
 @dataclass(frozen=True)
 class Channels:
-    """The channels that flow from layer to layer.
-
-    ``n`` is the number of channels; ``segments`` say where the groups' channels are; none for inputs and logits, which
-    nothing may move.
+    """The channels that flow from layer to layer. ``n`` is the number of channels; ``segments`` say where the groups'
+    channels are; none for inputs and logits, which nothing may move.
     """
 
     n: int

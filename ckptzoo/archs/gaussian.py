@@ -39,14 +39,12 @@ class Gaussian(nn.Module):
         self._network = (network,)
 
     def train(self, mode: bool = True) -> "Gaussian":
-        """As ``nn.Module.train``."""
         self._network[0].training = mode
         return super().train(mode)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Inputs (B, *shape) to (B, 2 * outputs): those of the mean, then their standard deviations.
-
-        A backward pass for every input and output.
+        """Inputs (B, *shape) to (B, 2 * outputs): those of the mean, then their standard deviations. A backward pass
+        for every input and output.
         """
         means = {name: self._held(name) for name in self._names}
         deviations = {name: self._held(f"{name}{STD}") for name in self._names}

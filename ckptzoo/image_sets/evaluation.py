@@ -32,9 +32,8 @@ class Evaluation:
 
 
 def evaluation_of(extra: Mapping[str, Any], dataset: str | None) -> Evaluation | None:
-    """A row's evaluation, as ``contribute`` wrote it or from the numbers of a builder's recipe.
-
-    Rows are untrusted: None where they say nothing, or nothing that makes sense.
+    """A row's evaluation, as ``contribute`` wrote it or from the numbers of a builder's recipe. Rows are untrusted:
+    None where they say nothing, or nothing that makes sense.
     """
     values = extra.get(EVALUATION_KEY, extra)
     if not isinstance(values, Mapping):

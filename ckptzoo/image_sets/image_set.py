@@ -238,10 +238,8 @@ class KnownSet:
         return folder.absolute().name in (self.name, *self.folders)
 
     def image_set(self, split: str, images: Images, labels: NDArray[Any], where: str) -> ImageSet:
-        """Images and labels of a split, checked.
-
-        Raises ``IntegrityError`` if their number, shape or range is not what is known. ``images`` are (N, C, H, W)
-        uint8 and ``labels`` (N,) integers; ``where`` is their file or folder.
+        """Images and labels of a split, checked. Raises ``IntegrityError`` if their number, shape or range is not what
+        is known. ``images`` are (N, C, H, W) uint8 and ``labels`` (N,) integers; ``where`` is their file or folder.
         """
         count = self.counts.get(split, len(images))
         if len(images) != count:
@@ -259,9 +257,8 @@ class KnownSet:
         return ImageSet(self.name, images, labels.astype(np.int64), self.class_names)
 
     def check_class_names(self, names: Sequence[str], where: str) -> None:
-        """Compare names of classes in the order of labels with those that are known, whatever their spelling.
-
-        Raises ``IntegrityError`` if they are in another order, or others.
+        """Compare names of classes in the order of labels with those that are known, whatever their spelling. Raises
+        ``IntegrityError`` if they are in another order, or others.
         """
         if self.class_names is None:
             return
@@ -291,9 +288,6 @@ def first_line(error: BaseException) -> str:
 
 
 def check_split(name: str, split: str) -> None:
-    """Refuse a split that is neither ``train`` nor ``test``.
-
-    Raises ``SpecError`` for another name.
-    """
+    """Refuse a split that is neither ``train`` nor ``test``. Raises ``SpecError`` for another name."""
     if split not in ("train", "test"):
         raise SpecError(Problem(name, "split", "train or test", repr(split), "Choose one of them."))

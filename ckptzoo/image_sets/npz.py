@@ -156,10 +156,8 @@ def _check_names(known: KnownSet, folder: Path) -> None:
 
 
 def map_npy(path: Path, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
-    """A memory map of a .npy file.
-
-    ``shape`` and ``dtype`` are the expected ones; the dtype ``integer`` allows all integer dtypes. Raises
-    ``IntegrityError`` if there is no such file, or it holds something else.
+    """A memory map of a .npy file. ``shape`` and ``dtype`` are the expected ones; the dtype ``integer`` allows all
+    integer dtypes. Raises ``IntegrityError`` if there is no such file, or it holds something else.
     """
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)

@@ -33,7 +33,6 @@ def read_tiny_imagenet(known: KnownSet, split: str, folder: Path) -> ImageSet | 
 
 def read_textures(known: KnownSet, split: str, folder: Path) -> ImageSet | None:
     """``images/<class>/<class>_<number>.jpg``, all of them whatever the split, by name, scaled to 64x64; see ``Form``.
-
     The aspect is not kept. Labels are the places of the classes in the order of their names.
     """
     root = folder / "images"

@@ -61,10 +61,8 @@ class Shape(NamedTuple):
 
 
 def decode(picture: Picture, shape: Shape) -> Images:
-    """Decode a picture to (C, S, S) uint8.
-
-    Scaling is Pillow's bilinear filter, whose support grows with the scale, so that it does not alias. Raises
-    ``IntegrityError`` if it is no JPEG or PNG picture, is damaged, or has another size.
+    """Decode a picture to (C, S, S) uint8. Scaling is Pillow's bilinear filter, whose support grows with the scale, so
+    that it does not alias. Raises ``IntegrityError`` if it is no JPEG or PNG picture, is damaged, or has another size.
     """
     module: Any = require("PIL.Image", "hub", package="pillow")
     where, content = picture

@@ -60,9 +60,8 @@ def read_mat(known: KnownSet, split: str, folder: Path) -> ImageSet | None:
 
 
 def _matrices(file: memoryview, shapes: dict[str, tuple[int | None, ...]]) -> dict[str, NDArray[Any]]:
-    """The matrices of these names, of these shapes; None stands for any size.
-
-    Raises ``ValueError`` if something is missing, or is not what it should be; the message says what was found.
+    """The matrices of these names, of these shapes; None stands for any size. Raises ``ValueError`` if something is
+    missing, or is not what it should be; the message says what was found.
     """
     if bytes(file[_HEADER_BYTES - 2 : _HEADER_BYTES]) != _LITTLE_ENDIAN:
         raise ValueError("another header")

@@ -32,9 +32,8 @@ _HELD_BYTES = 2**28
 
 
 def fetch(known: KnownSet) -> Mapping[str, Any]:
-    """The splits of a data set, through ``datasets``.
-
-    Raises ``ZooError`` if it is not available there, or nothing could be fetched.
+    """The splits of a data set, through ``datasets``. Raises ``ZooError`` if it is not available there, or nothing
+    could be fetched.
     """
     step = f"Name a folder that holds its files with --data or {FOLDER_VARIABLE}."
     if known.table is None:
@@ -50,10 +49,8 @@ def fetch(known: KnownSet) -> Mapping[str, Any]:
 
 
 def from_datasets(known: KnownSet, split: str, splits: Mapping[str, Any]) -> ImageSet:
-    """``train`` or ``test`` from a ``datasets.DatasetDict``.
-
-    Raises ``IntegrityError`` if it lacks the split or a column, its classes are in another order, or a picture is
-    damaged.
+    """``train`` or ``test`` from a ``datasets.DatasetDict``. Raises ``IntegrityError`` if it lacks the split or a
+    column, its classes are in another order, or a picture is damaged.
     """
     layout = known.table or HubTable(known.name)
     name, where = layout.splits[split], f"{layout.address}, {layout.splits[split]}"

@@ -227,9 +227,8 @@ class Draw:
         return cls(augment, table, joined, sorts, tuple(scales), mixing)
 
     def __call__(self, keys: Words) -> tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.float64]]]:
-        """Permutations, group to (K, n), and the scales of the channels in their old order, group to (K, n).
-
-        Groups that are left alone are missing.
+        """Permutations, group to (K, n), and the scales of the channels in their old order, group to (K, n). Groups
+        that are left alone are missing.
         """
         K = len(keys)
         words = mixed(keys[:, None] + self.constants)
@@ -341,10 +340,8 @@ def _normal(uniform: NDArray[np.float64]) -> NDArray[np.float64]:
 def bounded(
     scales: Mapping[str, NDArray[np.float64]], read: Callable[[str], NDArray[Any]], table: Symmetry
 ) -> dict[str, NDArray[np.float64]]:
-    """The scales, of which none makes a running variance negative.
-
-    ``scales`` maps groups to (K, n), one for each of the channels in the order of the tensors; ``read`` returns a
-    running variance by its name, (K, *shape).
+    """The scales, of which none makes a running variance negative. ``scales`` maps groups to (K, n), one for each of
+    the channels in the order of the tensors; ``read`` returns a running variance by its name, (K, *shape).
     """
     made = dict(scales)
     for action in table.actions:

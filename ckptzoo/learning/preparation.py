@@ -81,9 +81,8 @@ class UnencodedBatch:
 
 
 class Preparation:
-    """The preparation of batches of rows: k views of their weights, standardised, with targets.
-
-    ``source`` reads ``zoo``'s checkpoints in their order; ``y`` is (N,), (N, m) or None.
+    """The preparation of batches of rows: k views of their weights, standardised, with targets. ``source`` reads
+    ``zoo``'s checkpoints in their order; ``y`` is (N,), (N, m) or None.
     """
 
     def __init__(
@@ -129,9 +128,8 @@ class Preparation:
         return perms, bounded(scales, lambda name: self._source.readers[name].gather(places), self._table)
 
     def _require_gains(self, places: NDArray[np.int64], matrices: Sequence[Mapping[str, Any]]) -> None:
-        """Refuse gains other than 1 where orthogonal matrices act.
-
-        Raises ``SymmetryError`` if a gain is another number.
+        """Refuse gains other than 1 where orthogonal matrices act. Raises ``SymmetryError`` if a gain is another
+        number.
         """
         if self._table is None or not (acting := {name for drawn in matrices for name in drawn}):
             return

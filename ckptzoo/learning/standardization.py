@@ -272,7 +272,6 @@ class _Moments:
 
     @property
     def mean(self) -> NDArray[np.float64]:
-        """The mean of everything so far."""
         return self.origin + self.shift
 
     def add(self, values: NDArray[np.float64]) -> None:

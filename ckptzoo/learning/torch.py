@@ -16,9 +16,8 @@ default_collate_fn_map[Batch] = refuse_to_collate
 
 
 class AugmentedDataset(IterableDataset[Batch]):
-    """Batches for ``torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=...)``.
-
-    Made by ``learning.to_torch``. Order, workers, ranks and epochs are those of ``Zoo.to_torch``.
+    """Batches for ``torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=...)``. Made by
+    ``learning.to_torch``. Order, workers, ranks and epochs are those of ``Zoo.to_torch``.
     """
 
     def __init__(self, prepare: Preparation, source: Source, **options: Any) -> None:

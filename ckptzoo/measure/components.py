@@ -15,9 +15,8 @@ _PIECE = 2**22
 
 @dataclass(frozen=True, eq=False)
 class Components:
-    """Variances along the principal components of a sample.
-
-    ``variances`` are (min(K - 1, d),), descending, with the divisor K - 1.
+    """Variances along the principal components of a sample. ``variances`` are (min(K - 1, d),), descending, with the
+    divisor K - 1.
     """
 
     variances: Values
@@ -64,9 +63,8 @@ def principal_components(samples: ArrayLike) -> Components:
 
 
 class ByRows:
-    """Gathers the covariance of d columns from blocks of rows: (d, d), whatever the number of rows.
-
-    ``d`` is the number of columns. Sums are of differences to the first row, so that a large mean costs no digits.
+    """Gathers the covariance of d columns from blocks of rows: (d, d), whatever the number of rows. ``d`` is the number
+    of columns. Sums are of differences to the first row, so that a large mean costs no digits.
     """
 
     def __init__(self, d: int) -> None:
@@ -98,9 +96,8 @@ class ByRows:
 
 
 class ByColumns:
-    """Gathers the Gram matrix of K rows from blocks of columns: (K, K), whatever the number of columns.
-
-    ``K`` is the number of rows, 2 or more.
+    """Gathers the Gram matrix of K rows from blocks of columns: (K, K), whatever the number of columns. ``K`` is the
+    number of rows, 2 or more.
     """
 
     def __init__(self, K: int) -> None:

@@ -57,10 +57,8 @@ def seal(content: Document) -> bytes:
 
 
 def unseal(data: bytes, *, location: str) -> tuple[Document, str]:
-    """Parse a document and check its form and digest.
-
-    Returns the content without its digest, and the digest. Raises ``IntegrityError`` if it is not JSON, has duplicate
-    keys, is not in canonical form, or its digest disagrees.
+    """Parse a document and check its form and digest. Returns the content without its digest, and the digest. Raises
+    ``IntegrityError`` if it is not JSON, has duplicate keys, is not in canonical form, or its digest disagrees.
     """
     value = parse(data, location=location)
     digest = value.pop("digest", None)
@@ -106,10 +104,8 @@ def _damaged(location: str, what: str, expected: str, got: str) -> IntegrityErro
 
 @dataclass(frozen=True)
 class Identity:
-    """The content of zoo.json.
-
-    ``architecture`` and ``symmetry`` are the digests of those documents; ``symmetry`` is None where the table
-    was not known when the zoo was made.
+    """The content of zoo.json. ``architecture`` and ``symmetry`` are the digests of those documents; ``symmetry`` is
+    None where the table was not known when the zoo was made.
     """
 
     name: str

@@ -317,9 +317,8 @@ def _target_to_json(target: Target) -> Document:
 
 
 def fold_from_json(item: Document) -> Fold:
-    """A fold of ``symmetry.json``.
-
-    Raises ``KeyError``, ``TypeError`` or ``AttributeError`` if the fields are not those of a fold.
+    """A fold of ``symmetry.json``. Raises ``KeyError``, ``TypeError`` or ``AttributeError`` if the fields are not those
+    of a fold.
     """
     _only(item, {"kind", "part"}, {"targets", "gain", "shift"})
     named = {name: _part(item[name]) for name in ("gain", "shift") if name in item}

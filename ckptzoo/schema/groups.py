@@ -257,9 +257,8 @@ class AxisAction:
 
 
 def with_scaled_gates(actions: Iterable[AxisAction], groups: Iterable[Group]) -> tuple[AxisAction, ...]:
-    """The actions with gates of scaled groups alone, as where some groups of a table lose their scales.
-
-    ``actions`` are the table's; ``groups`` are all of its groups before the change.
+    """The actions with gates of scaled groups alone, as where some groups of a table lose their scales. ``actions`` are
+    the table's; ``groups`` are all of its groups before the change.
     """
     scaled = {group.id for group in groups if group.scaled}
     return tuple(

@@ -148,9 +148,8 @@ LEAST = {"raw": 31, "variant": 8, "retracted": 4, "predictions": 3, "measured": 
 
 
 def value_problems(rows: Sequence[Mapping[str, Any]], *, location: str) -> Iterator[Problem]:
-    """Yield values that have their column's type and are still invalid.
-
-    Odd ids, accuracies outside 0 to 1, negative numbers of draws, draws of no method, ``extra`` that is no JSON object.
+    """Yield values that have their column's type and are still invalid. Odd ids, accuracies outside 0 to 1, negative
+    numbers of draws, draws of no method, ``extra`` that is no JSON object.
     """
     ids: list[str] = [row["id"] for row in rows]
     odd = [name for name in ids if not name.isprintable() or " " in name or not 1 <= len(name) <= MAX_ID]

@@ -8,9 +8,8 @@ _MARK = re.compile(r'<!-- ckptzoo review (\{"head":"[0-9a-f]{40}","main":"[0-9a-
 
 
 class ReviewMark(NamedTuple):
-    """The commits and the outcome of a review.
-
-    ``head`` is the pull request's last commit, ``main`` the zoo's; ``passed`` says whether no check failed.
+    """The commits and the outcome of a review. ``head`` is the pull request's last commit, ``main`` the zoo's;
+    ``passed`` says whether no check failed.
     """
 
     head: str
@@ -27,9 +26,8 @@ class ReviewMark(NamedTuple):
 
 
 def read_mark(comment: str) -> ReviewMark | None:
-    """The mark of a comment; None where its last line is none.
-
-    Whoever may comment can write one: readers have to look at who did.
+    """The mark of a comment; None where its last line is none. Whoever may comment can write one: readers have to look
+    at who did.
     """
     # the last line alone: the checks above quote what a stranger wrote
     match = _MARK.fullmatch(comment.strip().rpartition("\n")[2].strip())

@@ -177,10 +177,7 @@ def encode(split: Split) -> bytes:
 
 
 def decode(data: bytes, *, location: str) -> Split:
-    """Read the document of a split, which may be anyone's.
-
-    Raises ``IntegrityError`` if it is damaged, or not a split.
-    """
+    """Read the document of a split, which may be anyone's; raises ``IntegrityError`` if it is damaged, or no split."""
     content, _ = unseal(data, location=location)
 
     def wrong(what: str, expected: str, got: object, step: str = REFETCH) -> NoReturn:

@@ -25,9 +25,8 @@ def _natural(value: Any, least: int = 1) -> bool:
 
 
 def problems(groups: tuple[Group, ...], actions: tuple[AxisAction, ...]) -> Iterator[Problem]:
-    """Everything wrong with a table, whatever the architecture.
-
-    Problems of single groups and actions come first; how they fit together is looked at when those are right.
+    """Everything wrong with a table, whatever the architecture. Problems of single groups and actions come first; how
+    they fit together is looked at when those are right.
     """
     for what, items in (("groups", groups), ("actions", actions)):
         if len(items) > MAX_ITEMS:

@@ -41,10 +41,8 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Lines:
-    """Scores on the lines between P pairs, in one way.
-
-    ``points`` are (T,) from 0 to 1; ``losses`` and ``accuracies`` are (P, T); ``distances`` are (P,) between the
-    weights of both networks, for Gaussians the 2-Wasserstein distance.
+    """Scores on the lines between P pairs, in one way. ``points`` are (T,) from 0 to 1; ``losses`` and ``accuracies``
+    are (P, T); ``distances`` are (P,) between the weights of both networks, for Gaussians the 2-Wasserstein distance.
     """
 
     points: Values
@@ -54,7 +52,6 @@ class Lines:
 
     @property
     def barriers(self) -> Barriers:
-        """Barriers of the loss."""
         return barriers_of(self.losses, self.points)
 
     @property
@@ -103,7 +100,6 @@ class Simplices:
         return np.maximum(rises.max(1), self.centre_rise)
 
     def to_json(self) -> dict[str, Any]:
-        """Spreads over the simplices."""
         return {"centre": _spread(self.centre_rise), "greatest": _spread(self.greatest_rise)}
 
 
@@ -164,7 +160,6 @@ class ZooBarriers:
         return f"widths {some if len(self.widths) <= 4 else f'{min(self.widths):,} to {self.width:,}'}"
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         names = ("name", "kind", "width", "set", "inputs", "members", "usable", "least_pairs", "widths")
         return {
             **{name: getattr(self, name) for name in names},
@@ -177,9 +172,8 @@ class ZooBarriers:
 
 @dataclass(frozen=True, eq=False)
 class BarrierStudy(StudyResult):
-    """Barriers of one zoo or of several, drawn as ``barriers.png``, and of several widths as ``widths.png``.
-
-    ``draws`` is the number of draws of a Gaussian for one prediction.
+    """Barriers of one zoo or of several, drawn as ``barriers.png``, and of several widths as ``widths.png``. ``draws``
+    is the number of draws of a Gaussian for one prediction.
     """
 
     file: ClassVar[str] = "barriers.json"
@@ -189,7 +183,6 @@ class BarrierStudy(StudyResult):
     seed: int
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         return {"seed": self.seed, "draws": self.draws, "zoos": [zoo.to_json() for zoo in self.zoos]}
 
     def _lines(self) -> Iterator[RenderableType]:
@@ -382,7 +375,6 @@ class _Plan:
         return len(self.pairs) * ways + 2 * len(self.groups) + self.least
 
     def measure(self, points: Values, draws: int, seed: int, advance: Any) -> ZooBarriers:
-        """Measure lines and simplices."""
         evaluation = import_with_torch("evaluation")
         given, evaluator = self.labelled, self.evaluator
         # one noise for all networks and points: losses differ by means and deviations and not by the draw

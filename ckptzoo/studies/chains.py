@@ -44,7 +44,6 @@ class Convergence:
         return float(np.nanmean(np.where(np.isnan(self.r_hat), np.nan, self.r_hat > MAX_R_HAT)))
 
     def to_json(self) -> dict[str, Any]:
-        """Summaries by name."""
         return {
             "numbers": len(self.r_hat),
             "above": self.above,
@@ -69,9 +68,8 @@ def are_comparable(chains: Sequence[NDArray[np.int64]]) -> bool:
 
 
 def convergence_of(chains: Sequence[NDArray[np.int64]], numbers: NDArray[Any]) -> Convergence:
-    """How far comparable chains have converged in some numbers, (K, n) of K samples.
-
-    Raises ``MissingExtraError`` if arviz-stats is not installed.
+    """How far comparable chains have converged in some numbers, (K, n) of K samples. Raises ``MissingExtraError`` if
+    arviz-stats is not installed.
     """
     # arviz-stats is needed only where chains are compared
     from ckptzoo.measure.convergence import convergence

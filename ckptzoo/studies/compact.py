@@ -85,7 +85,6 @@ class Gaussian:
     pruned: dict[str, list[float]]
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         return {
             "mean": vars(self.mean),
             "draws": vars(self.draws),
@@ -140,7 +139,6 @@ class CompactStudy(StudyResult):
     seed: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         names = ("name", "set", "inputs", "samples", "usable", "chains", "draws", "seed", "pruned_member")
         return {
             **{name: getattr(self, name) for name in names},
@@ -305,7 +303,6 @@ class _Job:
         self._advance = counter(6 + (variational is not None), progress)
 
     def run(self) -> CompactStudy:
-        """Compute all parts of the study."""
         samples = {name: np.asarray(self.zoo[name][:]) for name in self.arch.names}
         first = symmetry.align(samples, {name: array[0] for name, array in samples.items()}, self.table).weights
         self._advance()

@@ -22,9 +22,8 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Peak:
-    """A maximum of a density, and the cells that lead up to it.
-
-    ``share`` is the fraction of the estimated mass in the cells from which steepest ascent leads there.
+    """A maximum of a density, and the cells that lead up to it. ``share`` is the fraction of the estimated mass in the
+    cells from which steepest ascent leads there.
     """
 
     place: tuple[float, float]
@@ -32,7 +31,6 @@ class Peak:
     share: float
 
     def to_json(self) -> dict[str, Any]:
-        """The three by name."""
         return asdict(self)
 
 
@@ -121,7 +119,6 @@ def _smoothed(values: Values, cells: float) -> Values:
 
 def _peaks(heights: Values, noise: float, centres: Values) -> tuple[Peak, ...]:
     """Cells from high to low: each joins the peak of its highest neighbour; where two peaks meet is their pass.
-
     ``noise`` is the standard error of a height over its root.
     """
     wide = GRID + 2

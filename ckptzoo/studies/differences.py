@@ -31,9 +31,8 @@ Read = Callable[[str], NDArray[Any]]
 
 @dataclass(frozen=True)
 class LayerDifference:
-    """How the parameters of one layer differ.
-
-    ``distance`` is the norm of the difference; ``angle`` is in degrees, NaN where one of them is zero.
+    """How the parameters of one layer differ. ``distance`` is the norm of the difference; ``angle`` is in degrees, NaN
+    where one of them is zero.
     """
 
     layer: str
@@ -49,7 +48,6 @@ class LayerDifference:
         return self.distance / self.first if self.first else (math.inf if self.distance else 0.0)
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         return {**asdict(self), "relative": self.relative}
 
 
@@ -80,7 +78,6 @@ class DifferenceStudy(StudyResult):
         return self.equal_tensors == self.tensors
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         return {
             "first": self.names[0],
             "second": self.names[1],
@@ -191,9 +188,8 @@ def differences(
 
 
 def _shared_names(first: Architecture, second: Architecture, names: tuple[str, str]) -> dict[str, str]:
-    """Every tensor of the first to the name that the second stores it under.
-
-    Raises ``ZooError`` if one has a tensor that the other lacks, or in another shape.
+    """Every tensor of the first to the name that the second stores it under. Raises ``ZooError`` if one has a tensor
+    that the other lacks, or in another shape.
     """
     # tied tensors are stored once, and not by both under the same of their names
     known = {name: tensor for tensor in second.tensors for name in (tensor.name, *tensor.aliases)}

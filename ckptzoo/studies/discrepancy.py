@@ -74,17 +74,14 @@ class LayerDiscrepancy:
 
     @property
     def median(self) -> float:
-        """The median of the twenty."""
         return float(np.median(self.mmd2))
 
     @property
     def mean(self) -> float:
-        """The mean of the twenty."""
         return float(self.mmd2.mean())
 
     @property
     def most(self) -> float:
-        """The largest of the twenty."""
         return float(self.mmd2.max())
 
     @property
@@ -95,7 +92,6 @@ class LayerDiscrepancy:
     @property
     def spread(self) -> float | None:
         """How far Y's checkpoints are from their mean (root mean square), as a multiple of how far X's are from theirs.
-
         None where X's are all equal.
         """
         within_x, within_y, _ = self.squares
@@ -104,7 +100,6 @@ class LayerDiscrepancy:
     @property
     def offset(self) -> float | None:
         """How far the two means are apart, in units of how far X's checkpoints are from theirs; unbiased in the square.
-
         None where X's are all equal; 0 where the unbiased square is negative.
         """
         # |E x - E y|^2 = E|x - y|^2 - (E|x - x'|^2 + E|y - y'|^2) / 2, and E|x - x'|^2 is twice X's variance
@@ -162,12 +157,10 @@ class Discrepancy(StudyResult):
 
     @property
     def mean(self) -> float:
-        """Average over layers of the means."""
         return float(self.weights @ [item.mean for item in self.layers])
 
     @property
     def most(self) -> float:
-        """Average over layers of the largest."""
         return float(self.weights @ [item.most for item in self.layers])
 
     @property
@@ -227,7 +220,6 @@ class Discrepancy(StudyResult):
 
 
 def _cells(item: LayerDiscrepancy | Discrepancy) -> list[str]:
-    """The cells of the table for a layer, or for the average."""
     figures = [f"{100 * value:.3f}" for value in (item.median, item.mean, item.most)]
     return figures if item.p is None else [*figures, f"{item.p:.3g}"]
 

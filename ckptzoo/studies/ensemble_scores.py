@@ -66,10 +66,8 @@ def log_softmax(logits: NDArray[np.generic]) -> Values:
 
 
 class SummedPredictions:
-    """The predictions of some members on the same N inputs, summed.
-
-    ``probabilities`` are the (N, C) sums of the members' probabilities, and ``entropies`` the (N,) sums of their
-    entropies.
+    """The predictions of some members on the same N inputs, summed. ``probabilities`` are the (N, C) sums of the
+    members' probabilities, and ``entropies`` the (N,) sums of their entropies.
     """
 
     def __init__(self, size: int, probabilities: Values, entropies: Values) -> None:
@@ -82,11 +80,9 @@ class SummedPredictions:
         return cls(1, probabilities, entropy(probabilities))
 
     def copy(self) -> "SummedPredictions":
-        """The same members, in arrays of its own."""
         return SummedPredictions(self.size, self.probabilities.copy(), self.entropies.copy())
 
     def add(self, other: "SummedPredictions") -> None:
-        """Add the members of another."""
         self.size += other.size
         self.probabilities += other.probabilities
         self.entropies += other.entropies

@@ -67,7 +67,6 @@ class Size:
         return self if other is None else Size(self.size, other.subsets, other.scores | self.scores)
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         scores = [
             {"set": name, **{figure: spread.to_json() for figure, spread in figures.items()}}
             for name, figures in self.scores.items()

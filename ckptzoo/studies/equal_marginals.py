@@ -23,21 +23,18 @@ Pairs = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class PairTests:
-    """The p-values of some pairs of positions, of the same pairs in every variant.
-
-    ``p`` maps variants to (P,) p-values of the hypothesis that the weights at both positions have one distribution.
+    """The p-values of some pairs of positions, of the same pairs in every variant. ``p`` maps variants to (P,) p-values
+    of the hypothesis that the weights at both positions have one distribution.
     """
 
     p: dict[str, NDArray[np.float64]]
 
     @classmethod
     def join(cls, items: "list[PairTests]") -> "PairTests":
-        """All pairs of one or more comparisons."""
         return cls({variant: np.concatenate([item.p[variant] for item in items]) for variant in items[0].p})
 
     @property
     def pairs(self) -> int:
-        """The number of pairs that were compared."""
         return len(next(iter(self.p.values())))
 
     def share(self, variant: str) -> float | None:
@@ -53,7 +50,6 @@ class PairTests:
         return uniformity(self.p[variant]) if self.pairs else None
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         figures = {"below": self.share, "median": self.median, "uniform": self.uniform}
         return {"pairs": self.pairs} | {
             name: {variant: figure(variant) for variant in self.p} for name, figure in figures.items()

@@ -46,16 +46,13 @@ class OrderDistance:
 
     @property
     def random_moved(self) -> float:
-        """The fraction to expect of a random order."""
         return 1 - 1 / self.n  # a random permutation has one fixed point on average, whatever n is
 
     @property
     def random_transpositions(self) -> float:
-        """The transpositions to expect of a random order."""
         return random_transpositions(self.n)
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         random = {"moved": self.random_moved, "transpositions": self.random_transpositions, "tau": 0.0}
         return {**asdict(self), "random": random}
 
@@ -86,7 +83,6 @@ class Scaling:
 @dataclass(frozen=True)
 class LayerDistance:
     """``||variant - raw|| / ||raw||`` of one layer, L2 norms over its floating tensors; the spread is over checkpoints.
-
     ``relative`` is None where every raw norm is 0.
     """
 
@@ -94,7 +90,6 @@ class LayerDistance:
     relative: Spread | None
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         return asdict(self)
 
 

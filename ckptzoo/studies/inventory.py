@@ -66,9 +66,8 @@ class VariantSummary:
 
 @dataclass(frozen=True)
 class PredictionSummary:
-    """Outputs of a whole zoo on a set of inputs, those of retracted checkpoints left out.
-
-    ``nbytes`` is the size of its shards, the retracted checkpoints included.
+    """Outputs of a whole zoo on a set of inputs, those of retracted checkpoints left out. ``nbytes`` is the size of its
+    shards, the retracted checkpoints included.
     """
 
     set: str
@@ -144,11 +143,9 @@ class Inventory(PrintedResult):
         return {**asdict(self), "layers": layers, "nbytes": self.nbytes}
 
     def print(self, console: Console | None = None) -> None:
-        """Print it as tables on a rich console, by default the standard output."""
         (console or Console()).print(Group(*self.lines()), markup=False, highlight=False)
 
     def lines(self) -> Iterator[RenderableType]:
-        """The lines that ``print`` prints."""
         yield facts(self._facts())
         yield ""
         yield self._variants()
@@ -328,13 +325,11 @@ class ZooListing(PrintedResult):
     path: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Everything by name."""
         zoos = {folder: item.to_json() for folder, item in self.zoos.items()}
         about = {"name": self.name, "path": self.path, "is_collection": self.is_collection}
         return {**about, "zoos": zoos, "notes": list(self.notes)}
 
     def print(self, console: Console | None = None) -> None:
-        """Print a table on a rich console, by default the standard output."""
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
         table.add_column("zoo", no_wrap=True)
         for name in ("checkpoints", "members", "size", "test accuracy"):
@@ -390,9 +385,8 @@ def take_stock(address: str, where: Filters = None) -> Inventory | ZooListing:
 
 
 def _listing_of(collection: Collection, folders: Sequence[str], where: Filters) -> ZooListing:
-    """List the zoos of a collection as they are now, and how they differ from its record.
-
-    ``folders`` are the zoos' folders, where the collection is on this machine.
+    """List the zoos of a collection as they are now, and how they differ from its record. ``folders`` are the zoos'
+    folders, where the collection is on this machine.
     """
     zoos, notes = dict[str, Zoo](), list[str]()
     entries = {entry.folder: entry for entry in collection.entries}

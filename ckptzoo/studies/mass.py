@@ -46,7 +46,6 @@ class Largest:
     after: Values
 
     def to_json(self) -> dict[str, Any]:
-        """Quantiles over the networks."""
         return {"layer": self.layer, "before": quantiles(self.before), "after": quantiles(self.after)}
 
 
@@ -70,7 +69,6 @@ class ConvexCheck:
         return (self.convex_mass - self.mass) / self.mass
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         return {**asdict(self), "difference": self.difference}
 
 

@@ -85,7 +85,6 @@ class ModeCurve:
         return best
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         steadiest = self.steadiest
         return {
             "points": self.points,
@@ -110,9 +109,8 @@ class ModeCurve:
 
 @dataclass(frozen=True, eq=False)
 class WeightSpace:
-    """The weights of one layer, or of all.
-
-    ``curves`` maps variants to what mean shift finds, None where all members have the same weights.
+    """The weights of one layer, or of all. ``curves`` maps variants to what mean shift finds, None where all members
+    have the same weights.
     """
 
     label: str
@@ -120,7 +118,6 @@ class WeightSpace:
     curves: dict[str, ModeCurve | None]
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         curves = {name: None if curve is None else curve.to_json() for name, curve in self.curves.items()}
         return {"label": self.label, "parameters": self.parameters, "curves": curves}
 

@@ -48,9 +48,8 @@ class NeuronOrder:
         return ranks[:, None, :, 0] // self.k if self.blocks else ranks % self.k
 
     def keys(self, keys: NDArray[np.float64], *, largest: bool = False) -> NDArray[np.float64]:
-        """The keys of what is ordered, (K, v, n), from those of the group's raw channels, (K, g * k).
-
-        ``largest`` says whether a block goes by the largest of its keys; by default by the smallest, as in gauges.
+        """The keys of what is ordered, (K, v, n), from those of the group's raw channels, (K, g * k). ``largest`` says
+        whether a block goes by the largest of its keys; by default by the smallest, as in gauges.
         """
         by_block = keys.reshape(len(keys), self.g, self.k)
         if not self.blocks:
@@ -59,9 +58,8 @@ class NeuronOrder:
 
 
 def orders(symmetry: Symmetry) -> tuple[NeuronOrder, ...]:
-    """The orders of a table, from input to output, without those of a single thing and those of Fixed groups.
-
-    Groups that are ``Like`` another share its order. The first group that names a block permutation decides it.
+    """The orders of a table, from input to output, without those of a single thing and those of Fixed groups. Groups
+    that are ``Like`` another share its order. The first group that names a block permutation decides it.
     """
     ordered: list[NeuronOrder] = []
     outers: set[str] = set()

@@ -90,7 +90,6 @@ class Movement:
         return MORE if excess > 0 else LESS
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         random = {"tau": 0.0, "transpositions": random_transpositions(self.n)}
         derived = ("noise", "than_noise", "normal", "than_normal")
         return {**asdict(self), **{name: getattr(self, name) for name in derived}, "random": random}
@@ -135,7 +134,6 @@ class MemberMovements:
 
     @classmethod
     def join(cls, parts: "list[MemberMovements]") -> "MemberMovements":
-        """Concatenate the members of several."""
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__dataclass_fields__))
 
     def movement(self, label: str, n: int, orders: int, pair: tuple[int, int]) -> Movement:

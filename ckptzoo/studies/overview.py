@@ -54,10 +54,8 @@ class Pair:
 
 @dataclass(frozen=True, eq=False)
 class Trajectories:
-    """Test accuracies along the training.
-
-    ``steps`` are (S,) int64, rising; ``accuracies`` are (M, S), NaN where a member has no such checkpoint or nothing
-    was measured.
+    """Test accuracies along the training. ``steps`` are (S,) int64, rising; ``accuracies`` are (M, S), NaN where a
+    member has no such checkpoint or nothing was measured.
     """
 
     steps: NDArray[np.int64]

@@ -31,7 +31,6 @@ class PairCorrelation:
     p_value: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """The four numbers by name."""
         return asdict(self)
 
 
@@ -107,9 +106,8 @@ def correlate_pairs(
 
 
 class _PairSide:
-    """One figure of P pairs, of which two differ, and its ranks where pairs have weights.
-
-    ``standard`` holds the (P,) figures with mean 0 and standard deviation 1.
+    """One figure of P pairs, of which two differ, and its ranks where pairs have weights. ``standard`` holds the (P,)
+    figures with mean 0 and standard deviation 1.
     """
 
     def __init__(self, figures: Values) -> None:

@@ -79,7 +79,6 @@ class PairStudy(StudyResult):
     seed: int
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         names = ("name", "gauge", "members", "usable", "set", "seed")
         spreads = {name: Spread.of(values) for name, values in self.barriers.items()}
         neighbours = Spread.of(self.neighbours)

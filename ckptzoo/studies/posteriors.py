@@ -105,7 +105,6 @@ class MethodResult:
 
     @property
     def replicates(self) -> int:
-        """The number of measured replicates."""
         return max((spread.count for spread in self.figures.values()), default=0)
 
     def difference(self, figure: str) -> float | None:
@@ -118,7 +117,6 @@ class MethodResult:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         return {
             "method": self.method,
             "label": self.label,
@@ -185,7 +183,6 @@ class Posteriors(StudyResult):
         return next(item for item in self.entries if method in (item.method, item.label) and item.modes == modes)
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         names = ("target", "samples", "members", "starts", "ensembles", "set", "seed", "architecture", "published_of")
         return {
             **{name: getattr(self, name) for name in names},
@@ -552,7 +549,6 @@ def _distances(target: Zoo, zoo: Zoo, step: Any) -> tuple[dict[str, float], dict
 
 
 def _layer_distances(replicates: Sequence[Mapping[str, Discrepancy]]) -> dict[str, dict[str, LayerMeans]]:
-    """Mean distances of layers over replicates."""
     return {
         family: {
             same[0].name: LayerMeans(

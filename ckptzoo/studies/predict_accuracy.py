@@ -63,7 +63,6 @@ class Score:
         return self.split == BY_MEMBER
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         names = ("variant", "features", "regressor", "split")
         return {**{name: getattr(self, name) for name in names}, "r2": self.r2.to_json(), "tau": self.tau.to_json()}
 
@@ -104,7 +103,6 @@ class PredictAccuracy(StudyResult):
         return next((score for score, its in zip(self.scores, found, strict=True) if its == asked), None)
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         names = ("name", "target", "checkpoints", "members", "splits", "left_out", "without_flat")
         return {**{name: getattr(self, name) for name in names}, "scores": [item.to_json() for item in self.scores]}
 

@@ -22,9 +22,8 @@ from ckptzoo.text import Progress, counted, printable
 
 @dataclass(frozen=True)
 class GaugeCounts:
-    """The occurrences of something in the checkpoints in the gauge; None where it was not looked for.
-
-    ``checkpoints`` is the number of checkpoints that have it, ``total`` its occurrences in all of them.
+    """The occurrences of something in the checkpoints in the gauge; None where it was not looked for. ``checkpoints``
+    is the number of checkpoints that have it, ``total`` its occurrences in all of them.
     """
 
     checkpoints: int

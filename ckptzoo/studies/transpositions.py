@@ -58,7 +58,6 @@ class PlantedPair:
 
     @property
     def last(self) -> int:
-        """The last step that both have."""
         return max(self.rows)
 
 
@@ -200,7 +199,6 @@ class Transpositions(StudyResult):
         return table
 
     def _conclusions(self) -> Iterator[str]:
-        """Say what the columns are, and what they show."""
         yield (
             "found: the permutation that brings the member closest to the reference, as transpositions. apart: between "
             "it and what was planted."

@@ -29,9 +29,8 @@ _NAMES = ("conv1.weight", "conv2.weight", "fc.weight", "fc.bias")
 
 
 def advance(data_source: DataSource, state: TrainingState, stop: int) -> None:
-    """Take the steps of every member up to ``stop``, as every ``builders.engines.Engine``.
-
-    Raises ZooError: the data is not on a CPU, or its images are not of 28x28 pixels.
+    """Take the steps of every member up to ``stop``, as every ``builders.engines.Engine``. Raises ZooError: the data is
+    not on a CPU, or its images are not of 28x28 pixels.
     """
     recipe, members = data_source.recipe, len(state)
     train(

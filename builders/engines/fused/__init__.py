@@ -35,9 +35,8 @@ _PIXELS, _MAX_BATCH = 28, 256
 
 
 def advance(data_source: DataSource, state: TrainingState, stop: int) -> None:
-    """Take the steps of every member up to ``stop``, as every ``builders.engines.Engine``.
-
-    Raises ZooError: the data is not on a CUDA device, its images are not of 28x28 pixels, or a batch has more than 256.
+    """Take the steps of every member up to ``stop``, as every ``builders.engines.Engine``. Raises ZooError: the data is
+    not on a CUDA device, its images are not of 28x28 pixels, or a batch has more than 256.
     """
     recipe, device, start = data_source.recipe, data_source.device, state.step
     _check(data_source)

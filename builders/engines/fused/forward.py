@@ -42,9 +42,7 @@ def pool(
     lanes: tl.constexpr,
 ):
     """Apply the first convolution, its maximum over each window, and ReLU; store which of a window's nine was the
-    largest.
-
-    A lane takes a window: its 6x6 pixels and the 32 weights are in registers, and the sums are never stored.
+    largest. A lane takes a window: its 6x6 pixels and the 32 weights are in registers, and the sums are never stored.
     """
     weights = row(kernel, 32, 1)
     # four images are 4 x 64 windows
@@ -82,9 +80,8 @@ def zeros(count: tl.constexpr, lanes: tl.constexpr) -> tl.tuple:
 
 @triton.jit
 def convolve(hidden: tl.tensor, kernel: tl.tensor, features: tl.tensor, passed: tl.tensor, lanes: tl.constexpr):
-    """Apply the second convolution, ReLU, and the mean over its positions; an image a lane.
-
-    What is kept are ten means, and ten words in which bit 4 y + x says that ReLU let position (y, x) pass.
+    """Apply the second convolution, ReLU, and the mean over its positions; an image a lane. What is kept are ten means,
+    and ten words in which bit 4 y + x says that ReLU let position (y, x) pass.
     """
     lane = tl.arange(0, lanes)
     for channel in range(2):

@@ -48,9 +48,8 @@ def _network(x: tl.tensor, keys: tl.tuple, a: tl.constexpr, b: tl.constexpr, rou
 
 @triton.jit
 def items(key: tl.tensor, epoch: tl.tensor, positions: tl.tensor, count: tl.constexpr, side: tl.constexpr) -> tl.tensor:
-    """Return the training items at these positions of an epoch of ``count``; see ``builders.rng.order``.
-
-    ``key`` is a member's, 64 bits; ``epoch`` and ``positions`` are words, ``side`` is ``side(count)``.
+    """Return the training items at these positions of an epoch of ``count``; see ``builders.rng.order``. ``key`` is a
+    member's, 64 bits; ``epoch`` and ``positions`` are words, ``side`` is ``side(count)``.
     """
     shorter: tl.constexpr = (count + side - 1) // side
     # as in ckptzoo.loader.permutation

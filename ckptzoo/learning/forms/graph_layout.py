@@ -22,10 +22,7 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class NodeTensor:
-    """A tensor among the features of nodes.
-
-    ``nodes`` and ``columns`` are (size,) positions of its elements.
-    """
+    """A tensor among the features of nodes. ``nodes`` and ``columns`` are (size,) positions of its elements."""
 
     tensor: Tensor
     nodes: Index
@@ -50,7 +47,6 @@ class EdgeTensor:
 
     @property
     def edges(self) -> int:
-        """Their number."""
         return self.edge_index.shape[1]
 
 
@@ -107,9 +103,8 @@ def _has_edges(tensor: Tensor, symmetry: Symmetry) -> bool:
 
 
 class _Nodes:
-    """The nodes of a graph, numbered when all are known.
-
-    A node is first known by its place among all positions that were ever named, and numbered by its set later.
+    """The nodes of a graph, numbered when all are known. A node is first known by its place among all positions that
+    were ever named, and numbered by its set later.
     """
 
     def __init__(self, symmetry: Symmetry) -> None:
@@ -166,7 +161,6 @@ class _Nodes:
 
     @property
     def count(self) -> int:
-        """Number of nodes."""
         return sum(map(len, self._sets.values()))
 
     def numbers(self) -> Index:

@@ -15,9 +15,8 @@ _EXACT = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64": 2**53
 
 
 def number_of(tensors: Mapping[str, Any], architecture: Architecture) -> int:
-    """The number B of stacked checkpoints; refuses tensors other than the architecture's.
-
-    Raises a ``ZooError`` that lists every tensor that is missing, unknown or of another shape.
+    """The number B of stacked checkpoints; refuses tensors other than the architecture's. Raises a ``ZooError`` that
+    lists every tensor that is missing, unknown or of another shape.
     """
     found = {name: tuple(value.shape) for name, value in tensors.items()}
     if problems := list(_problems(found, architecture)):
@@ -41,9 +40,8 @@ def _problems(found: Mapping[str, tuple[int, ...]], architecture: Architecture) 
 
 
 def one_dtype(tensors: Mapping[str, Any], architecture: Architecture) -> Any:
-    """The dtype that holds all tensors without loss: that of the floating ones; integers must be exact in it.
-
-    Raises ``ZooError`` if there are several floating dtypes, or an integer that the floating one does not hold.
+    """The dtype that holds all tensors without loss: that of the floating ones; integers must be exact in it. Raises
+    ``ZooError`` if there are several floating dtypes, or an integer that the floating one does not hold.
     """
     location = f"weights of {architecture.name}"
     dtypes = {name: tensors[name].dtype for name in architecture.names}
@@ -76,10 +74,7 @@ def restored(array: Any, dtype: str) -> Any:
 
 
 def check_encoded(array: Any, shape: tuple[int, ...], what: str, architecture: Architecture) -> None:
-    """Refuse an encoding that is not (B, *shape).
-
-    Raises ``ZooError`` if it has another shape.
-    """
+    """Refuse an encoding that is not (B, *shape). Raises ``ZooError`` if it has another shape."""
     if not array.ndim or tuple(array.shape[1:]) != shape:
         expected = f"shape ({', '.join(map(str, ('B', *shape)))})"
         step = f"Decode what the form of {architecture.name} encoded."

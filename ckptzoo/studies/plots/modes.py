@@ -19,9 +19,8 @@ DEFAULT = 0.3
 
 @styled
 def curves(name: str, members: int, spaces: Sequence[WeightSpace]) -> Figure:
-    """The number of modes against the bandwidth in median distances, raw and derived, one panel a layer.
-
-    Points are the bandwidths that scikit-learn estimates, the large one that of its default quantile.
+    """The number of modes against the bandwidth in median distances, raw and derived, one panel a layer. Points are the
+    bandwidths that scikit-learn estimates, the large one that of its default quantile.
     """
     columns = min(len(spaces), 2 if len(spaces) in (2, 4) else 3)
     rows = -(-len(spaces) // columns)
@@ -86,5 +85,4 @@ def _axes(axes: Axes, members: int, low: float, high: float) -> None:
 
 
 def figures(result: Modes) -> Mapping[str, Figure]:
-    """The pictures of a result, by file name."""
     return {"modes.png": curves(result.name, result.members, result.spaces)}

@@ -69,9 +69,8 @@ def accuracy(name: str, accuracies: NDArray[np.float64], diverged: NDArray[np.fl
 
 
 def _edges(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.float64]:
-    """Bins after Freedman and Diaconis for these values, 8 to 80 of them from ``low`` to ``high``.
-
-    Accuracies are multiples of one over the number of test examples: each bin holds equally many of them.
+    """Bins after Freedman and Diaconis for these values, 8 to 80 of them from ``low`` to ``high``. Accuracies are
+    multiples of one over the number of test examples: each bin holds equally many of them.
     """
     quarters = np.quantile(values, [0.25, 0.75])
     # their rule: 2 IQR n^(-1/3)
@@ -226,7 +225,6 @@ def _label(variant: str) -> str:
 
 
 def figures(result: Overview) -> Mapping[str, Figure]:
-    """The pictures of a result, by file name."""
     name, shown = result.inventory.name, result.shown
     drawn: dict[str, Figure] = {}
     if len(result.accuracies):

@@ -57,5 +57,4 @@ def distances(study: PairStudy) -> Figure:
 
 
 def figures(result: PairStudy) -> Mapping[str, Figure]:
-    """The pictures of a result, by file name."""
     return {"pairs.png": distances(result)}

@@ -25,9 +25,8 @@ Series = Mapping[str, Sequence[Movement]]
 
 @styled
 def orders(name: str, members: int, movements: Mapping[str, Series]) -> Figure:
-    """Tau and transpositions against the step, with what keys that move give: two rows of panels an order.
-
-    ``name`` is the zoo's and the variant's; ``movements`` maps each ordered quantity to its series, one column each.
+    """Tau and transpositions against the step, with what keys that move give: two rows of panels an order. ``name`` is
+    the zoo's and the variant's; ``movements`` maps each ordered quantity to its series, one column each.
     """
     shown, left_out = thinned(list(movements), MAX_ORDERS)
     columns = max(len(movements[label]) for label in shown)
@@ -82,7 +81,6 @@ def _key() -> list[Any]:
 
 
 def figures(result: Permutations) -> Mapping[str, Figure]:
-    """The pictures of a result, by file name."""
     movements = {label: result.of(label) for label in result.labels}
     key = result.variant if result.key == "gauge" else "by largest weight"
     return {"permutations.png": orders(f"{result.name}, {key}", result.members, movements)}

@@ -23,10 +23,8 @@ MAX_ROWS = 24
 
 @styled
 def margins(name: str, values: NDArray[np.float64]) -> Figure:
-    """Histogram of the smallest gap between neighbouring keys of each checkpoint, on a logarithmic axis.
-
-    ``name`` is the zoo's and the variant's; ``values`` are (M,) finite margins; those of 0 are ties, which the key
-    counts.
+    """Histogram of the smallest gap between neighbouring keys of each checkpoint, on a logarithmic axis. ``name`` is
+    the zoo's and the variant's; ``values`` are (M,) finite margins; those of 0 are ties, which the key counts.
     """
     above = values[values > 0]
     figure = Figure(figsize=(WIDTH, 3.6), layout="constrained")
@@ -121,7 +119,6 @@ def _rows(labels: Sequence[str]) -> tuple[Figure, Axes]:
 
 
 def figures(result: Symmetries) -> Mapping[str, Figure]:
-    """The pictures of a result, by file name."""
     title = f"{result.name}, {result.variant}"
     drawn: dict[str, Figure] = {}
     if len(result.margins):

@@ -23,9 +23,8 @@ MAX_MARKED = 6
 
 @styled
 def panels(name: str, members: int, tensor: str, norm: float, items: Sequence[ToyPanel]) -> Figure:
-    """Densities of the two weights, one panel a step, each with its modes and their shares of the mass.
-
-    ``tensor`` is the tensor's name; ``norm`` is the value to which incoming norms were set.
+    """Densities of the two weights, one panel a step, each with its modes and their shares of the mass. ``tensor`` is
+    the tensor's name; ``norm`` is the value to which incoming norms were set.
     """
     figure = Figure(figsize=(WIDTH, 4.0), layout="compressed")
     titles = ["as trained", f"incoming norms set to {norm:g}", "and the smaller first"]
@@ -90,5 +89,4 @@ def _panel(axes: Axes, item: ToyPanel) -> None:
 
 
 def figures(result: Toy) -> Mapping[str, Figure]:
-    """The pictures of a result, by file name."""
     return {"toy.png": panels(result.name, result.members, result.tensor, result.norm, result.panels)}

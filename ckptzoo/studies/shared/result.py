@@ -88,9 +88,8 @@ class StudyResult(PrintedResult):
 
 @dataclass(frozen=True)
 class Spread:
-    """Count, mean, standard deviation and three order statistics of some figures.
-
-    ``sd`` is the standard deviation with the divisor n - 1; 0 for a single figure.
+    """Count, mean, standard deviation and three order statistics of some figures. ``sd`` is the standard deviation with
+    the divisor n - 1; 0 for a single figure.
     """
 
     count: int
@@ -116,7 +115,6 @@ class Spread:
         return cls(len(finite), float(finite.mean()), sd, float(finite.min()), median, float(finite.max()))
 
     def to_json(self) -> dict[str, Any]:
-        """The six numbers by name."""
         return asdict(self)
 
 

@@ -57,9 +57,8 @@ def usable_rows(metadata: pa.Table) -> NDArray[np.bool_]:
 
 
 def usable_members(zoo: Zoo, least: int) -> Zoo:
-    """The members at their last step that are finite and did not diverge.
-
-    ``least`` is the number needed. Raises ``ZooError`` if there are fewer.
+    """The members at their last step that are finite and did not diverge. ``least`` is the number needed. Raises
+    ``ZooError`` if there are fewer.
     """
     last = zoo.last_steps()
     usable = last.take(usable_rows(last.metadata))
@@ -129,9 +128,8 @@ def table_of(zoo: Zoo, variant: str) -> Symmetry:
 
 
 def own_table(zoo: Zoo) -> Symmetry:
-    """The zoo's table, or where it has none that of its architecture in ``ckptzoo.archs``.
-
-    Raises ``SymmetryError`` if there is neither.
+    """The zoo's table, or where it has none that of its architecture in ``ckptzoo.archs``. Raises ``SymmetryError`` if
+    there is neither.
     """
     if zoo.symmetry is not None:
         return zoo.symmetry

@@ -28,10 +28,8 @@ _CHUNK = 2**20
 
 
 class ValueHistogram:
-    """Counts of float values, with their mean and standard deviation.
-
-    2 MB each, whatever is added; about 10 ns a value. Values are counted as float32. Tested in
-    ``tests/studies/test_value_histograms.py``.
+    """Counts of float values, with their mean and standard deviation. 2 MB each, whatever is added; about 10 ns a
+    value. Values are counted as float32. Tested in ``tests/studies/test_value_histograms.py``.
     """
 
     def __init__(self) -> None:
@@ -40,7 +38,6 @@ class ValueHistogram:
         self._least, self._most = np.inf, -np.inf
 
     def add(self, values: NDArray[np.generic]) -> None:
-        """Count all elements of an array of floats."""
         flat = values.reshape(-1)
         for start in range(0, len(flat), _CHUNK):
             with np.errstate(over="ignore"):  # float64 beyond the range of float32 becomes infinite

@@ -70,10 +70,8 @@ class Walk:
 
 
 class Walker:
-    """Follows additions through a module.
-
-    ``taking`` says whether parameters may take numbers up, ``kept`` are tensors that must not, and ``rows`` operations
-    without a bias, in which the rows of the weight may.
+    """Follows additions through a module. ``taking`` says whether parameters may take numbers up, ``kept`` are tensors
+    that must not, and ``rows`` operations without a bias, in which the rows of the weight may.
     """
 
     def __init__(
@@ -182,9 +180,8 @@ class Walker:
             self._walk.taken.append(Target(self._module.whole(bias, 0), part, first))
 
     def _recurrent(self, node: fx.Node, given: fx.Node, addition: Addition) -> None:
-        """Follow numbers into a recurrent layer, where two biases are summed, but in the last gate of a GRU.
-
-        In all other gates the bias of the input takes up the other one, and inputs.
+        """Follow numbers into a recurrent layer, where two biases are summed, but in the last gate of a GRU. In all
+        other gates the bias of the input takes up the other one, and inputs.
         """
         columns = _line(addition.ids)
         if not (self._taking and addition.plain and argument(node, "has_biases")) or columns is None:
@@ -348,7 +345,6 @@ class Walker:
 
     def _taken(self, node: fx.Node, ids: torch.Tensor) -> list[Target] | None:
         """Return what takes up numbers added to a node's value, where nothing else uses it; None where nothing can.
-
         ``ids`` are those of the numbers, of the shape of the value or one that it is broadcast to.
         """
         size = size_of(node)

@@ -464,9 +464,8 @@ class Constraints:
             self.restrict_scale(place.signs[own], POSITIVE, "is scaled with what it normalises")
 
     def heads_of(self, labels: Labels, axes: tuple[int, ...], name: str) -> Labels:
-        """Return labels of the heads of values whose channels vary along ``axes`` within each head.
-
-        Along the other axes that vary the values' labels are in heads. ``name`` is that of the heads, where they move.
+        """Return labels of the heads of values whose channels vary along ``axes`` within each head. Along the other
+        axes that vary the values' labels are in heads. ``name`` is that of the heads, where they move.
         """
         shape = labels.shape
         outer = tuple(axis for axis in labels.varying_axes if axis not in axes)
@@ -509,10 +508,8 @@ class Constraints:
         return nodes
 
     def join_heads(self, heads: NodeIds, channel: NodeIds, axes: tuple[int, ...], name: str) -> None:
-        """Tie heads to values in heads, so that the values' heads move with them.
-
-        ``heads`` are labels of size 1 along ``axes``, those within a head, and ``channel`` the values'. ``name`` is
-        that of the heads, where they move.
+        """Tie heads to values in heads, so that the values' heads move with them. ``heads`` are labels of size 1 along
+        ``axes``, those within a head, and ``channel`` the values'. ``name`` is that of the heads, where they move.
         """
         none = np.full((1,) * channel.ndim, -1)
         values = self.heads_of(Labels(channel, none, none), axes, name)

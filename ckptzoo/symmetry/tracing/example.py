@@ -24,7 +24,6 @@ class Example:
     @classmethod
     def of(cls, given: object) -> "Example":
         """Return the example that a caller gives: a tensor, a tuple of positional arguments, or a dict of named ones.
-
         Raises ``SymmetryError`` where it is none of them, has no tensor, or one without entries.
         """
         if isinstance(given, torch.Tensor):

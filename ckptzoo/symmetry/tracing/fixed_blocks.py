@@ -18,9 +18,8 @@ whether its inverse does, and the gate's scale."""
 
 
 def join_places_of_blocks(groups: Sequence[ChannelGroup]) -> list[ChannelGroup]:
-    """Return the groups, those of one channel a block joined where they move together and are in the same places.
-
-    They are given in the order in which they are first written.
+    """Return the groups, those of one channel a block joined where they move together and are in the same places. They
+    are given in the order in which they are first written.
     """
     joined: list[ChannelGroup] = []
     at: dict[tuple[str | None, _Look], int] = {}

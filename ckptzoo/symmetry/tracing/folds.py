@@ -25,7 +25,6 @@ _WITH_FOLDS = frozenset(
 
 def candidate_folds(found: Operations, names: Mapping[str, str]) -> tuple[Fold, ...]:
     """Return candidates for folds of a module, in an order in which each keeps what those before it have fixed.
-
     ``names`` maps each name of a tensor in the state dict to its name in the architecture.
     """
     module = Module(found, names)

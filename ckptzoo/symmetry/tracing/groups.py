@@ -316,9 +316,8 @@ def _head_colours(constraints: Constraints, channels: Mapping[int, Hashable]) ->
 
 
 def _merge_heads(constraints: Constraints) -> set[int]:
-    """Make one relation of all whose heads are the same, so that all sides move their blocks together.
-
-    Returns the numbers of those among whose heads some are tied to each other: their blocks stay in place.
+    """Make one relation of all whose heads are the same, so that all sides move their blocks together. Returns the
+    numbers of those among whose heads some are tied to each other: their blocks stay in place.
     """
     for blocks in constraints.blocks:
         if blocks.heads:
@@ -386,10 +385,8 @@ def _roots(constraints: Constraints, blocks: ChannelBlocks) -> list[list[list[in
 
 
 def _group_channels(channels: Mapping[int, Channel], colours: Mapping[int, Hashable]) -> list[ChannelGroup]:
-    """Return groups of channels of one colour.
-
-    Channels that look alike but are alone with their colour, each in a pinned block, make one group that stays in
-    place.
+    """Return groups of channels of one colour. Channels that look alike but are alone with their colour, each in a
+    pinned block, make one group that stays in place.
     """
     by_colour: dict[Hashable, list[Channel]] = {}
     for root, channel in channels.items():
@@ -527,10 +524,8 @@ def can_merge(constraints: Constraints, blocks: ChannelBlocks) -> bool:
 
 
 def merge_blocks(constraints: Constraints, blocks: ChannelBlocks, why: str) -> None:
-    """Tie what each block writes to the channel that it reads.
-
-    The weight is permuted along its first axis alone. Where both what it reads and what it writes could be scaled,
-    these scales become one, and the weight is not scaled.
+    """Tie what each block writes to the channel that it reads. The weight is permuted along its first axis alone. Where
+    both what it reads and what it writes could be scaled, these scales become one, and the weight is not scaled.
     """
     constraints.operation = f"{blocks.name!r}"
     written = blocks.members[1].shape

@@ -15,7 +15,6 @@ from ckptzoo.schema.symmetry import Symmetry
 
 def matrix_kind(symmetry: Symmetry, group: Group, mixable: Container[str]) -> str | None:
     """Return the kind of matrices that may replace the scales of a group in a table without matrices; None for none.
-
     ``mixable`` are the groups that no operation takes channel by channel.
     """
     if group.id not in mixable or not group.resizes or isinstance(group.perm, Like):

@@ -22,9 +22,8 @@ LAYOUTS = ("entries", "halves", "turns")
 
 @dataclass(frozen=True)
 class PairedGains:
-    """A gain of queries and one of keys of ``size`` entries each, with the shifts behind each.
-
-    ``multiplied`` and ``divided`` are their names, the gain first.
+    """A gain of queries and one of keys of ``size`` entries each, with the shifts behind each. ``multiplied`` and
+    ``divided`` are their names, the gain first.
     """
 
     multiplied: tuple[str, ...]
@@ -34,7 +33,6 @@ class PairedGains:
 
 def paired_gains(symmetry: Symmetry, arch: Architecture, vectors: Iterable[tuple[str, str]]) -> list[PairedGains]:
     """Return pairs of gains that come one after the other, are used once, and which no group moves or scales.
-
     ``vectors`` are names of gains and shifts of the channels in heads and their roles, in the order of the operations.
     """
     listed = list(vectors)
@@ -59,9 +57,8 @@ def paired_gains(symmetry: Symmetry, arch: Architecture, vectors: Iterable[tuple
 
 
 def unpaired_gains(symmetry: Symmetry, arch: Architecture, vectors: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return gains one after the other of which the second has signs of single channels, as of keys of one head.
-
-    No table expresses what may go from one to the other, as the signs of queries act there.
+    """Return gains one after the other of which the second has signs of single channels, as of keys of one head. No
+    table expresses what may go from one to the other, as the signs of queries act there.
     """
     gains = [name for name, role in vectors if role == "gain"]
     return [
@@ -85,9 +82,8 @@ def _stay(name: str, symmetry: Symmetry) -> bool:
 
 
 def with_paired_gains(symmetry: Symmetry, arch: Architecture, pairs: Sequence[PairedGains], layout: str) -> Symmetry:
-    """Return the table with a group of scales for each of the ``paired_gains``, in one of ``LAYOUTS``.
-
-    It is the given one where a size does not fit with the layout.
+    """Return the table with a group of scales for each of the ``paired_gains``, in one of ``LAYOUTS``. It is the given
+    one where a size does not fit with the layout.
     """
     taken = {name for pair in pairs for name in (*pair.multiplied, *pair.divided)}
     groups, actions = list(symmetry.groups), [action for action in symmetry.actions if action.tensor not in taken]

@@ -116,9 +116,8 @@ class OperationFailed(SymmetryError):
 
 
 class Interpreter:
-    """One pass over a module's operations: the value of each, its labels, and the constraints that they make.
-
-    ``names`` maps each name of a tensor in the state dict to its name in the architecture; aliases share one.
+    """One pass over a module's operations: the value of each, its labels, and the constraints that they make. ``names``
+    maps each name of a tensor in the state dict to its name in the architecture; aliases share one.
     """
 
     def __init__(self, found: Operations, names: Mapping[str, str]) -> None:

@@ -386,9 +386,8 @@ def _note_orthogonal(verifier: Verifier, symmetry: Symmetry, normed: Mapping[str
 def _with_matrices(
     verifier: Verifier, symmetry: Symmetry, mixable: Container[str], normed: Container[str]
 ) -> tuple[Symmetry, float]:
-    """Return the table with matrices for groups whose channels they may mix, where they keep the outputs.
-
-    All are tried together, and one by one where that fails. The second item is the largest difference that they make.
+    """Return the table with matrices for groups whose channels they may mix, where they keep the outputs. All are tried
+    together, and one by one where that fails. The second item is the largest difference that they make.
     """
     kinds = {group.id: kind for group in symmetry.groups if (kind := matrix_kind(symmetry, group, mixable))}
     streams = dict.fromkeys(normalised_streams(symmetry, verifier.shapes, normed), "orthogonal_mean")
@@ -415,9 +414,8 @@ def _with_matrices(
 
 
 def _with_shared_heads(verifier: Verifier, symmetry: Symmetry) -> tuple[Symmetry, float]:
-    """Return the table with groups of the heads that share others, where exchanging these keeps the outputs.
-
-    All are tried together, and one by one where that fails. The second item is the largest difference that they make.
+    """Return the table with groups of the heads that share others, where exchanging these keeps the outputs. All are
+    tried together, and one by one where that fails. The second item is the largest difference that they make.
     """
     candidates = shared_heads(symmetry)
     table = functools.reduce(with_heads_exchanged, candidates, symmetry)
@@ -437,9 +435,8 @@ def _with_shared_heads(verifier: Verifier, symmetry: Symmetry) -> tuple[Symmetry
 def _with_paired_gains(
     verifier: Verifier, symmetry: Symmetry, arch: Architecture, pairs: Sequence[PairedGains]
 ) -> tuple[Symmetry, float]:
-    """Return the table with scales between gains of queries and of keys, where these keep the outputs.
-
-    All are tried together, in one layout after the other, and one by one where that fails in every layout.
+    """Return the table with scales between gains of queries and of keys, where these keep the outputs. All are tried
+    together, in one layout after the other, and one by one where that fails in every layout.
     """
     worst = 0.0
     for layout in LAYOUTS if pairs else ():

@@ -98,7 +98,6 @@ class Value:
 
     def coordinates(self, shape: tuple[int, ...], ndim: int) -> dict[int, NDArray[np.int64]]:
         """Return for each axis of the state dict's tensor, of this shape, the position along it of every entry here.
-
         The entries have axes of size 1 in front, as in broadcasting to ``ndim`` axes.
         """
         if self.entries is not None:
@@ -163,7 +162,6 @@ class Call:
 
     def weight(self, key: str) -> Value | None:
         """Return an argument that is a tensor of the state dict, or a weight computed from some by a known formula.
-
         Raises ``SymmetryError`` for a tensor that was computed in another way.
         """
         value = self.argument(key)

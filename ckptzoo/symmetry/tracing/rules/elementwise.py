@@ -350,9 +350,8 @@ def _combined_labels(call: Call, left: Value, right: Value, operation: str) -> L
 
 
 def _with_function(call: Call, value: Value, parameter: Value, operation: str, swapped: bool) -> Labels:
-    """Return labels of a value and a function of a parameter, entry by entry, whose axis along channels moves too.
-
-    Its other axes stay in place, and it has no scale.
+    """Return labels of a value and a function of a parameter, entry by entry, whose axis along channels moves too. Its
+    other axes stay in place, and it has no scale.
     """
     constraints, ndim, name = call.constraints, call.result.ndim, parameter.name
     if value.unlabelled or value.function or parameter.entries is not None or parameter.source is None:
@@ -432,9 +431,8 @@ def _names(constant: Value) -> str:
 
 
 def _told_apart(call: Call, labels: Labels, numbers: torch.Tensor, along: list[int]) -> Labels:
-    """Return labels of channels in heads that meet constants alike in each head: other constants give other paths.
-
-    Such are those of a rotary embedding, which rotates the pairs of channels of a head by different angles.
+    """Return labels of channels in heads that meet constants alike in each head: other constants give other paths. Such
+    are those of a rotary embedding, which rotates the pairs of channels of a head by different angles.
     """
     rows = np.moveaxis(numbers.numpy(), along, range(len(along)))
     sizes = rows.shape[: len(along)]
@@ -583,9 +581,8 @@ def _same_scales(call: Call, left: NodeIds, right: NodeIds) -> bool:
 
 
 def _with_parameter(call: Call, value: Value, parameter: Value, operation: str, *, swapped: bool) -> Labels:
-    """Return labels of a value and a parameter; the parameter's axis along the value's channels gets these.
-
-    ``swapped`` says whether the parameter is the first operand.
+    """Return labels of a value and a parameter; the parameter's axis along the value's channels gets these. ``swapped``
+    says whether the parameter is the first operand.
     """
     ndim = call.result.ndim
     labels = call.labels_of(value).with_ndim(ndim)

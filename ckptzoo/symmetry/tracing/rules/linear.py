@@ -99,7 +99,6 @@ def transposed_convolution(call: Call) -> Labels:
 
 def read_labels(call: Call, value: Value, axis: int, *, modulus: bool = False) -> Labels:
     """Return the labels along the axis that is read, one-dimensional; those that vary along others too are tied.
-
     ``modulus`` says whether the caller takes labels of absolute values, whose scales may have signs.
     """
     constraints, size = call.constraints, value.tensor.shape[axis]

@@ -149,9 +149,8 @@ def _affine(
     *,
     alone: bool = False,
 ) -> Labels:
-    """Return labels of gain and shift of normalised values, whose channels are ``read``.
-
-    Where every channel is normalised ``alone``, it changes its sign with what it is made of, and the gain can take it.
+    """Return labels of gain and shift of normalised values, whose channels are ``read``. Where every channel is
+    normalised ``alone``, it changes its sign with what it is made of, and the gain can take it.
     """
     constraints, ndim, size = call.constraints, call.result.ndim, len(read.channel)
     if alone and weight[0] is None:

@@ -63,10 +63,8 @@ def _repeated(value: Value, heads: int) -> Value:
 
 
 def contract(call: Call, left: Value, right: Value, first: list[int], second: list[int]) -> Labels:
-    """Return labels of sums of products over the axes that the result does not have.
-
-    ``first`` and ``second`` have for each axis of the two values the number of an axis of the result, or a larger one
-    for an axis that is summed over.
+    """Return labels of sums of products over the axes that the result does not have. ``first`` and ``second`` have for
+    each axis of the two values the number of an axis of the result, or a larger one for an axis that is summed over.
     """
     constraints, ndim = call.constraints, call.result.ndim
     total = max(*first, *second, ndim - 1) + 1

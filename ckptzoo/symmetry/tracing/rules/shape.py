@@ -42,7 +42,6 @@ def rearrange(call: Call) -> Any:
 
 def _held_by_indices(call: Call) -> Labels | None:
     """Keep in place what an operation takes by indices of each checkpoint's own, along the axes that they index.
-
     Returns the labels of the result where these are channels.
     """
     _, *others = call.arguments.values()

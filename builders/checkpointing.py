@@ -98,7 +98,6 @@ class BuildPlan:
 
     @property
     def units(self) -> list[Unit]:
-        """The units of the plan, in order."""
         pieces = [self.seeds[start : start + self.unit_size] for start in range(0, len(self.seeds), self.unit_size)]
         return [Unit(f"{self.prefix}-{piece[0]:06d}-{piece[-1]:06d}", piece) for piece in pieces]
 
@@ -194,7 +193,6 @@ class BuildFolder:
             return 0
 
     def save(self, unit: Unit, state: TrainingState, spent: Spent) -> None:
-        """Replace the unit's saved state."""
         arrays = {f"weights/{name}": _array(tensor) for name, tensor in state.weights.items()}
         arrays |= {f"momentum/{name}": _array(tensor) for name, tensor in state.momentum.items()}
         arrays |= {f"extra/{name}": _array(tensor) for name, tensor in state.extra.items()}

@@ -153,7 +153,6 @@ class TabularData:
 
     @classmethod
     def of(cls, recipe: Recipe, source: Table, device: str) -> Self:
-        """Move a table to the device."""
         inputs, targets = (torch.from_numpy(array).to(device) for array in source.half("train"))
         return cls(recipe, inputs.to(dtype_of(recipe)), targets)
 

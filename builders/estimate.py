@@ -146,7 +146,6 @@ class Estimate:
         return f"{rate(self.members_per_device_hour)} members"
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything by name; unknown values are None."""
         derived = ("hours", "device_hours", "members_per_device_hour", "kilowatt_hours", "nbytes")
         derived += ("elapsed_hours", "money", "disk_bytes")
         return {**asdict(self), **{name: getattr(self, name) for name in derived}}
@@ -160,7 +159,6 @@ class Estimate:
         )
 
     def print(self, console: Console | None = None) -> None:
-        """Print it as a table on a rich console, by default the standard output."""
         measuring = "" if self.measuring is None else f", of which {duration(self.measuring)} measuring"
         rows = [
             ("recipe", self.recipe),

@@ -48,7 +48,6 @@ class _Steps:
         return outcome
 
     def table(self) -> Table:
-        """Return the steps as a table."""
         table = Table(title="What was done", title_justify="left", box=None, pad_edge=False)
         table.add_column("step")
         table.add_column("what", overflow="fold")

@@ -132,7 +132,6 @@ class _Driver:
 
     @cached_property
     def claims(self) -> Claims:
-        """The claims of the units."""
         return Claims(self.order.build_folder.folder)
 
     @cached_property

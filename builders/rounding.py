@@ -42,7 +42,6 @@ class Rounded:
     largest_change: float
 
     def line(self) -> str:
-        """Return the result in a sentence for people."""
         if not self.added:
             return f"{self.zoo}: holds {counted(self.held, 'checkpoint')} already; nothing was added."
         change = f"; test accuracy changed by at most {100 * self.largest_change:.2f} points"

@@ -289,7 +289,6 @@ class WorkOrder:
         return cls(recipe, source, build_folder, plan, lacking, units)
 
     def is_finished(self, unit: Unit) -> bool:
-        """Return whether everything of a unit is stored."""
         return self.build_folder.is_finished(unit, self.plan.keep_steps)
 
     def worked(self, finished: Collection[str], failed: Mapping[str, str], member_steps: int, seconds: float) -> Worked:
@@ -382,7 +381,6 @@ def _planned_recipe(settled: BuildPlan, location: str, root: Path) -> Recipe:
 
 
 def _chosen(units: Sequence[Unit], name: str | None, share: tuple[int, int] | None, *, location: str) -> list[Unit]:
-    """Return the requested units."""
     if name is not None:
         chosen = [unit for unit in units if unit.name == name]
         if not chosen:

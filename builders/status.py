@@ -69,7 +69,6 @@ class BuildStatus:
         return sum(unit.members * unit.saved for unit in self.units)
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything, as JSON-ready values."""
         return {
             "build": self.prefix,
             "seconds": self.seconds,
@@ -80,7 +79,6 @@ class BuildStatus:
         }
 
     def print(self, console: Console) -> None:
-        """Print ``rendered``."""
         console.print(self.rendered())
 
     def rendered(self) -> Group:

@@ -56,7 +56,6 @@ class Trainer:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe that is trained."""
         return self.data_source.recipe
 
     def start(self, seeds: Sequence[int], weights: Mapping[str, NDArray[Any]] | None = None) -> TrainingState:

@@ -132,7 +132,6 @@ class GradientSteps(Protocol):
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all engines."""
     return tuple(_ENGINES)
 
 

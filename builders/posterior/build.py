@@ -66,7 +66,6 @@ class BuiltDraws:
     left: int | None = None
 
     def line(self) -> str:
-        """Return the result in a sentence for people."""
         if self.left is not None:
             then = f"{counted(self.left, 'unit')} left" if self.left else "the command without --share adds the draws"
             return f"{self.zoo}: {counted(self.modes, 'mode')} done here; {then}."

@@ -66,20 +66,10 @@ _SEEDS = 10**4
 class Chain(NamedTuple):
     """A chain between two transitions.
 
-    Attributes
-    ----------
-    hmc
-        position (P,), logarithm of the density there and its gradient (P,).
-    averaging
-        the adaptation of the step size.
-    scaling
-        the adaptation of the inverse mass matrix, a diagonal (P,).
-    step_size
-        of the next transition.
-    accepted
-        transitions after burn-in that were accepted.
-    divergent
-        transitions after burn-in whose energy error was above 1,000.
+    ``hmc`` has the position (P,), the logarithm of the density there and its gradient (P,); ``averaging`` is the
+    adaptation of the step size, ``scaling`` that of the inverse mass matrix, a diagonal (P,). ``step_size`` is that of
+    the next transition. ``accepted`` and ``divergent`` count transitions after burn-in: those that were accepted, and
+    those whose energy error was above 1,000.
     """
 
     hmc: hmc.HMCState

@@ -43,14 +43,8 @@ def number(least: float, most: float = math.inf, *, above: bool = False, whole: 
 
 @dataclass(frozen=True, eq=False)
 class Surroundings:
-    """What a method computes with.
-
-    Parameters
-    ----------
-    data_source, source
-        the training set as engines read it by the recipe of the chain, and as loaded.
-    engine
-        the name of the engine that takes steps or evaluates gradients.
+    """The environment of a method: the training set as loaded, ``source``, and as engines read it by the recipe of the
+    chain, ``data_source``; and the name of the engine that takes steps or evaluates gradients.
     """
 
     data_source: Feed
@@ -298,12 +292,8 @@ def standard_normals(keys: NDArray[np.uint64], purpose: int, index: int, like: t
 class StepNormals:
     """The standard normal numbers of consecutive steps, drawn for many steps at once: alone each costs much the same.
 
-    Parameters
-    ----------
-    keys, purpose
-        see ``rng.normals``.
-    like
-        (M, P), whose precision and device the numbers have.
+    ``keys`` and ``purpose`` are those of ``rng.normals``; the numbers have the precision and the device of ``like`` (M,
+    P).
     """
 
     def __init__(self, keys: NDArray[np.uint64], purpose: int, like: torch.Tensor) -> None:

@@ -27,14 +27,8 @@ _DIGITS = 16
 class FoundModes:
     """What draws are taken around, one by one.
 
-    Parameters
-    ----------
-    names
-        members of a zoo, or chains: the values of the column ``mode``.
-    seeds
-        of the members or chains.
-    weights
-        ``{name: (M, *shape)}`` of the members; None where chains start at random weights.
+    ``names`` of members of a zoo, or of chains, are values of the column ``mode``. ``weights`` are ``{name: (M,
+    *shape)}`` of the members; None where chains start at random weights.
     """
 
     names: tuple[str, ...]
@@ -59,19 +53,10 @@ class FoundModes:
 
 
 def find_modes(model: Method, count: int, start: str | Path | None) -> FoundModes:
-    """The members to start from, or the names and seeds of chains.
+    """Return ``count`` members of the zoo ``start``, or the names and seeds of chains.
 
-    Parameters
-    ----------
-    count
-        how many modes are wanted.
-    start
-        the zoo of the members; None for chains.
-
-    Raises
-    ------
-    ZooError
-        The method starts otherwise, or the zoo has too few members of the recipe that are finite and did not diverge.
+    Raises ZooError: the method starts otherwise, or the zoo has too few members of the recipe that are finite and did
+    not diverge.
     """
     if model.modes_are == "chain":
         if start is not None:

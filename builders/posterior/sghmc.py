@@ -185,12 +185,8 @@ class Sghmc(MarkovChain):
 def shortened(gradient: torch.Tensor, norms: torch.Tensor, seen: torch.Tensor, clip: float) -> torch.Tensor:
     """Gradients (M, P), none longer than mean + ``clip`` standard deviations of the last norms (M, W), which it joins.
 
-    Parameters
-    ----------
-    norms
-        a ring of the last W norms of each mode, changed in place; those that were shortened are not in it.
-    seen
-        (M,) int64, how many have been put there, changed in place.
+    ``norms`` is a ring of the last W norms of each mode, without those that were shortened, and ``seen`` (M,) int64 the
+    number that was ever put there; both are changed in place.
     """
     length = gradient.norm(dim=1)
     window = norms.shape[1]

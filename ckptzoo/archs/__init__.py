@@ -40,22 +40,11 @@ _OPTUNET_PIXELS = 28
 class _Family:
     """Architectures whose names differ in numbers.
 
-    Parameters
-    ----------
-    shown
-        what people read.
-    pattern
-        of a whole name; its groups hold numbers, joined by hyphens.
-    module
-        of ``ckptzoo.archs``; its declaration is next to it, in ``<module>_spec``.
-    factory
-        the class in the module.
-    arguments
-        those before the numbers, the same for the whole family.
-    fits
-        whether the numbers, positive integers of up to 5 digits, make a network.
-    stacked
-        the function in the module that computes the outputs of many members at once, where there is one.
+    ``shown`` is the name that people read, ``pattern`` that of a whole name, whose groups hold numbers, joined by
+    hyphens. ``factory`` is the class in ``module`` of ``ckptzoo.archs``, whose declaration is next to it, in
+    ``<module>_spec``; ``arguments`` are those before the numbers, the same for the whole family. ``fits`` says whether
+    the numbers, positive integers of up to 5 digits, make a network, and ``stacked`` names the function in the module
+    that computes the outputs of many members at once, where there is one.
     """
 
     shown: str

@@ -201,24 +201,11 @@ Form = Callable[["KnownSet", str, Path], "ImageSet | None"]
 class KnownSet:
     """Facts about a data set that are known before it is read.
 
-    Parameters
-    ----------
-    forms
-        how it may be stored in a folder; the first that is there is read.
-    counts
-        images of ``train`` and ``test``; a split that is not named may have any number.
-    classes
-        labels are below it; None for any number.
-    class_names
-        in the order of the labels; None where they are not known.
-    spellings
-        other spellings of the names of classes.
-    folders
-        what its archives unpack to.
-    table
-        where ``datasets`` finds it; None where it does not.
-    source
-        where people get its files: the next step where they are not there.
+    ``forms`` are the ways of storing it in a folder, of which the first that is there is read. ``counts`` are the
+    images of ``train`` and ``test``; a split that is not named may have any number. Labels are below ``classes``, None
+    for any number; ``class_names`` are in their order, None where they are not known, and ``spellings`` are other
+    spellings of these. ``folders`` are what its archives unpack to. ``table`` is where ``datasets`` finds it, None
+    where it does not, and ``source`` where people get its files: the next step where they are not there.
     """
 
     name: str

@@ -37,19 +37,11 @@ _OPTIONS: dict[str, Any] = {"error_model": "numpy", "nogil": True}
 
 
 class Packed(NamedTuple):
-    """Centred columns, ordered for ``add_tile``.
+    """Centred columns, ordered for ``add_tile``: those of ``rows`` rows, ``width`` of them.
 
-    Attributes
-    ----------
-    values
-        (runs, vectors, RUN, lanes) float32 or float64: row ``vector * lanes + lane``, column ``run * RUN + c``.
-        After the last row come rows of zeros; after the last column, anything.
-    units
-        (runs,) float64, the power of two by which the values of a run are to be multiplied.
-    rows
-        how many there are.
-    width
-        the number of columns.
+    ``values`` are (runs, vectors, RUN, lanes) float32 or float64: row ``vector * lanes + lane``, column ``run * RUN +
+    c``. After the last row come rows of zeros; after the last column, anything. ``units`` are (runs,) float64, the
+    power of two by which the values of a run are to be multiplied.
     """
 
     values: NDArray[Any]

@@ -107,22 +107,11 @@ class Simplices:
 class ZooBarriers:
     """The barriers within one zoo.
 
-    Parameters
-    ----------
-    kind
-        what its networks are: the recipe, or the method with what sets its posterior.
-    width, widths
-        channels of the largest group of the symmetry table, and the different numbers of all groups, in their order.
-    set, inputs
-        what the networks were scored on.
-    members, usable
-        of the zoo, and those that are finite and did not diverge, at their last step.
-    pairs
-        ids of both networks of each pair.
-    simplices
-        way to its simplices; empty where none were asked for.
-    least_pairs
-        how many of the pairs, the first, have lines in the way ``least of all permutations``.
+    ``kind`` is the recipe, or the method with what sets its posterior. ``width`` counts the channels of the largest
+    group of the symmetry table, and ``widths`` has the different numbers of all groups, in their order. ``usable``
+    counts the members that are finite and did not diverge, at their last step. ``pairs`` are ids; the first
+    ``least_pairs`` of them have lines in the way ``least of all permutations``. ``simplices`` maps ways, and is empty
+    where none were asked for.
     """
 
     name: str

@@ -98,25 +98,12 @@ class Gaussian:
 class CompactStudy(StudyResult):
     """Gaussians fitted to samples as they are and aligned; drawn as ``compact.png``.
 
-    Parameters
-    ----------
-    samples, usable
-        those of the study, and those to choose from.
-    chains
-        how many chains they are of; 0 for independent members.
-    members
-        the quality of all samples together.
-    gaussians
-        name to Gaussian.
-    pruned_member
-        name to the accuracies of one sample for each of ``KEPT``, pruned by the aligned Gaussian.
-    merged
-        how many samples were averaged to the accuracy of their mean, as sampled and aligned.
-    convergence
-        of weights as sampled and aligned, and of the logits; empty where there is one chain, or chains differ
-        in length.
-    lag
-        lag in draws to the mean transpositions between draws so far apart in a chain, and their most.
+    There are ``samples`` of ``usable`` ones, of ``chains`` chains, 0 where they are independent members. ``members`` is
+    the quality of all together; ``pruned_member`` maps names to the accuracies of one sample for each of ``KEPT``,
+    pruned by the aligned Gaussian; ``merged`` maps numbers of averaged samples to the accuracies of their mean, as
+    sampled and aligned; ``convergence`` is that of weights, as sampled and aligned, and of probabilities, empty where
+    there is one chain, or chains differ in length; ``lag`` maps lags in draws to the mean transpositions between draws
+    so far apart in a chain, and their most.
     """
 
     file: ClassVar[str] = "compact.json"

@@ -78,27 +78,13 @@ class Size:
 class Ensembles(StudyResult):
     """The scores of single members and of ensembles of them.
 
-    Drawn as ``ensembles.png`` and ``members.png``, and ``detection.png`` where there are other sets.
-
-    Parameters
-    ----------
-    set, ood
-        the set that is scored, and those whose inputs are to be separated from its own.
-    ood_not_finite
-        other set to how many of the members are not finite on it, where some are. They are left out for that
-        set; where fewer than two remain, the set is not in ``ood``.
-    members
-        those that are finite on the set; ``not_finite`` more were left out.
-    seed
-        of the order in which members make ensembles.
-    accuracies
-        (members,) on the set, in that order.
-    sizes
-        ascending, from single members to all.
-    disagreement
-        set to the share of pairs of members that choose different classes, mean over the inputs.
-    references
-        name to accuracy, from elsewhere.
+    Drawn as ``ensembles.png`` and ``members.png``, and ``detection.png`` where there are other sets. ``set`` is scored,
+    and the inputs of the sets ``ood`` are to be separated from its own. ``members`` are finite on ``set``, and
+    ``not_finite`` more were left out; ``ood_not_finite`` maps other sets to how many of the members are not finite on
+    them and left out there: a set where fewer than two remain is not in ``ood``. ``seed`` determines the order in which
+    members make ensembles, which is that of the (members,) ``accuracies``; ``sizes`` ascend from single members to all;
+    ``disagreement`` maps sets to the share of pairs of members that choose different classes, mean over the inputs;
+    ``references`` maps names to accuracies from elsewhere.
     """
 
     file: ClassVar[str] = "ensembles.json"

@@ -82,28 +82,14 @@ class PredictionSummary:
 class Inventory(PrintedResult):
     """The contents of a zoo, or of a selection of one.
 
-    Parameters
-    ----------
-    diverged, not_finite, retracted
-        checkpoints too, not members; the last of the whole zoo.
-    total
-        checkpoints of the zoo, the retracted ones left out.
-    layers
-        layer to its tensors' names and shapes.
-    test_accuracy
-        of each member's last step, where it is finite and did not diverge; None where none was measured.
-    stated
-        the number of values in ``test_accuracy`` that contributors state and nobody measured in the zoo.
-    told
-        distinct values of the columns in ``ORIGIN``, with the number of checkpoints that have each.
-    untold
-        the number of checkpoints without a value, for the columns of ``told``; what holds for them where
-        licence or contributor is lacking, the zoo's page says.
-    groups
-        the symmetries of each group of channels; none where the zoo has no symmetry table.
-    columns
-        of the metadata in which some checkpoint of the selection has a value, and ``extra.<key>`` for what is
-        within the column ``extra``.
+    ``total`` counts the zoo's checkpoints but for the retracted ones; ``diverged``, ``not_finite`` and ``retracted``
+    count checkpoints too, not members, the last of the whole zoo. ``layers`` maps layers to their tensors' names and
+    shapes. ``test_accuracy`` is over the last steps of members that are finite and did not diverge, None where none was
+    measured; ``stated`` of its values contributors state and nobody measured in the zoo. ``told`` has the distinct
+    values of the columns in ``ORIGIN``, with the number of checkpoints that have each, and ``untold`` the number
+    without one: the zoo's page says what holds for these where licence or contributor is lacking. ``groups`` are the
+    symmetries of each group of channels. ``columns`` are those in which some checkpoint of the selection has a value,
+    and ``extra.<key>`` for what is within the column ``extra``.
     """
 
     name: str

@@ -76,26 +76,13 @@ class ConvexCheck:
 class Masses(StudyResult):
     """Masses of M networks as trained and at the least mass that scales reach; drawn as ``mass.png``.
 
-    Parameters
-    ----------
-    formulation
-        what scales may do where there are BatchNorms; see ``ckptzoo.symmetry.min_mass``.
-    registered
-        the name of the architecture in ``ckptzoo.archs``; None where it has none.
-    members
-        M, networks that are finite, there and at the least mass, and did not diverge; each at its last step.
-    before, after
-        (M,) sums of squared weights, biases apart, of what is on a path from input to output.
-    gap
-        (M,) certified: the least mass is below ``after`` by at most this, relative to it.
-    worst
-        the network with the largest gap.
-    degenerate
-        (M,) channels that no path joins to input and output; they have no least mass.
-    layers
-        largest elements, from input to output.
-    convex
-        networks that cvxpy solved too.
+    ``formulation`` says what scales may do where there are BatchNorms; see ``ckptzoo.symmetry.min_mass``.
+    ``registered`` is the architecture's name in ``ckptzoo.archs``, None where it has none. The ``members`` are finite,
+    as trained and at the least mass, and did not diverge. ``before`` and ``after`` are (M,) sums of squared weights,
+    biases apart, of what is on a path from input to output; the least mass is certified to be below ``after`` by at
+    most the (M,) ``gap``, relative to it, which is largest in the network ``worst``. ``degenerate`` are (M,) numbers of
+    channels that no path joins to input and output; they have no least mass. ``convex`` are the networks that cvxpy
+    solved too.
     """
 
     file: ClassVar[str] = "mass.json"

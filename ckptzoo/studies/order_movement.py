@@ -23,26 +23,13 @@ Values = NDArray[np.float64]
 class Movement:
     """One order at two steps; means over members, which are independent, with standard errors over them.
 
-    Parameters
-    ----------
-    n
-        how many things an order holds; a member's figures are means over its ``orders``.
-    members
-        how many have both steps.
-    tau, tau_se
-        Kendall's tau between the ranks at the two steps; the error is None for a single member.
-    transpositions, transpositions_se
-        exchanges that lead from one order to the other.
-    changed
-        the share of the orders that are not the same at both steps.
-    distance
-        d, how far the keys moved: the standard deviation of their change over theirs at the first step, within
-        orders, pooled over members; NaN where all keys are equal.
-    correlation
-        of the keys at the two steps, pooled in the same way.
-    noise_error, normal_error
-        standard errors of ``tau - noise`` and of ``tau - normal``: by the jackknife over members, or where that
-        is larger the error that normal keys would have. None for a single member.
+    An order holds ``n`` things; a member's figures are means over its ``orders``, and ``members`` have both steps.
+    ``tau`` is Kendall's, between the ranks at the two steps; ``transpositions`` lead from one order to the other;
+    ``changed`` is the share of the orders that are not the same. ``distance`` is d, how far the keys moved: the
+    standard deviation of their change over theirs at the first step, within orders, pooled over members, NaN where all
+    keys are equal; ``correlation`` is that of the keys at the two steps, pooled in the same way. ``noise_error`` and
+    ``normal_error`` are standard errors of ``tau - noise`` and of ``tau - normal``: by the jackknife over members, or
+    where that is larger the error that normal keys would have. Errors are None for a single member.
     """
 
     label: str

@@ -76,26 +76,12 @@ class Overview(StudyResult):
     """The accuracies, weight distributions and trajectories of a zoo.
 
     Drawn as ``accuracy.png``, ``marginals.png``, ``scatter.png`` and ``trajectories.png``, without those for which the
-    zoo has nothing to show.
-
-    Parameters
-    ----------
-    variants
-        those that are shown: ``raw``, and the derived one where there is one.
-    shown
-        checkpoints whose weights are shown: each member's last step, finite and not diverged.
-    accuracies
-        known test accuracies of each member's last step, those apart that diverged or are not finite.
-    diverged
-        of the latter; NaN where none was measured.
-    marginals
-        of the weight tensors, in the architecture's order.
-    left_out
-        weight tensors beyond ``MAX_PANELS``, which are evenly spaced through the network.
-    pair
-        two output weights; None where no tensor has an output neuron with two incoming weights.
-    trajectories
-        accuracies along the training; None where no member has several steps.
+    zoo has nothing to show. ``variants`` are ``raw``, and the derived one where there is one; ``shown`` counts the
+    checkpoints whose weights are shown: each member's last step, finite and not diverged. ``accuracies`` are the known
+    test accuracies of these, and ``diverged`` those of the others, NaN where none was measured. ``marginals`` are those
+    of the weight tensors, in the architecture's order, without those beyond ``MAX_PANELS``, which are ``left_out``,
+    evenly spaced through the network. ``pair`` is None where no tensor has an output neuron with two incoming weights,
+    and ``trajectories`` where no member has several steps.
     """
 
     file: ClassVar[str] = "summary.json"

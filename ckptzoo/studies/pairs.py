@@ -38,26 +38,12 @@ Values = NDArray[np.float64]
 class PairStudy(StudyResult):
     """Distances of all pairs, and barriers of the nearest and of random ones; drawn as ``pairs.png``.
 
-    Parameters
-    ----------
-    members, usable
-        of the study, and those to choose from.
-    edges
-        (BINS + 1,) of the histograms.
-    sampled, least
-        (BINS,) pairs by their distance as they are, and modulo permutations.
-    distances
-        of all pairs, as they are and modulo permutations.
-    nearest
-        ids of both members and the distance, in ascending order.
-    neighbours
-        (members,) the distance of each to its nearest one.
-    components
-        sizes of the connected parts that the nearest pairs make, the largest first.
-    barriers
-        ``nearest`` and ``random`` pairs to their barriers, in nats; no random ones where the nearest are all.
-    barrier_distances
-        and to their distances.
+    The study has ``members`` of ``usable`` ones. ``sampled`` and ``least`` are (BINS,) numbers of pairs by their
+    distance as they are, and modulo permutations, between the (BINS + 1,) ``edges``; ``distances`` are the spreads of
+    both. ``nearest`` has ids of both members and the distance, in ascending order; ``neighbours`` are (members,)
+    distances of each to its nearest one; ``components`` are sizes of the connected parts that the nearest pairs make,
+    the largest first. ``barriers`` maps ``nearest`` and ``random`` to the barriers of these pairs, in nats, and
+    ``barrier_distances`` to their distances; there are no random ones where the nearest are all.
     """
 
     file: ClassVar[str] = "pairs.json"

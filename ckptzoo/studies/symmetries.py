@@ -35,28 +35,12 @@ class Symmetries(StudyResult):
     """The symmetries of a zoo's networks, and the effect of one gauge on them.
 
     Drawn as ``margins.png``, ``scales.png`` and ``transpositions.png``, without those for which there is nothing to
-    show.
-
-    Parameters
-    ----------
-    gauged
-        checkpoints in the gauge; all figures below are theirs.
-    left_out
-        checkpoints that were left as they were, not finite or not representable in the gauge.
-    ties
-        pairs of neighbouring channels with equal keys.
-    unresolved
-        checkpoints with ties that nothing resolves.
-    dead
-        channels that nothing writes.
-    clamped
-        filters that could not be brought to unit norm.
-    margins
-        (M,) smallest gap between neighbouring keys, of the checkpoints where channels were ordered.
-    closest
-        the checkpoint with the smallest margin above 0, and that margin; None where there is none.
-    moves, scalings, distances
-        how far raw checkpoints are from the variant; none where no checkpoint is in the gauge.
+    show. ``gauged`` checkpoints are in the gauge, and all figures are theirs; ``left_out`` ones were left as they were,
+    not finite or not representable in it. ``ties`` are pairs of neighbouring channels with equal keys, ``unresolved``
+    ones are in checkpoints where nothing resolves them; ``dead`` channels are those that nothing writes; ``clamped``
+    filters could not be brought to unit norm. ``margins`` are (M,) smallest gaps between neighbouring keys, of the
+    checkpoints where channels were ordered; ``closest`` is the checkpoint with the smallest above 0, and that margin.
+    ``moves``, ``scalings`` and ``distances`` say how far raw checkpoints are from the variant.
     """
 
     file: ClassVar[str] = "symmetries.json"

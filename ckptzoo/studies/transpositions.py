@@ -65,27 +65,13 @@ class PlantedPair:
 class Transpositions(StudyResult):
     """The fate of planted permutations, over P pairs; drawn as ``transpositions.png``.
 
-    Parameters
-    ----------
-    left_out
-        planted members without a pair: not finite, diverged, or without their reference.
-    runs, planted
-        (P,) of each pair the run and the number of transpositions that was planted.
-    found
-        (P,) the number of transpositions that bring the trained member closest to the reference.
-    apart
-        (P,) the number between the permutation that was found and the planted one; 0 where they are the same.
-    distances
-        way to (P,), Euclidean distances of the trained parameters.
-    steps
-        kept steps, ascending, and for each (S, P) as ``found`` and ``apart``; -1 where a pair has no such step.
-    points
-        (T,) from 0, the reference, to 1, the member; and (P, T) the number of transpositions between the
-        reference and the network there.
-    set, inputs
-        what barriers were measured on; None and 0 without.
-    barriers
-        way to (P,), of the loss in nats; empty without inputs.
+    ``left_out`` counts planted members without a pair: not finite, diverged, or without their reference. ``planted``
+    has the (P,) numbers of planted transpositions, ``found`` those that bring the trained member closest to the
+    reference, and ``apart`` those between the permutation that was found and the planted one. ``distances`` maps ways
+    to (P,) Euclidean distances of the trained parameters. ``found_at`` and ``apart_at`` are (S, P) at the kept
+    ``steps``, -1 where a pair has no such step; ``along`` is (P, T), the numbers between the reference and the network
+    at ``points``, from 0, the reference, to 1, the member. ``barriers`` maps ways to (P,), of the loss in nats, and is
+    empty without inputs.
     """
 
     file: ClassVar[str] = "transpositions.json"

@@ -1,8 +1,7 @@
 """The random draws of a member, compiled: the numbers of ``builders.rng`` bit for bit.
 
 Every number here is an unsigned 64-bit one that holds a 32-bit word, because a mixture of signed and unsigned ones
-would
-become floating point. ``tests/builders/test_compiled_pieces.py`` compares them.
+would become floating point. ``tests/builders/test_compiled_pieces.py`` compares them.
 """
 
 import math

@@ -146,21 +146,12 @@ POSITIVE, SIGN, FORBIDDEN, NONZERO = ScaleMark
 class AxisPlacement:
     """The channels on one axis of a tensor.
 
-    Parameters
-    ----------
-    channel, scale, path
-        labels of its positions, through all blocks.
-    exponent, role, in_mass, blocks, eps
-        as in ``AxisAction``.
-    uses
-        how often the tensor is used.
-    signs, sign_uses
-        of a gain: the scales by whose signs its positions are multiplied, and in how many of the uses.
-    gate
-        the scales that multiply those in ``scale``, -1 where there is none; None until products are settled
-        (scale_products.py), and where no position has one.
-    absolute
-        whether the moduli of the scales act, as where absolute values are read.
+    ``channel``, ``scale`` and ``path`` are labels of its positions, through all blocks; ``exponent``, ``role``,
+    ``in_mass``, ``blocks`` and ``eps`` are as in ``AxisAction``. ``uses`` is how often the tensor is used; ``signs``
+    are the scales by whose signs the positions of a gain are multiplied, in ``sign_uses`` of the uses. ``gate`` are the
+    scales that multiply those in ``scale``, -1 where there is none; None until products are settled
+    (scale_products.py), and where no position has one. ``absolute`` says whether the moduli of the scales act, as where
+    absolute values are read.
     """
 
     tensor: str
@@ -187,20 +178,12 @@ class AxisPlacement:
 
 @dataclass(frozen=True, eq=False)
 class ScaleProduct:
-    """Scales of products of two values that are scaled apart.
+    """Scales of products of two values that are scaled apart, by the ``operation`` that multiplies them.
 
-    Parameters
-    ----------
-    operation
-        that multiplies them.
-    scale, first, second
-        the products' own scales, and those of the two values.
-    keeps
-        which of the two, 0 or 1, keeps its scale where the product has none of its own; -1 for neither.
-    value
-        which of the two a table lists as what the other one, the gate, multiplies.
-    apart
-        whether no axis of a tensor has the scales of both.
+    ``scale``, ``first`` and ``second`` are the products' own scales, and those of the two values. ``keeps`` says which
+    of the two, 0 or 1, keeps its scale where the product has none of its own, -1 for neither; ``value`` which of the
+    two a table lists as what the other one, the gate, multiplies; ``apart`` whether no axis of a tensor has the scales
+    of both.
     """
 
     operation: str
@@ -235,38 +218,16 @@ class ChannelBlocks:
 
 @dataclass
 class Constraints:
-    """All constraints found so far.
+    """All constraints found so far, by the ``operation`` that is traced at present, as messages and notes name it.
 
-    Parameters
-    ----------
-    operation
-        the operation that is traced at present, as messages and notes name it.
-    channels, scales
-        which of them are tied, with their marks; a mark is the number of a reason.
-    paths
-        the numbers of histories.
-    placements
-        by tensor and axis.
-    blocks
-        of grouped operations.
-    products
-        the numbers of histories that end in a product with a weight, without a bias.
-    products_of_scales
-        of values that are scaled apart.
-    sums
-        labels of what was summed over, whose channels are in no tensor after that.
-    reasons
-        texts, by the numbers in the marks.
-    notes
-        sentences on the result, for the user.
-    shapes
-        of the tensors of the state dict, by their names.
-    index_bounds
-        for the number of an input that is an index of embeddings, the number of rows of the smallest of them.
-    head_vectors
-        gains and shifts of the channels in heads, one for all heads: their names and roles, in the order of operations.
-    without_shift
-        the numbers of histories that end in a LayerNorm with gains and without shifts.
+    ``channels`` and ``scales`` say which of them are tied, with their marks, which are numbers of ``reasons``.
+    ``blocks`` are those of grouped operations. Of histories, numbered by ``paths``, ``products`` end in a product with
+    a weight, without a bias, and ``without_shift`` in a LayerNorm with gains and without shifts. ``products_of_scales``
+    are those of values that are scaled apart; ``sums`` are labels of what was summed over, whose channels are in no
+    tensor after that; ``notes`` are sentences on the result, for the user; ``shapes`` are those of the tensors of the
+    state dict. ``index_bounds`` maps the number of an input that is an index of embeddings to the number of rows of the
+    smallest of them. ``head_vectors`` are gains and shifts of the channels in heads, one for all heads: their names and
+    roles, in the order of operations.
     """
 
     operation: str = ""

@@ -202,7 +202,6 @@ class Float64Mode(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the operation in float64."""
         kwargs = kwargs or {}
         # A softmax in float32, as in transformers, would have rows that sum to 1 only up to rounding.
         if kwargs.get("dtype") in _NARROW and args and getattr(args[0], "dtype", None) == torch.float64:
@@ -220,7 +219,6 @@ class _ExportMode(Float64Mode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the operation in float64."""
         frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
         # Generated code, whose file is in angle brackets, is no place either.
         while frame is not None and frame.f_code.co_filename.startswith((_TORCH, "<")):

@@ -30,24 +30,12 @@ NO_SCALE = "none"
 
 @dataclass(frozen=True)
 class ChannelPosition:
-    """One position of a channel in a tensor.
+    """One position of a channel in a tensor, by the number of the placement and the position there.
 
-    Parameters
-    ----------
-    placement
-        number among the placements of the constraints.
-    position
-        the position there.
-    scale
-        number of the scale among the channel's, in the order of its entries; -1 where there is none.
-    kind
-        of that scale.
-    sign
-        whether the sign of the scale alone acts here, beside another entry at the same position.
-    inverse
-        whether the inverse of the scale acts here, against the first of the channel's entries that it scales.
-    gate
-        number of another scale that acts here too, as of a gated value; -1 where there is none.
+    ``scale`` is the number of the scale among the channel's, in the order of its entries, -1 where there is none, and
+    ``kind`` its kind. ``sign`` says whether the sign of the scale alone acts here, beside another entry at the same
+    position; ``inverse`` whether the inverse of the scale does, against the first of the channel's entries that it
+    scales. ``gate`` is the number of another scale that acts here too, as of a gated value; -1 where there is none.
     """
 
     placement: int
@@ -558,7 +546,6 @@ def merge_blocks(constraints: Constraints, blocks: ChannelBlocks, why: str) -> N
 
 
 def _uses(constraints: Constraints, blocks: ChannelBlocks) -> list[ChannelBlocks]:
-    """Return all uses of the weight."""
     return [use for use in constraints.blocks if use.axes == blocks.axes]
 
 

@@ -76,18 +76,9 @@ def verify_table(
     not be verified. Raises ``SymmetryError`` where an element changes the outputs by more than 1e-9, and no group alone
     does.
 
-    Parameters
-    ----------
-    module
-        in float64 and evaluation mode.
-    index_bounds
-        as ``Draw`` takes them.
-    mixable
-        groups that no operation takes channel by channel.
-    head_vectors
-        gains and shifts of the channels in heads, one for all heads, as ``paired_gains`` takes them.
-    normed
-        groups whose channels an operation takes together, and which one.
+    ``module`` is in float64 and evaluation mode. ``mixable`` are the groups that no operation takes channel by channel,
+    and ``normed`` those whose channels an operation takes together, and which one; ``index_bounds`` are as ``Draw`` and
+    ``head_vectors`` as ``paired_gains`` take them.
     """
     verifier = Verifier(module, arch, symmetry, example, index_bounds)
     worst = verifier.max_difference(symmetry, lambda: verifier.random_element(symmetry))

@@ -77,6 +77,7 @@ def position_pairs(labels: NDArray[np.int64], rng: np.random.Generator, limit: i
 def _across(labels: NDArray[np.int64], limit: int, rng: np.random.Generator) -> Pairs:
     """Pair all positions at random, keep the pairs across orbits, and go on with the others."""
     unpaired, accepted = np.arange(len(labels)), [np.empty((0, 2), np.int64)]
+    # no pair is left where all positions are of one orbit
     while sum(map(len, accepted)) < limit and (labels[unpaired] != labels[unpaired[:1]]).any():
         unpaired = rng.permutation(unpaired)
         pairs = unpaired[: len(unpaired) // 2 * 2].reshape(-1, 2)

@@ -142,6 +142,7 @@ class PointSet:
         centred = columns - columns.mean(axis=0)
         self._gram += centred @ centred.T
         self.width += columns.shape[1]
+        # of wide points the inner products are enough
         self._columns = [*self._columns, centred] if self.width <= WIDE else []
 
     def coordinates(self) -> Values:

@@ -148,6 +148,7 @@ class MemberMovements:
             float(self.changed.mean()),
             distance,
             correlation,
+            # a member's tau is a mean over its orders, of which each has that deviation
             _excess_error(tau - noise_tau(without[0]), float(normal_tau_sd(noise_correlation, n)) / orders**0.5),
             _excess_error(tau - normal_tau(without[1]), float(normal_tau_sd(correlation, n)) / orders**0.5),
         )

@@ -215,6 +215,7 @@ def pair_of(zoo: Zoo, variants: Sequence[str], *, seed: int) -> Pair | None:
     last = candidates[-1].size // shape[0] - 1
     rows = np.arange(len(zoo))
     if len(zoo) > MAX_POINTS:
+        # sorted, as rows are read in the order of the files
         rows = np.sort(np.random.default_rng(seed).choice(len(zoo), MAX_POINTS, replace=False))
     chosen = zoo.take(rows)
     points = {

@@ -217,6 +217,7 @@ def symmetries(zoo: Zoo, variant: str = "canonical", *, progress: Progress | Non
     gauged, gauged_rows = zoo.take(inside), rows.filter(pa.array(inside))
     margins = gauged_rows["margin"].to_numpy().astype(np.float64)
     ordered = np.isfinite(margins)  # NaN where no channel was ordered
+    # margins of 0 are ties, which are counted apart
     above = np.where(ordered & (margins > 0), margins, np.inf)
     closest = int(above.argmin()) if np.isfinite(above).any() else None
     moves, scalings, distances = gauge_distance(gauged, variant, symmetry, progress) if len(gauged) else ((), (), ())

@@ -344,6 +344,7 @@ def planted_pairs(zoo: Zoo, table: Symmetry) -> tuple[list[PlantedPair], int]:
         # of a network that diverged all steps say so
         rows_of.setdefault(entry["member"], {})
         if "of" in planted:
+            # a reference names no other member
             facts_of[entry["member"]] = planted
         if usable[row]:
             rows_of[entry["member"]][entry["step"] or 0] = row

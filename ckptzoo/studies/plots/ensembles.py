@@ -131,6 +131,7 @@ def _curve(axes: Axes, spreads: Curve, colour: str, scale: float) -> None:
 
 def _axes(axes: Axes, largest: int, *, last: bool) -> None:
     axes.set_xscale("log")
+    # on a logarithmic axis a power is a share of the length
     margin = largest**0.05
     axes.set_xlim(1 / margin, largest * largest**0.09)
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if largest < 200 else (1, 3) if largest < 2000 else (1,)))

@@ -136,6 +136,7 @@ def trajectories(name: str, measured: Trajectories) -> Figure:
     """The test accuracy of every member at the steps that were kept, and the median over members."""
     figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
     axes = figure.add_subplot()
+    # many lines are fainter, so that they do not become one area
     alpha = float(np.clip(12 / len(measured.accuracies), 0.03, 0.5))
     for line in measured.accuracies:
         known = np.isfinite(line)

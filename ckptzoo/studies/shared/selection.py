@@ -156,6 +156,7 @@ def labels_of(zoo: Zoo, name: str) -> NDArray[np.int64]:
     if images is None:
         folder = f"Name the folder that holds {dataset} with {image_sets.FOLDER_VARIABLE}"
         raise ZooError(Problem(zoo.name, what, "stored ones, or its files on this machine", "none", f"{folder}."))
+    # each takes a digest of all images, and rows may be anyone's
     for kind in kinds[:_MAX_SCALINGS]:
         inputs = images.normalized(kind.mean, kind.std)
         shape = zoo.arch.input_shape

@@ -117,9 +117,7 @@ class TrainingOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False)
 class BuildRequest:
-    """The arguments of ``build`` and ``builders.shared.plan``; derived classes build other members, which have seeds
-    too.
-    """
+    """The arguments of ``build`` and ``builders.shared.plan``; derived classes build other members with seeds."""
 
     recipe: Recipe
     source: sources.Source
@@ -290,9 +288,7 @@ def build_requested(
 
 
 def train_all(job: UnitTraining, units: Sequence[Unit], console: Console) -> tuple[int, float]:
-    """Train units, and wait for those that other processes hold; return the steps of all members taken here, and their
-    seconds.
-    """
+    """Train units, and wait for those of other processes; return the steps of all members taken here, and the seconds."""
     steps, seconds = job.train(units, console)
     while waiting := [unit for unit in units if not job.is_finished(unit)]:
         holders = [job.claims.holder(unit.name) for unit in waiting]
@@ -320,9 +316,7 @@ def lacking_units(root: Path, contents: Contents, recipe: Recipe, plan: BuildPla
 
 
 def default_size(trainer: Trainer, engine: str, counter: Counter) -> int:
-    """Return the members of a unit: as many as take about ``UNIT_SECONDS`` where one is trained at a time, measured by
-    some steps.
-    """
+    """Return the members of a unit: those of about ``UNIT_SECONDS``, measured, where one is trained at a time."""
     if not trainer.one_at_a_time:
         return default_unit_size(trainer.source, str(trainer.data_source.device), engine)
     timed = time_steps(trainer, lambda: trainer.start(range(trainer.threads)), trainer.recipe.steps, counter)

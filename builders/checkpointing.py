@@ -178,9 +178,7 @@ class BuildFolder:
         return self._state(unit).name
 
     def saved_file(self, unit: Unit) -> Path | None:
-        """Return the file with the unit's saved state, if there is one; raises as ``restore``, except for damaged
-        tensors.
-        """
+        """Return the unit's saved state, if there is one; raises as ``restore``, except for damaged tensors."""
         path = self._state(unit)
         return None if work_files.read_facts(path, self._of_state(unit)) is None else path
 
@@ -222,9 +220,7 @@ class BuildFolder:
         self.write(self._kept(unit, number).name, work_files.sealed(arrays, facts))
 
     def read_kept(self, unit: Unit, number: int) -> tuple[dict[str, NDArray[Any]], list[Row]]:
-        """Read checkpoints back. Raises IntegrityError: there are none, they are damaged, or of another unit, step or
-        plan.
-        """
+        """Read checkpoints back; raises IntegrityError if there are none, or they are damaged or another build's."""
         path = self._kept(unit, number)
         found = work_files.read(path, self._of_kept(unit, number))
         if found is None:
@@ -234,9 +230,7 @@ class BuildFolder:
         return arrays, [{**row, "created": datetime.fromisoformat(row["created"])} for row in rows]
 
     def is_kept(self, unit: Unit, number: int) -> bool:
-        """Return whether the unit's checkpoints of a step, or of a draw, are stored; raises as ``read_kept``, except
-        for damaged tensors.
-        """
+        """Return whether checkpoints of a step or draw are stored; raises as ``read_kept``, but for damaged tensors."""
         return work_files.read_facts(self._kept(unit, number), self._of_kept(unit, number)) is not None
 
     def is_finished(self, unit: Unit, numbers: Sequence[int]) -> bool:
@@ -278,9 +272,7 @@ class BuildFolder:
 
 
 def member_plans(zoo: Path) -> Iterator[tuple[BuildFolder, BuildPlan]]:
-    """Yield the plans of members in a zoo's folder, ordered by name; those of draws are skipped. Raises ZooError: a
-    plan is damaged, or of a later version.
-    """
+    """Yield the plans of members, not of draws, by name; raises ZooError if one is damaged, or of a later version."""
     for path in sorted((zoo / WORK_FOLDER).glob(f"*/{PLAN}")):
         build_folder = BuildFolder(path.parent)
         # a build that ends removes its folder

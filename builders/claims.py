@@ -222,9 +222,7 @@ def _claimed(path: Path) -> str:
 
 
 def _content(progress: int) -> bytes:
-    """Return the content of a claim's file, in a fixed number of bytes, so that a later write replaces an earlier one
-    whole.
-    """
+    """Return the content of a claim's file, in a fixed number of bytes, so that a later write replaces all of it."""
     own = {
         "host": socket.gethostname(),
         "process": os.getpid(),
@@ -244,9 +242,7 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 
 def _process_space() -> str:
-    """Return a name of this boot of this machine and its process numbers, which containers have of their own; or
-    nothing.
-    """
+    """Return a name of this boot of this machine and its process numbers, which containers have of their own."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:  # not Linux

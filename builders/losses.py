@@ -194,10 +194,7 @@ LOSSES: Mapping[str, Loss] = {
 
 
 def get(name: str) -> Loss:
-    """Return a loss by name.
-
-    Raises UnknownNameError: no such loss.
-    """
+    """Return a loss by name; raises UnknownNameError."""
     if name not in LOSSES:
         raise UnknownNameError("builders", "loss", name, tuple(LOSSES))
     return LOSSES[name]

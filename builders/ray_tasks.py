@@ -65,9 +65,7 @@ class Report:
 
 @cache
 def version() -> str:
-    """Return the versions that bits depend on besides the recipe, the data and the device; sources too, because nodes
-    have copies.
-    """
+    """Return the versions that bits depend on, of sources too, because nodes have copies."""
     total = hashlib.sha256()
     for package in (builders, ckptzoo):
         root = Path(str(package.__file__)).parent

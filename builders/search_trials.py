@@ -135,9 +135,7 @@ class Trials:
         return _networks(self._results())
 
     def front(self) -> list[Network]:
-        """Return the Pareto front by rising parameters: networks than which no other has as few parameters and as good
-        an accuracy, and one of them better.
-        """
+        """Return the Pareto front by rising parameters."""
         return sorted(_networks(self._study.best_trials), key=lambda network: network.parameters)
 
     def failures(self) -> list[Failure]:

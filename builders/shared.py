@@ -292,9 +292,7 @@ class WorkOrder:
         return self.build_folder.is_finished(unit, self.plan.keep_steps)
 
     def worked(self, finished: Collection[str], failed: Mapping[str, str], member_steps: int, seconds: float) -> Worked:
-        """Return the result, from the names of the units that were finished here, and the errors of those that failed
-        here.
-        """
+        """Return the result, from the names of the units that were finished here, and the errors of the failed ones."""
         done = [item for item in self.units if item.name in finished]
         left = [item for item in self.lacking if not (item in done or self.is_finished(item))]
         if not self.build_folder.folder.exists():

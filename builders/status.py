@@ -109,9 +109,7 @@ def _where(holder: Holder, steps: int) -> tuple[str, str, str]:
 
 
 def status(to: str | Path) -> tuple[BuildStatus, ...]:
-    """Return the status of the builds in a zoo's folder. Raises ZooError: there is no such folder, or a plan cannot be
-    read.
-    """
+    """Return the status of the builds in a zoo's folder; raises ZooError without one, or if a plan cannot be read."""
     root = Path(to).absolute()
     if not root.is_dir():
         raise ZooError(Problem(str(root), "a zoo", "a folder", "nothing", "Plan a build there first."))

@@ -86,9 +86,7 @@ class UnitTraining(ABC):
         """Return how long the whole will take at a number of member-steps a second."""
 
     def train(self, units: Sequence[Unit], console: Console) -> tuple[int, float]:
-        """Train units that are not finished, and held by no other process; return the member-steps and the seconds
-        taken.
-        """
+        """Train unfinished units that no other process holds; return the member-steps and the seconds taken."""
         finished = [unit for unit in units if self.is_finished(unit)]
         members = sum(len(unit.seeds) for unit in units)
         ready = sum(len(unit.seeds) for unit in finished)

@@ -66,9 +66,7 @@ def read_facts(path: Path, expected: Mapping[str, str]) -> Mapping[str, str] | N
 
 
 def read(path: Path, expected: Mapping[str, str]) -> tuple[dict[str, NDArray[Any]], Mapping[str, str]] | None:
-    """Return the tensors and the metadata of a file, after all its bytes were compared with its seal; see
-    ``read_facts``.
-    """
+    """Return tensors and metadata of a file, all of whose bytes were compared with its seal; see ``read_facts``."""
     facts = read_facts(path, expected)
     if facts is None:
         return None

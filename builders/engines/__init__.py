@@ -141,10 +141,7 @@ def is_one_at_a_time(name: str) -> bool:
 
 
 def get(name: str) -> Engine:
-    """Return an engine by name.
-
-    Raises UnknownNameError: no such engine. Raises MissingExtraError: a package that it needs is not installed.
-    """
+    """Return an engine by name; raises UnknownNameError, or MissingExtraError if a package that it needs is missing."""
     if name not in _ENGINES:
         raise UnknownNameError("builders", "engine", name, names())
     engine = _ENGINES[name]

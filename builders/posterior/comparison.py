@@ -97,9 +97,7 @@ def compare(
 
 
 def _copied(members: Path, target: Path, draws: Path) -> Path:
-    """Return a copy of the members' zoo to which gauges and outputs are added; the zoo itself where it is there
-    already.
-    """
+    """Return a copy of the members' zoo to which gauges and outputs are added; the zoo itself where it is there."""
     if target.exists():
         return target
     draws.parent.mkdir(parents=True, exist_ok=True)

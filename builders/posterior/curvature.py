@@ -209,9 +209,7 @@ def _last_linear(architecture: str, weights: Tensors, inputs: TrainingInputs) ->
 
 
 def row_function(architecture: str, loss: str, weights: Tensors) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function from inputs (B, ...) to the rows (B R, P) of A, for any architecture; each thread needs its
-    own.
-    """
+    """Return a function from inputs (B, ...) to the rows (B R, P) of A; each thread needs its own."""
     module, names, root = _module(architecture), parameter_names(architecture), losses.get(loss).hessian_root
     constants = {name: tensor for name, tensor in weights.items() if name not in names}
 
@@ -242,9 +240,7 @@ def _gram(architecture: str, loss: str, weights: Tensors) -> Callable[[torch.Ten
 
 
 def _batch(architecture: str, loss: str, weights: Tensors, inputs: TrainingInputs) -> int:
-    """Return the number of examples that G is computed from at a time; it does not depend on the threads, so that no
-    bit does.
-    """
+    """Return how many examples G is computed from at a time, whatever the threads, so that no bit depends on them."""
     if architecture == _OPTUNET:
         return optunet.BATCH
     example = next(inputs.batches(0, 1, _device(weights)))

@@ -137,10 +137,7 @@ def draw(spectrum: Spectrum, mean: torch.Tensor, precision: float, normals: torc
 
 
 def check_precision(value: float) -> float:
-    """Return a prior precision that is a finite number above 0.
-
-    Raises ZooError: it is not.
-    """
+    """Return a prior precision; raises ZooError if it is not a finite number above 0."""
     if not 0 < value < math.inf:
         step = "Name another, or leave it to the marginal likelihood."
         raise ZooError(Problem("laplace", "prior precision", "a finite number above 0", str(value), step))

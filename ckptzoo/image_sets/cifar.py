@@ -90,9 +90,7 @@ def _check_names(known: KnownSet, folder: Path) -> None:
 
 
 def refuse_pickles(known: KnownSet, split: str, folder: Path) -> None:
-    """Refuse the Python version of CIFAR, which is a pickle; the last of the forms. Returns None. Raises ``ZooError``
-    if the folder has it.
-    """
+    """Refuse the Python version of CIFAR, which is a pickle, with a ``ZooError``; None where the folder has none."""
     names = _PICKLES[known.name]
     found = [name for name in names if (folder / name).is_file()]
     # files called train and test may be anything unless all three are there

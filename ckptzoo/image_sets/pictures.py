@@ -38,10 +38,7 @@ _MODES = ("1", "L", "P", "RGB", "CMYK")
 
 
 class Picture(NamedTuple):
-    """An encoded picture.
-
-    ``where`` is its origin, for messages; ``content`` is a file, or its bytes.
-    """
+    """An encoded picture; ``where`` is its origin, for messages, and ``content`` is a file, or its bytes."""
 
     where: str
     content: Path | bytes

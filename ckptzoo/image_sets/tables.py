@@ -32,9 +32,7 @@ _HELD_BYTES = 2**28
 
 
 def fetch(known: KnownSet) -> Mapping[str, Any]:
-    """The splits of a data set, through ``datasets``. Raises ``ZooError`` if it is not available there, or nothing
-    could be fetched.
-    """
+    """The splits of a data set, through ``datasets``; raises ``ZooError`` if nothing could be fetched."""
     step = f"Name a folder that holds its files with --data or {FOLDER_VARIABLE}."
     if known.table is None:
         raise ZooError(Problem(known.name, "data set", "files in a folder", "no folder", f"{step} {known.source}"))

@@ -227,9 +227,7 @@ class Draw:
         return cls(augment, table, joined, sorts, tuple(scales), mixing)
 
     def __call__(self, keys: Words) -> tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.float64]]]:
-        """Permutations, group to (K, n), and the scales of the channels in their old order, group to (K, n). Groups
-        that are left alone are missing.
-        """
+        """Permutations, and scales of the channels in their old order, (K, n) of each group that is not left alone."""
         K = len(keys)
         words = mixed(keys[:, None] + self.constants)
         drawn: dict[str, NDArray[np.int64]] = {}

@@ -128,9 +128,7 @@ class Preparation:
         return perms, bounded(scales, lambda name: self._source.readers[name].gather(places), self._table)
 
     def _require_gains(self, places: NDArray[np.int64], matrices: Sequence[Mapping[str, Any]]) -> None:
-        """Refuse gains other than 1 where orthogonal matrices act. Raises ``SymmetryError`` if a gain is another
-        number.
-        """
+        """Refuse gains other than 1 where orthogonal matrices act, with a ``SymmetryError``."""
         if self._table is None or not (acting := {name for drawn in matrices for name in drawn}):
             return
         gains = {action.tensor for action in self._table.actions if action.role == "gain"}

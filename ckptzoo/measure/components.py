@@ -15,9 +15,7 @@ _PIECE = 2**22
 
 @dataclass(frozen=True, eq=False)
 class Components:
-    """Variances along the principal components of a sample. ``variances`` are (min(K - 1, d),), descending, with the
-    divisor K - 1.
-    """
+    """Variances along the principal components of a sample: (min(K - 1, d),), descending, with the divisor K - 1."""
 
     variances: Values
 
@@ -96,9 +94,7 @@ class ByRows:
 
 
 class ByColumns:
-    """Gathers the Gram matrix of K rows from blocks of columns: (K, K), whatever the number of columns. ``K`` is the
-    number of rows, 2 or more.
-    """
+    """Gathers the (K, K) Gram matrix of K rows, 2 or more, from blocks of columns, whatever their number."""
 
     def __init__(self, K: int) -> None:
         if K < 2:

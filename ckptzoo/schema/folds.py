@@ -317,9 +317,7 @@ def _target_to_json(target: Target) -> Document:
 
 
 def fold_from_json(item: Document) -> Fold:
-    """A fold of ``symmetry.json``. Raises ``KeyError``, ``TypeError`` or ``AttributeError`` if the fields are not those
-    of a fold.
-    """
+    """A fold of ``symmetry.json``; raises ``KeyError``, ``TypeError`` or ``AttributeError`` for other fields."""
     _only(item, {"kind", "part"}, {"targets", "gain", "shift"})
     named = {name: _part(item[name]) for name in ("gain", "shift") if name in item}
     targets = tuple(_target(target) for target in item.get("targets", ()))

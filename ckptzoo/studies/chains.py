@@ -68,8 +68,8 @@ def are_comparable(chains: Sequence[NDArray[np.int64]]) -> bool:
 
 
 def convergence_of(chains: Sequence[NDArray[np.int64]], numbers: NDArray[Any]) -> Convergence:
-    """How far comparable chains have converged in some numbers, (K, n) of K samples. Raises ``MissingExtraError`` if
-    arviz-stats is not installed.
+    """The convergence of comparable chains in (K, n) numbers of K samples; raises ``MissingExtraError`` for
+    arviz-stats.
     """
     # arviz-stats is needed only where chains are compared
     from ckptzoo.measure.convergence import convergence

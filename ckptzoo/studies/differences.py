@@ -31,9 +31,7 @@ Read = Callable[[str], NDArray[Any]]
 
 @dataclass(frozen=True)
 class LayerDifference:
-    """How the parameters of one layer differ. ``distance`` is the norm of the difference; ``angle`` is in degrees, NaN
-    where one of them is zero.
-    """
+    """The difference of one layer's parameters: its norm, and the angle in degrees, NaN where one of them is zero."""
 
     layer: str
     size: int

@@ -91,9 +91,7 @@ class LayerDiscrepancy:
 
     @property
     def spread(self) -> float | None:
-        """How far Y's checkpoints are from their mean (root mean square), as a multiple of how far X's are from theirs.
-        None where X's are all equal.
-        """
+        """The root mean square of Y's checkpoints about their mean, over X's; None where X's are all equal."""
         within_x, within_y, _ = self.squares
         return float(np.sqrt(within_y / within_x)) if within_x > 0 else None
 

@@ -109,9 +109,7 @@ class ModeCurve:
 
 @dataclass(frozen=True, eq=False)
 class WeightSpace:
-    """The weights of one layer, or of all. ``curves`` maps variants to what mean shift finds, None where all members
-    have the same weights.
-    """
+    """The weights of one layer, or of all; ``curves`` has None for a variant in which all members are equal."""
 
     label: str
     parameters: int

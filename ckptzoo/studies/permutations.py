@@ -56,9 +56,7 @@ def compared(steps: Sequence[int]) -> dict[str, list[Pair]]:
 
 
 def kept_steps(zoo: Zoo) -> KeptSteps:
-    """The kept steps of a zoo, all of whose checkpoints have a step. Raises ``ZooError`` if no member has two, or one
-    has two checkpoints of one step.
-    """
+    """The kept steps of a zoo; raises ``ZooError`` if no member has two, or one has two checkpoints of one step."""
     names = zoo.metadata["member"].combine_chunks().dictionary_encode()
     members, step_of_row = names.indices.to_numpy(), zoo.metadata["step"].to_numpy()
     steps, columns = np.unique(step_of_row, return_inverse=True)

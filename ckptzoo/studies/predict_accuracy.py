@@ -230,10 +230,7 @@ def predict_accuracy(
 
 
 def statistics(zoo: Zoo, variant: str) -> Values:
-    """(N, 7 * tensors) mean, variance and the quantiles 0, 1/4, 1/2, 3/4, 1 of each tensor of floats.
-
-    Reads one tensor of some checkpoints at a time.
-    """
+    """(N, 7 * tensors) mean, variance and the quantiles 0, 1/4, 1/2, 3/4, 1 of each tensor of floats."""
     found: list[Values] = []
     for name in _floats(zoo):
         tensor = zoo[name, variant]

@@ -107,9 +107,7 @@ def items(first: int, count: int, side: int, keys: NDArray[np.uint64], order: ND
 
 @njit(**OPTIONS)
 def corners(key: Word, epoch: int, first: int, pad: int, width: int, places: NDArray[np.int64]) -> None:
-    """Write the places in a padded image where the crops at the positions from ``first`` on start; see
-    ``builders.rng.crops``.
-    """
+    """Write where the crops at the positions from ``first`` on start in a padded image; see ``builders.rng.crops``."""
     size = _U(2 * pad + 1)
     for k in range(len(places)):
         down, right = philox(_U(first + k), _U(epoch), _CROP, key)

@@ -155,9 +155,7 @@ def compile_loops() -> tuple[Callable[..., str], Callable[..., str]]:
         start: int,
         stop: int,
     ) -> str:
-        """Train every member from step ``start`` to ``stop``, in place; return the digest of the sources that this was
-        compiled from.
-        """
+        """Train every member from step ``start`` to ``stop``, in place; return the digest of the compiled sources."""
         rounds = np.empty(rng.ROUNDS, np.uint64)
         steps = -(-rule.items // rule.batch)
         for member in range(len(keys)):
@@ -188,9 +186,7 @@ def compile_loops() -> tuple[Callable[..., str], Callable[..., str]]:
         slopes: Tensors,
         step: int,
     ) -> str:
-        """Write the gradient of every member at step ``step`` into ``slopes``; return the digest of the sources that
-        this was compiled from.
-        """
+        """Write the gradient of every member at ``step`` into ``slopes``; return the digest of the compiled sources."""
         rounds = np.empty(rng.ROUNDS, np.uint64)
         steps = -(-rule.items // rule.batch)
         epoch = step // steps

@@ -74,9 +74,7 @@ def advance(data_source: DataSource, state: TrainingState, stop: int) -> None:
 
 
 def constants(data_source: DataSource) -> dict[str, Any]:
-    """Return the constants that are compiled into the kernel: another recipe is another compilation, of some ten
-    seconds, kept on disk.
-    """
+    """Return the constants of the kernel: another recipe is another compilation, of some ten seconds, kept on disk."""
     recipe = data_source.recipe
     return {
         "count": recipe.train,

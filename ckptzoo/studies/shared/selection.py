@@ -57,9 +57,7 @@ def usable_rows(metadata: pa.Table) -> NDArray[np.bool_]:
 
 
 def usable_members(zoo: Zoo, least: int) -> Zoo:
-    """The members at their last step that are finite and did not diverge. ``least`` is the number needed. Raises
-    ``ZooError`` if there are fewer.
-    """
+    """The members finite and not diverged at their last step; raises ``ZooError`` if there are fewer than ``least``."""
     last = zoo.last_steps()
     usable = last.take(usable_rows(last.metadata))
     if len(usable) < least:
@@ -128,9 +126,7 @@ def table_of(zoo: Zoo, variant: str) -> Symmetry:
 
 
 def own_table(zoo: Zoo) -> Symmetry:
-    """The zoo's table, or where it has none that of its architecture in ``ckptzoo.archs``. Raises ``SymmetryError`` if
-    there is neither.
-    """
+    """The zoo's table, else its architecture's in ``ckptzoo.archs``; raises ``SymmetryError`` if there is none."""
     if zoo.symmetry is not None:
         return zoo.symmetry
     if archs.known(zoo.arch.forward):

@@ -21,9 +21,7 @@ PART_OF = "ckptzoo_part_of"
 
 
 def decompose(found: Operations, known: Callable[[str], bool]) -> None:
-    """Replace a module's operations without a rule by their decompositions, in place. ``known`` says whether there is a
-    rule for an operator, by its name.
-    """
+    """Replace a module's operations by their decompositions, in place, where no rule for the operator is ``known``."""
     table: dict[Any, Callable[..., Any]] = {}
     graphs = [found.graph]
     while graphs:

@@ -28,9 +28,7 @@ class Layer:
 
 
 class Module:
-    """A module's operations with their uses of parameters. ``names`` maps each name of a tensor in the state dict to
-    its name in the architecture.
-    """
+    """A module's operations, and their uses of parameters; ``names`` maps the state dict's to the architecture's."""
 
     def __init__(self, found: Operations, names: Mapping[str, str]) -> None:
         self.nodes = list(found.graph.nodes)

@@ -118,9 +118,7 @@ def _check_outputs(module: nn.Module, outputs: Any) -> None:
 
 
 def check_that_it_runs(module: nn.Module, example: Example) -> Any:
-    """Check that a module takes an example, whatever torch.export makes of it, and return the outputs. Raises
-    ``SymmetryError`` where it raises an error.
-    """
+    """Return a module's outputs for an example; raises ``SymmetryError`` where it raises an error."""
     try:
         with torch.no_grad(), Float64Mode():
             return example.copy().call(module)

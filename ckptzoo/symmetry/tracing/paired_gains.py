@@ -22,9 +22,7 @@ LAYOUTS = ("entries", "halves", "turns")
 
 @dataclass(frozen=True)
 class PairedGains:
-    """A gain of queries and one of keys of ``size`` entries each, with the shifts behind each. ``multiplied`` and
-    ``divided`` are their names, the gain first.
-    """
+    """Gains of queries and keys, each ``size`` entries with shifts behind; their names come gain first."""
 
     multiplied: tuple[str, ...]
     divided: tuple[str, ...]

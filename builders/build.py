@@ -288,7 +288,7 @@ def build_requested(
 
 
 def train_all(job: UnitTraining, units: Sequence[Unit], console: Console) -> tuple[int, float]:
-    """Train units, and wait for those of other processes; return the steps of all members taken here, and the seconds."""
+    """Train units, and wait for those of others; return the steps of all members taken here, and their seconds."""
     steps, seconds = job.train(units, console)
     while waiting := [unit for unit in units if not job.is_finished(unit)]:
         holders = [job.claims.holder(unit.name) for unit in waiting]

@@ -63,9 +63,7 @@ StopRequested = Callable[[], bool]
 
 @dataclass(frozen=True)
 class Unit:
-    """Members that are trained together and appear in the zoo together. Its name is the value of the ``unit`` column;
-    no other unit of the zoo has it, because no seed is allotted twice.
-    """
+    """Members that are trained together and appear in the zoo together, under one value of the ``unit`` column."""
 
     name: str
     seeds: tuple[int, ...]
@@ -283,9 +281,7 @@ def member_plans(zoo: Path) -> Iterator[tuple[BuildFolder, BuildPlan]]:
 
 @contextmanager
 def locked_build_folder(zoo: Path, prefix: str) -> Iterator[BuildFolder]:
-    """Lock the folder of a zoo's build of one recipe against other processes, until the end of the block or this
-    process's death. Raises LockedError: another process holds it.
-    """
+    """Lock the folder of a recipe's build until the end of the block; raises LockedError if another process has it."""
     folder = zoo / WORK_FOLDER / prefix
     # until the locked file is the one that the path names
     while True:

@@ -82,9 +82,7 @@ class Claim:
 
 
 class Claims:
-    """The claims of a folder that all processes share; ``heartbeat`` and ``stale`` are seconds, see
-    ``HEARTBEAT_SECONDS`` and ``STALE_SECONDS``.
-    """
+    """The claims of a folder that all processes share; ``heartbeat`` and ``stale`` are seconds."""
 
     def __init__(self, folder: Path, *, heartbeat: float = HEARTBEAT_SECONDS, stale: float = STALE_SECONDS) -> None:
         self._folder, self._heartbeat, self._stale = folder, heartbeat, stale

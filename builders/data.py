@@ -122,8 +122,6 @@ def _digits(recipe: Recipe) -> Data:
 
 
 def from_datasets(name: str, splits: Mapping[str, Any]) -> Data:
-    """Return a known data set from a ``datasets.DatasetDict`` with the splits and columns that it has on the hub, with
-    any number of images.
-    """
+    """Return a known data set from a ``datasets.DatasetDict`` as on the hub, with any number of images."""
     found = image_sets.halves_from(name, splits)
     return Data.of(found["train"], found["test"])

@@ -70,9 +70,7 @@ class DataSource:
 
     @classmethod
     def of(cls, recipe: Recipe, source: Data, device: str) -> Self:
-        """Pad the images with raw 0, and move them to the device. Raises ZooError: the recipe is not for images, or has
-        means of another number of channels.
-        """
+        """Pad the images with raw 0 and move them; raises ZooError if the recipe has other inputs or channels."""
         recipe = require_images(recipe)
         raw, targets = source.half("train")
         recipe.statistics(raw.shape[1])
@@ -143,9 +141,7 @@ class DataSource:
 
 @dataclass(frozen=True, eq=False)
 class TabularData:
-    """A training set of rows. ``inputs`` are (N, D) float32, or float64 of the same values where the recipe's precision
-    is; ``targets`` are (N,) float32.
-    """
+    """A training set of rows: (N, D) ``inputs`` in the precision of the recipe, (N,) float32 ``targets``."""
 
     recipe: Recipe
     inputs: torch.Tensor

@@ -246,9 +246,7 @@ def require_at_least(minimum: int = 1, **values: int | None) -> None:
 
 @dataclass(frozen=True, eq=False)
 class TimedSteps:
-    """Steps that were taken to measure their speed. ``state`` is where they ended; ``member_steps`` counts those of all
-    members together, and ``spent`` is their time and energy.
-    """
+    """Steps that were timed: those of all members together, their time and energy, and the ``state`` at their end."""
 
     state: TrainingState
     member_steps: int

@@ -40,9 +40,7 @@ _PLANTED = 1
 
 @dataclass(frozen=True)
 class PlantedMember:
-    """One member of a run: the run's number, from 0, and the transpositions of the permutation of its initial weights,
-    None for the reference.
-    """
+    """One member of a run, which is numbered from 0; the reference has None in place of planted transpositions."""
 
     run: int
     transpositions: int | None
@@ -122,9 +120,7 @@ def build(
 
 @dataclass(frozen=True, eq=False)
 class _PlantedRequest(BuildRequest):
-    """The arguments of ``build``: the number of runs, and the numbers of transpositions in rising order; ``most`` is
-    the largest that the architecture has.
-    """
+    """The arguments of ``build``: ``transpositions`` in rising order, ``most`` the architecture's largest number."""
 
     runs: int
     numbers: tuple[int, ...]

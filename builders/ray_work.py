@@ -111,9 +111,7 @@ def work(
 
 @dataclass(frozen=True, eq=False)
 class _Driver:
-    """Runs units as tasks, and writes what they yield; ``done`` and ``failed`` collect the names of units, and the
-    errors of those that failed.
-    """
+    """Runs units as tasks and writes what they yield; collects names of those done, and errors of those failed."""
 
     ray: Any
     order: WorkOrder

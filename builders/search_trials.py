@@ -58,9 +58,7 @@ _WAIT_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Network:
-    """A network that was trained. ``trial`` is the number of its first trial; ``accuracy`` is the mean of
-    ``accuracies``, which are those on the test set from 0 to 1, one a member.
-    """
+    """A trained network, by its first ``trial``; its test ``accuracies``, one a member from 0 to 1, and their mean."""
 
     trial: int
     architecture: str

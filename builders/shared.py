@@ -64,11 +64,7 @@ MAX_PART_BYTES = 32 * 2**30
 
 @dataclass(frozen=True)
 class Planned:
-    """The result of ``plan``.
-
-    ``prefix`` is the build's name, with which ids begin. ``units`` and ``members`` count what is to be trained: nothing
-    where the zoo holds them all.
-    """
+    """The result of ``plan``: the prefix of ids, and the units and members to be trained, 0 where the zoo has all."""
 
     zoo: Path
     prefix: str
@@ -243,9 +239,7 @@ def _publish(root: Path, address: str | None) -> None:
 
 @dataclass(frozen=True, eq=False)
 class WorkOrder:
-    """The units of a plan that a ``work`` is to train. ``lacking`` are the requested units that the zoo lacks,
-    ``units`` those of them that are neither finished nor set aside.
-    """
+    """The requested units that the zoo is ``lacking``; ``units`` of them are neither finished nor set aside."""
 
     recipe: Recipe
     source: sources.Source

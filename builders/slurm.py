@@ -30,9 +30,7 @@ _RETRY_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Submitted:
-    """The number of the submitted job, the number of its tasks, and the folder of its logs, ``<job>_<task>_0_log.out``
-    and ``.err``.
-    """
+    """The job's number, that of its tasks, and the folder of its logs, ``<job>_<task>_0_log.out`` and ``.err``."""
 
     job: str
     tasks: int

@@ -38,9 +38,7 @@ class UnitStatus:
 
 @dataclass(frozen=True)
 class BuildStatus:
-    """The status of one build, with all its units in order. ``steps`` counts the optimiser steps of a unit; ``seconds``
-    is the time since the build was planned.
-    """
+    """The status of one build, with all its units in order; ``seconds`` are those since it was planned."""
 
     prefix: str
     units: tuple[UnitStatus, ...]

@@ -43,9 +43,7 @@ class Gaussian(nn.Module):
         return super().train(mode)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Inputs (B, *shape) to (B, 2 * outputs): those of the mean, then their standard deviations. A backward pass
-        for every input and output.
-        """
+        """Inputs (B, *shape) to (B, 2 * outputs), means before deviations; a backward pass an input and output."""
         means = {name: self._held(name) for name in self._names}
         deviations = {name: self._held(f"{name}{STD}") for name in self._names}
         size = sum(mean.numel() for mean in means.values())

@@ -81,9 +81,7 @@ class UnencodedBatch:
 
 
 class Preparation:
-    """The preparation of batches of rows: k views of their weights, standardised, with targets. ``source`` reads
-    ``zoo``'s checkpoints in their order; ``y`` is (N,), (N, m) or None.
-    """
+    """Prepares batches of rows of ``source``: k views, standardised, with targets ``y`` (N,), (N, m) or None."""
 
     def __init__(
         self,

@@ -161,8 +161,8 @@ class ZooBarriers:
 
 @dataclass(frozen=True, eq=False)
 class BarrierStudy(StudyResult):
-    """Barriers of one zoo or of several, drawn as ``barriers.png``, and of several widths as ``widths.png``. ``draws``
-    is the number of draws of a Gaussian for one prediction.
+    """Barriers of zoos, drawn as ``barriers.png``, and of several widths as ``widths.png``. ``draws`` is the number of
+    draws of a Gaussian for one prediction.
     """
 
     file: ClassVar[str] = "barriers.json"

@@ -68,9 +68,7 @@ def are_comparable(chains: Sequence[NDArray[np.int64]]) -> bool:
 
 
 def convergence_of(chains: Sequence[NDArray[np.int64]], numbers: NDArray[Any]) -> Convergence:
-    """The convergence of comparable chains in (K, n) numbers of K samples; raises ``MissingExtraError`` for
-    arviz-stats.
-    """
+    """The convergence of comparable chains in (K, n) numbers; raises ``MissingExtraError`` without arviz-stats."""
     # arviz-stats is needed only where chains are compared
     from ckptzoo.measure.convergence import convergence
 

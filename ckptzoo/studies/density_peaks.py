@@ -22,9 +22,7 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Peak:
-    """A maximum of a density, and the cells that lead up to it. ``share`` is the fraction of the estimated mass in the
-    cells from which steepest ascent leads there.
-    """
+    """A maximum of a density; its ``share`` of the mass is in cells from which steepest ascent leads there."""
 
     place: tuple[float, float]
     height: float

@@ -186,9 +186,7 @@ def differences(
 
 
 def _shared_names(first: Architecture, second: Architecture, names: tuple[str, str]) -> dict[str, str]:
-    """Every tensor of the first to the name that the second stores it under. Raises ``ZooError`` if one has a tensor
-    that the other lacks, or in another shape.
-    """
+    """Map the first's tensor names to the second's; raises ``ZooError`` for missing tensors or other shapes."""
     # tied tensors are stored once, and not by both under the same of their names
     known = {name: tensor for tensor in second.tensors for name in (tensor.name, *tensor.aliases)}
     own = {name: tensor for tensor in first.tensors for name in (tensor.name, *tensor.aliases)}

@@ -82,9 +82,7 @@ class Scaling:
 
 @dataclass(frozen=True)
 class LayerDistance:
-    """``||variant - raw|| / ||raw||`` of one layer, L2 norms over its floating tensors; the spread is over checkpoints.
-    ``relative`` is None where every raw norm is 0.
-    """
+    """``||variant - raw|| / ||raw||`` of a layer's floating tensors; None where every raw norm is 0."""
 
     layer: str
     relative: Spread | None

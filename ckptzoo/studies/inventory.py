@@ -66,9 +66,7 @@ class VariantSummary:
 
 @dataclass(frozen=True)
 class PredictionSummary:
-    """Outputs of a whole zoo on a set of inputs, those of retracted checkpoints left out. ``nbytes`` is the size of its
-    shards, the retracted checkpoints included.
-    """
+    """A whole zoo's outputs on a set of inputs; retracted checkpoints count in ``nbytes`` of the shards alone."""
 
     set: str
     checkpoints: int
@@ -371,9 +369,7 @@ def take_stock(address: str, where: Filters = None) -> Inventory | ZooListing:
 
 
 def _listing_of(collection: Collection, folders: Sequence[str], where: Filters) -> ZooListing:
-    """List the zoos of a collection as they are now, and how they differ from its record. ``folders`` are the zoos'
-    folders, where the collection is on this machine.
-    """
+    """List the zoos of a collection as they are now, here in ``folders``, and how they differ from its record."""
     zoos, notes = dict[str, Zoo](), list[str]()
     entries = {entry.folder: entry for entry in collection.entries}
     for folder in dict.fromkeys((*entries, *folders)):

@@ -48,9 +48,7 @@ def least_midpoints(
 
 
 def _tables(evaluator: Any, first: Weights, second: Weights) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-    """(a, b, i, j, N, classes): what a channel halfway adds to the logits, and the bias halfway. Each is what an
-    OptuNet computes whose other channels are 0.
-    """
+    """(a, b, i, j, N, classes) logits of an OptuNet with one channel halfway, the others 0; and the bias halfway."""
     half = {name: (first[name][0].astype(np.float64), second[name][0].astype(np.float64)) for name in first}
     count = (_BLOCKS * _SIZE) ** 2
     weights = {name: np.zeros((count, *array[0].shape), np.float32) for name, array in half.items()}

@@ -54,9 +54,7 @@ class Pair:
 
 @dataclass(frozen=True, eq=False)
 class Trajectories:
-    """Test accuracies along the training. ``steps`` are (S,) int64, rising; ``accuracies`` are (M, S), NaN where a
-    member has no such checkpoint or nothing was measured.
-    """
+    """Test accuracies (M, S) at ``steps`` (S,) that rise, NaN where a member has no measured checkpoint."""
 
     steps: NDArray[np.int64]
     accuracies: NDArray[np.float64]

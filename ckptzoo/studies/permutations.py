@@ -295,9 +295,7 @@ def _with_error(value: float, error: float | None) -> str:
 
 
 class _OrderReader:
-    """Ranks and keys of a zoo's checkpoints, some members at a time. ``variant`` is the variant whose order and keys
-    count; None for the order of the largest weights.
-    """
+    """Ranks and keys of checkpoints, some members at a time; those of the largest weights where ``variant`` is None."""
 
     def __init__(self, zoo: Zoo, variant: str | None, symmetry: Symmetry, ordered: tuple[NeuronOrder, ...]) -> None:
         self._zoo, self._symmetry, self._orders, self._largest = zoo, symmetry, ordered, variant is None

@@ -103,9 +103,7 @@ def _has_edges(tensor: Tensor, symmetry: Symmetry) -> bool:
 
 
 class _Nodes:
-    """The nodes of a graph, numbered when all are known. A node is first known by its place among all positions that
-    were ever named, and numbered by its set later.
-    """
+    """The nodes of a graph: known by their places among all named positions, and numbered by their sets later."""
 
     def __init__(self, symmetry: Symmetry) -> None:
         for group, inside in symmetry.nested:

@@ -88,9 +88,7 @@ class StudyResult(PrintedResult):
 
 @dataclass(frozen=True)
 class Spread:
-    """Count, mean, standard deviation and three order statistics of some figures. ``sd`` is the standard deviation with
-    the divisor n - 1; 0 for a single figure.
-    """
+    """Count, mean, deviation (divisor n - 1; 0 for a single figure) and three order statistics of some figures."""
 
     count: int
     mean: float

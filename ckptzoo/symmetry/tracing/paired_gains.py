@@ -80,9 +80,7 @@ def _stay(name: str, symmetry: Symmetry) -> bool:
 
 
 def with_paired_gains(symmetry: Symmetry, arch: Architecture, pairs: Sequence[PairedGains], layout: str) -> Symmetry:
-    """Return the table with a group of scales for each of the ``paired_gains``, in one of ``LAYOUTS``. It is the given
-    one where a size does not fit with the layout.
-    """
+    """Return the table with scales for the ``paired_gains``, or as it is where a size does not fit with the layout."""
     taken = {name for pair in pairs for name in (*pair.multiplied, *pair.divided)}
     groups, actions = list(symmetry.groups), [action for action in symmetry.actions if action.tensor not in taken]
     for pair in pairs:

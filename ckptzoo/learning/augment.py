@@ -357,6 +357,7 @@ def bounded(
 
 def id_hashes(ids: Iterable[str]) -> Words:
     """(N,) the first 64 bits of the sha256 of every id."""
+    # Python's own hash of a text differs from process to process
     digests = b"".join(hashlib.sha256(id.encode()).digest()[:8] for id in ids)
     # little-endian on every machine
     return np.frombuffer(digests, "<u8").astype(np.uint64)

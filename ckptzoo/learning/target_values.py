@@ -105,6 +105,7 @@ def _column(zoo: Zoo, name: str) -> NDArray[np.float64]:
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         step = "Choose a column of numbers, or give numbers by id: target={id: number}."
         raise ZooError(Problem(zoo.name, f"target {name!r}", "numbers or truth values", str(kind), step))
+    # Arrow makes NaN of a null among floats
     return values.cast(pa.float64()).to_numpy()
 
 

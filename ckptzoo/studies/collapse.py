@@ -246,6 +246,7 @@ def _information(predictions: Predictions, done: Callable[[int], None]) -> Value
     """(M, M) the mutual information of every pair. ``done`` is called with the inputs of each step."""
     M, inputs, classes = predictions.logits.shape
     pairs = PairwiseInformation(M)
+    # all members at a time: every pair meets on every input
     width = max(1, READ_BYTES // (M * classes * predictions.logits.dtype.itemsize))
     for start in range(0, inputs, width):
         logits = predictions.logits[:, start : start + width]

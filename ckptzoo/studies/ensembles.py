@@ -371,6 +371,7 @@ def _scored(
     sizes = _sizes(K)
     growing, votes = DisjointEnsembles(sizes), np.zeros((ends[-1], classes), np.int64)
     scored: dict[int, list[Scores]] = {size: [] for size in (1, *sizes)}
+    # a member has a K-th of all bytes
     batch_size = max(1, BATCH_BYTES * K // sum(item.logits.nbytes for item in predictions.values()))
     for batches in zip(*(item.stream(batch_size=batch_size) for item in predictions.values()), strict=True):
         logits = np.concatenate([batch["logits"] for batch in batches], axis=1)

@@ -53,6 +53,7 @@ def one_dtype(tensors: Mapping[str, Any], architecture: Architecture) -> Any:
         )
     for name in dtypes.keys() - floating.keys() if floating else ():
         most, value = _EXACT.get(kinds[0], 0), tensors[name]
+        # both signs: the absolute value of the least integer overflows
         if dtype_name(value.dtype) != "bool" and bool(((value > most) | (value < -most)).any()):
             step = "Convert the floating tensors to float64."
             expected, got = f"integers up to {most}, which {kinds[0]} holds", "greater ones"

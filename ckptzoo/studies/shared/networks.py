@@ -56,6 +56,7 @@ def line_barriers(
 
 def pairs_at_once(arch: Architecture) -> int:
     """The number of pairs that fit into ``PAIR_BYTES``."""
+    # both networks of a pair
     return max(1, PAIR_BYTES // (2 * arch.nbytes))
 
 

@@ -83,7 +83,6 @@ class Spending:
         return printable(", ".join(parts))
 
     def cells(self) -> list[str]:
-        """Return the figures as a row of a table."""
         hours, energy = self.device_hours, self.kilowatt_hours
         return [
             printable(self.recipe or "-"),
@@ -110,7 +109,6 @@ class Cost(JsonFields):
     spendings: tuple[Spending, ...]
 
     def print(self, console: Console | None = None) -> None:
-        """Print it as a table on a rich console, by default the standard output."""
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
         for name in ("recipe", "device", "engine"):
             table.add_column(name, overflow="fold")
@@ -146,6 +144,7 @@ def spendings(metadata: pa.Table) -> tuple[Spending, ...]:
         key: _Key = (recipe, row["device"], engine if isinstance(engine, str) else None)
         counts[key] = counts.get(key, 0) + 1
         # each draw holds the time of its chain up to it
+        # draws of a mode are members of their own in the zoo
         member = row["member"] if row["mode"] is None else (row["mode"], row["unit"])
         last = groups.setdefault(key, {}).setdefault(member, row)
         if (row["step"] or 0) > (last["step"] or 0):

@@ -143,7 +143,6 @@ class Marginals(StudyResult, derived=("within", "across")):
         return table
 
     def _conclusions(self) -> Iterator[str]:
-        """Say what the tests show together."""
         if self.members < LEAST:
             yield f"Too few members to compare marginals: expected {LEAST} or more, got {self.members}."
         elif not self.within.pairs:
@@ -249,7 +248,6 @@ def marginals(zoo: Zoo, variant: str = "canonical", *, seed: Seed = 0, progress:
 
 
 def _cells(tests: PairTests, variants: Sequence[str]) -> list[str]:
-    """The cells of the table for these pairs."""
     cells = [f"{tests.pairs:,}"]
     for variant in variants:
         cells += [f"{tests.share(variant):.1%}", f"{tests.median(variant):.2g}"]

@@ -18,6 +18,7 @@ RUNS = BANDWIDTHS + len(QUANTILES)
 """Runs of mean shift for one curve."""
 WIDE = 1024
 """Points with more coordinates than this are replaced by their principal components."""
+# well above the rounding of distances from inner products, about 1e-7 of the largest (PointSet)
 _SAME = 1e-5
 """Points closer than this fraction of the median distance count as one."""
 _RANK = 1e-14
@@ -85,17 +86,13 @@ class ModeCurve(JsonFields, derived=("apart_up_to", "one_from"), named={"median"
         return best
 
     def to_json(self) -> Document:
-        """Every figure by name."""
         steadiest = None if self.steadiest is None else dict(zip(("modes", "factor"), self.steadiest, strict=True))
         return {**super().to_json(), "steadiest": steadiest}
 
 
 @dataclass(frozen=True, eq=False)
 class WeightSpace(JsonFields):
-    """The weights of one layer, or of all.
-
-    ``curves`` maps variants to what mean shift finds, None where all members have the same weights.
-    """
+    """The weights of one layer, or of all; ``curves`` has None for a variant in which all members are equal."""
 
     label: str
     parameters: int
@@ -122,6 +119,7 @@ class PointSet:
         centred = columns - columns.mean(axis=0)
         self._gram += centred @ centred.T
         self.width += columns.shape[1]
+        # of wide points the inner products are enough
         self._columns = [*self._columns, centred] if self.width <= WIDE else []
 
     def coordinates(self) -> Values:
@@ -150,6 +148,7 @@ def mode_curve(points: Values, done: Callable[[], None]) -> ModeCurve | None:
         for _ in range(RUNS):
             done()
         return None
+    # more than half of the pairs can be copies of one point
     median = float(np.median(pairs)) or float(pairs.max())
     same = distances <= _SAME * median
     distinct = int((same.argmax(axis=1) == np.arange(len(points))).sum())
@@ -162,6 +161,7 @@ def mode_curve(points: Values, done: Callable[[], None]) -> ModeCurve | None:
             # bin_seeding is off by default: every point is a seed
             labels = cluster.MeanShift(bandwidth=bandwidth).fit(points).labels_
         done()
+        # no label is -1: by default (cluster_all) points within no kernel join the nearest mode
         return np.bincount(labels)
 
     modes = np.array([len(mode_sizes(float(bandwidth))) for bandwidth in bandwidths], np.int64)

@@ -49,7 +49,6 @@ class LayerComponents(JsonFields):
 
 
 def bytes_to_read(zoo: Zoo, tensors: Sequence[str], variants: Sequence[str]) -> int:
-    """The bytes that ``layer_components`` reads of a layer."""
     share = _member_count(len(zoo), sum(zoo.arch[name].size for name in tensors)) / len(zoo)
     return sum(round(zoo[name, variant].nbytes * share) for name in tensors for variant in variants)
 
@@ -65,6 +64,7 @@ def layer_components(
     size = sum(zoo.arch[name].size for name in tensors)
     count = _member_count(len(zoo), size)
     if count < len(zoo):
+        # sorted, as rows are read in the order of the files
         zoo = zoo.take(np.sort(np.random.default_rng(seed).choice(len(zoo), count, replace=False)))
     components: dict[str, Components] = {}
     for variant in variants if count > 1 else ():

@@ -33,10 +33,7 @@ TRAINED, SCALED, ORDERED = "as trained", "scales removed", "ordered as well"
 
 @dataclass(frozen=True, eq=False)
 class ToyPanel:
-    """The two last-layer weights of all networks, with some of the symmetries removed.
-
-    ``name`` says which symmetries are removed; ``points`` are (M, 2).
-    """
+    """The (M, 2) last-layer weights of all networks, without the symmetries that ``name`` says are removed."""
 
     name: str
     points: NDArray[np.float64]

@@ -51,6 +51,7 @@ def _of_web(url: str) -> WholeSource:
     retry_policy, connections = RetryPolicy(), Connections()
 
     def request() -> int:
+        # of one byte: Content-Range also names the size of the whole file (RFC 9110, section 14.4)
         sent = {"Range": "bytes=0-0"}
         with http.get(connections, url, location=url, cancel=CancelToken(), headers=sent) as answer:
             total = answer.headers.get("content-range", "").rpartition("/")[2]
@@ -102,7 +103,6 @@ class RepositorySource(ImportSource):
         self._store, self._inside, self._names = store, inside, sorted(names, key=natural)
 
     def files(self) -> Iterator[SourceFile]:
-        """Iterate over all files; unread ones are not fetched."""
         self.position = 0
         for name in self._names:
             entry = self._store.entries[name]
@@ -133,7 +133,6 @@ class _RemoteFile(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Return the offset of the next byte."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
@@ -150,7 +149,6 @@ class _RemoteFile(io.RawIOBase):
         return target
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer as far as the next piece goes; 0 at the end."""
         if self._position >= self._size:
             return 0
         piece = self._take(len(buffer))
@@ -159,7 +157,6 @@ class _RemoteFile(io.RawIOBase):
         return len(piece)
 
     def close(self) -> None:
-        """End the request."""
         self._stop()
         super().close()
 

@@ -76,9 +76,9 @@ def _panel(
                 ls="",
             )
     axes.set_ylabel(label)
+    # unbiased estimates of equal distributions are on both sides of 0
     axes.axvline(0, color=MUTED, lw=0.8)
 
 
 def figures(result: Posteriors) -> Mapping[str, Figure]:
-    """The pictures of a result, by file name."""
     return {"posteriors.png": posteriors(result.target, result.set, result.entries)}

@@ -50,6 +50,7 @@ class StudyResult(PrintedResult, JsonFields):
         console
             a rich console; None for the standard output.
         """
+        # names of zoos and tensors may hold square brackets, which are markup for rich
         (console or Console()).print(Group(*self._lines()), markup=False, highlight=False)
 
     def plot(self, folder: str | Path) -> list[Path]:
@@ -83,10 +84,7 @@ class StudyResult(PrintedResult, JsonFields):
 
 @dataclass(frozen=True)
 class Spread(JsonFields):
-    """Count, mean, standard deviation and three order statistics of some figures.
-
-    ``sd`` is the standard deviation with the divisor n - 1; 0 for a single figure.
-    """
+    """Count, mean, deviation (divisor n - 1; 0 for a single figure) and three order statistics of some figures."""
 
     count: int
     mean: float

@@ -1,4 +1,4 @@
-"""What a posterior method is: a chain of optimiser steps, the moments at which draws are taken, and the draws."""
+"""A posterior method: a chain of optimiser steps, the moments at which draws are taken, and the draws."""
 
 import dataclasses
 import math
@@ -76,11 +76,11 @@ class Method(ABC):
     one_at_a_time: ClassVar[bool] = False
     """Whether modes advance one after another, so that how many there are makes none of them faster."""
     sampler: ClassVar[str | None] = None
-    """What takes the steps, where no engine does."""
+    """The name of the sampler that takes the steps, where no engine does."""
     name: ClassVar[str]
     """As it is asked for, and as the column ``method`` has it."""
     starts: ClassVar[str] = "chain"
-    """What a mode is: a ``member`` of a zoo that the recipe trained, or a ``chain`` that starts at random weights."""
+    """The kind of mode: a ``member`` of a zoo that the recipe trained, or a ``chain`` that starts at random weights."""
 
     recipe: Recipe
 
@@ -178,7 +178,7 @@ class Method(ABC):
         return self
 
     def mode_facts(self, state: TrainingState) -> list[dict[str, Any]]:
-        """What the rows of draws at this state tell of each mode, for the ``extra`` column."""
+        """The facts of each mode at this state, for the column ``extra`` of its draws."""
         return [{} for _ in range(len(state))]
 
     # What it is called.

@@ -25,7 +25,7 @@ _DIGITS = 16
 
 @dataclass(frozen=True)
 class FoundModes:
-    """What draws are taken around, one by one.
+    """The modes around which draws are taken.
 
     ``names`` of members of a zoo, or of chains, are values of the column ``mode``. ``weights`` are ``{name: (M,
     *shape)}`` of the members; None where chains start at random weights.

@@ -121,7 +121,7 @@ _FAMILIES = (
 
 
 def names() -> tuple[str, ...]:
-    """What may be asked for, to be read by people: ``<...>`` is a positive integer.
+    """The names that may be asked for, as people read them: ``<...>`` is a positive integer.
 
     At most 32,768 inputs, hidden units, channels or classes, 100 linear layers, and a ResNet of depth 200. A ResNet-18
     whose first stage has 64 channels is ``resnet18-<classes>``, and ``optunet-2-4-3-10-5-2`` is ``optunet``.
@@ -172,7 +172,7 @@ def known(name: str | None) -> TypeGuard[str]:
 
 @checked
 def get(name: str) -> "Callable[[], nn.Module]":
-    """What makes the module, freshly initialised; imports torch.
+    """Return the function that makes the module, freshly initialised; imports torch.
 
     Parameters
     ----------
@@ -196,7 +196,7 @@ def get(name: str) -> "Callable[[], nn.Module]":
 
 
 def stacked(name: str, input_shape: tuple[int, ...]) -> "StackedOutputs | None":
-    """What computes the outputs of many members on the same inputs faster than ``vmap`` of the module; imports torch.
+    """Return the function for the outputs of many members on the same inputs, faster than ``vmap``; imports torch.
 
     From ``{name: (K, *shape)}`` and inputs (B, *input_shape), on one device and of one dtype, float32 or float64, to
     outputs (K, B, features) without gradients: those of the module to rounding. A member's outputs depend neither on

@@ -34,7 +34,7 @@ from ckptzoo.schema.documents import MAX_BYTES, Document, seal, unseal
 SCAN_SHARE = 32
 """A process makes room again whenever it has written 1/32 of the limit: each time reads the whole folder."""
 ROOM_SHARE = 0.9
-"""What is left when room is made, as a share of the limit."""
+"""The share of the limit that is left when room is made."""
 TOUCH_SECONDS = 60.0
 """The time of a blob's last use is exact to this many seconds; touching it at every read would write to the disk."""
 TEMPORARY = ".tmp-"
@@ -251,7 +251,7 @@ def sweep(root: Path) -> None:
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """What the cache has of one zoo.
+    """The files of one zoo in the cache.
 
     Parameters
     ----------
@@ -306,7 +306,7 @@ class Pruned:
 
 
 def cached_zoos(root: Path) -> list[CacheEntry]:
-    """What the cache has of every zoo, the one used last first.
+    """The files of every zoo in the cache, the one used last first.
 
     Parameters
     ----------
@@ -354,7 +354,7 @@ def prune(
 def prunable(
     root: Path, *, address: str | None = None, max_bytes: int | None = None, before: float | None = None
 ) -> list[CachedFile]:
-    """What would be removed from the cache, in the order in which it would be.
+    """The files that would be removed from the cache, in the order of removal.
 
     Parameters
     ----------

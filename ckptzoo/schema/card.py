@@ -83,7 +83,7 @@ def picture_problems(value: Any) -> Iterator[tuple[str, str, Any]]:
 
 @dataclass(frozen=True)
 class Card:
-    """What a person says about a zoo; everything else is read off the zoo itself.
+    """The facts that a person states about a zoo; everything else is read off the zoo itself.
 
     Parameters
     ----------

@@ -328,7 +328,7 @@ class ZooListing(PrintedResult, JsonFields):
 
 @checked
 def take_stock(address: str, where: Filters = None) -> Inventory | ZooListing:
-    """What a zoo holds, or each zoo of a collection or of a folder.
+    """Take stock of a zoo, or of each zoo of a collection or of a folder.
 
     Parameters
     ----------

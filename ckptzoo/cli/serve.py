@@ -209,8 +209,10 @@ def org(
                 accounts.add(connection, name, accounts.ORGANISATION, actor=OPERATOR)
             if member is not None:
                 accounts.set_member(connection, name, member, None if revoke else role, actor=OPERATOR)
-        found = [item for item in accounts.listed(connection, accounts.ORGANISATION) if name in (None, item.name)]
-        rows = [{**vars(item), "members": accounts.members(connection, item.name)} for item in found]
+        organisations = [
+            item for item in accounts.listed(connection, accounts.ORGANISATION) if name in (None, item.name)
+        ]
+        rows = [{**vars(item), "members": accounts.members(connection, item.name)} for item in organisations]
     _show("organisations", rows, as_json, ("name", "disabled", "members", "created"))
 
 
@@ -245,13 +247,13 @@ def grant(
         from ckptzoo.server.store.audit import OPERATOR
 
         if account is not None and target is not None:
-            place: str | int = target
+            granted: str | int = target
             if "/" in target:
                 repository = repositories.find(connection, kind, target)
                 if repository is None:
                     raise no_repository(f"{kind} {target}")
-                place = repository.id
-            accounts.set_grant(connection, account, place, None if revoke else role, actor=OPERATOR)
+                granted = repository.id
+            accounts.set_grant(connection, account, granted, None if revoke else role, actor=OPERATOR)
         rows = [vars(item) for item in accounts.grants(connection, account)]
     _show("grants", rows, as_json, ("account", "target", "role"))
 
@@ -341,12 +343,12 @@ def restore(
 
     with bar("restoring") as progress:
         copied = backups.restore(source, root, progress)
-    found: list[str] = []
+    problems: list[str] = []
     if verify:
         with bar("verifying") as progress:
-            found = [str(problem) for problem in backups.problems(root, progress)]
-    _show_copied(f"{root}", copied, as_json, found)
-    if found:
+            problems = [str(problem) for problem in backups.problems(root, progress)]
+    _show_copied(f"{root}", copied, as_json, problems)
+    if problems:
         raise typer.Exit(PROBLEMS)
 
 
@@ -373,15 +375,16 @@ def gc(
     database = database_of(root)
     try:
         with bar("removing") as progress:
-            found = collect(root, database, grace=time, dry_run=dry_run, progress=progress)
+            collected = collect(root, database, grace=time, dry_run=dry_run, progress=progress)
     finally:
         database.close()
     if as_json:
-        emit({"folder": str(root), "dry_run": dry_run, **vars(found)})
+        emit({"folder": str(root), "dry_run": dry_run, **vars(collected)})
         return
-    rows = f"{counted(found.commits, 'commit')}, {counted(found.folders, 'folder')}, {counted(found.files, 'file')}"
+    commits, folders = counted(collected.commits, "commit"), counted(collected.folders, "folder")
+    rows = f"{commits}, {folders}, {counted(collected.files, 'file')}"
     would = "would remove" if dry_run else "removed"
-    print(f"{root}: {would} {counted(found.blobs, 'blob')}, {size(found.nbytes)}, and the rows of {rows}.")
+    print(f"{root}: {would} {counted(collected.blobs, 'blob')}, {size(collected.nbytes)}, and the rows of {rows}.")
 
 
 @serve.command()

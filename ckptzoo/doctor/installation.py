@@ -155,8 +155,8 @@ def _state(needed: list[Requirement]) -> tuple[list[str], list[str], list[str]]:
     return found, missing, wrong
 
 
-def _words(found: list[str], missing: list[str], wrong: list[str]) -> str:
+def _words(installed: list[str], missing: list[str], wrong: list[str]) -> str:
     said = [f"expected {item}" for item in wrong]
     said += [f"not installed: {', '.join(missing)}"] if missing else []
-    said += [f"installed: {', '.join(found)}"] if found else []
+    said += [f"installed: {', '.join(installed)}"] if installed else []
     return excerpt("; ".join(said), 400)

@@ -212,8 +212,8 @@ def floats_by_layer(arch: Architecture) -> dict[str, list[str]]:
     """Map each layer to its floating-point parameters; layers without any are left out."""
     parameters = [tensor for tensor in arch.tensors if tensor.kind == "parameter" and tensor.size]
     named = {tensor.name for tensor in parameters if "float" in tensor.dtype}
-    found = {layer: [name for name in tensors if name in named] for layer, tensors in arch.layers.items()}
-    return {layer: tensors for layer, tensors in found.items() if tensors}
+    by_layer = {layer: [name for name in tensors if name in named] for layer, tensors in arch.layers.items()}
+    return {layer: tensors for layer, tensors in by_layer.items() if tensors}
 
 
 class _Content:
@@ -258,9 +258,9 @@ class _Content:
         data["id_bytes"] = np.frombuffer(text.encode(), np.uint8)
         # a browser's strings count UTF-16: two for a character beyond the first 65,536
         data["id_lengths"] = np.array([len(id) + sum(map(_is_astral, id)) for id in ids], "<i4")
-        found = columns.measures(self.last, self.variant, self.rows)
+        measures = columns.measures(self.last, self.variant, self.rows)
         header["measures"] = []
-        for measure in found:
+        for measure in measures:
             # columns of the metadata are copied as conditions, which have to select exactly the members shown
             data[measure.name] = measure.values.astype("<f4" if measure.kind.of_variant else "<f8")
             if measure.is_null.any():
@@ -282,7 +282,7 @@ class _Content:
                 data[name] = category.codes
                 item = {"name": name, "texts": list(category.texts), "counts": list(category.counts)}
                 header["categories"].append({**item, "missing": category.missing, "doc": columns.document(name)})
-        self._add_details([measure.name for measure in found] + names)
+        self._add_details([measure.name for measure in measures] + names)
 
     def _add_details(self, drawn: Sequence[str]) -> None:
         """Add columns that are not drawn: those that are the same for all, and others unless the zoo is large."""
@@ -368,12 +368,12 @@ class _Content:
 
     def add_trajectories(self) -> None:
         """Add test accuracies of members with several steps."""
-        found = trajectories(self.zoo, self.shown) if len(self.zoo) > len(self.last) else None
-        if found is not None:
-            self.payload.header["trajectories"] = {"members": len(found.rows), "total": found.total}
-            self.payload.columns["trajectory_rows"] = found.rows.astype("<i4")
-            self.payload.columns["trajectory_steps"] = found.steps.astype("<f8")
-            self.payload.columns["trajectory_values"] = found.values.astype("<f4").ravel()
+        drawn = trajectories(self.zoo, self.shown) if len(self.zoo) > len(self.last) else None
+        if drawn is not None:
+            self.payload.header["trajectories"] = {"members": len(drawn.rows), "total": drawn.total}
+            self.payload.columns["trajectory_rows"] = drawn.rows.astype("<i4")
+            self.payload.columns["trajectory_steps"] = drawn.steps.astype("<f8")
+            self.payload.columns["trajectory_values"] = drawn.values.astype("<f4").ravel()
 
     def facts(self) -> PageFacts:
         """Return the facts about the zoo that the page states in words."""
@@ -401,10 +401,10 @@ def _flags(zoo: Zoo, name: str, missing: bool) -> NDArray[np.bool_]:
     return zoo.column(name).fill_null(missing).to_numpy().astype(bool)
 
 
-def _placed(found: PrincipalScores, rows: NDArray[np.int64], axis: int, count: int) -> NDArray[np.int16]:
+def _placed(scores_of_layer: PrincipalScores, rows: NDArray[np.int64], axis: int, count: int) -> NDArray[np.int16]:
     """Return a column of scores for every member of the page."""
     placed = np.full(count, MISSING, "<i2")
-    placed[rows] = found.positions[:, axis]
+    placed[rows] = scores_of_layer.positions[:, axis]
     return placed
 
 

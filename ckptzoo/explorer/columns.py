@@ -182,7 +182,7 @@ def measures(zoo: Zoo, variant: str | None, rows: NDArray[np.int64]) -> list[Mea
     ``zoo`` has all members, and ``rows`` are the positions of those that the page has; ``variant`` is the gauge whose
     rows are read, None for none.
     """
-    found: list[Measure] = []
+    known: list[Measure] = []
     for kind in MEASURES:
         if kind.of_variant and variant is None:
             continue
@@ -194,9 +194,9 @@ def measures(zoo: Zoo, variant: str | None, rows: NDArray[np.int64]) -> list[Mea
                     # float32 is enough where ids are copied and no ranges
                     values = values.astype(np.float32).astype(np.float64)
                 counted = histogram(values, is_null, kind.scale)
-                found.append(Measure(name, kind, values[rows], is_null[rows], counted))
+                known.append(Measure(name, kind, values[rows], is_null[rows], counted))
                 break
-    return found
+    return known
 
 
 def variant_column(zoo: Zoo, variant: str, name: str) -> pa.ChunkedArray:

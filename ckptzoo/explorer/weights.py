@@ -206,8 +206,8 @@ def scores(layer: LayerWeights, basis: NDArray[Any], edges: Values) -> tuple[Pri
     steps[~(steps > 0)] = 1.0
     with np.errstate(invalid="ignore"):
         positions = np.where(np.isnan(places), MISSING, np.rint(places / steps)).astype(np.int16)
-    found = PrincipalScores(positions, (float(steps[0]), float(steps[1])), ratios, len(rows), used)
-    return found, counter.counted()
+    placed = PrincipalScores(positions, (float(steps[0]), float(steps[1])), ratios, len(rows), used)
+    return placed, counter.counted()
 
 
 def _by_rows(layer: LayerWeights) -> tuple[Values, tuple[float, float]]:
@@ -281,11 +281,11 @@ def _two_largest(scatter: Values) -> tuple[Values, tuple[float, float]]:
     """Return (n, 2) eigenvectors of the largest eigenvalues of a symmetric matrix, and the shares of the trace."""
     n, total = len(scatter), float(np.trace(scatter))
     # only two of the eigenvectors: all of 2,048 take ten times as long
-    found, vectors = require("scipy.linalg", "page").eigh(scatter, subset_by_index=[max(0, n - 2), n - 1])
-    found, vectors = found[::-1].clip(0), vectors[:, ::-1]
+    values, vectors = require("scipy.linalg", "page").eigh(scatter, subset_by_index=[max(0, n - 2), n - 1])
+    values, vectors = values[::-1].clip(0), vectors[:, ::-1]
     if n == 1:
-        found, vectors = np.append(found, 0.0), np.append(vectors, np.zeros((1, 1)), axis=1)
-    shares = found / total if total > 0 else np.zeros(2)
+        values, vectors = np.append(values, 0.0), np.append(vectors, np.zeros((1, 1)), axis=1)
+    shares = values / total if total > 0 else np.zeros(2)
     # directions of no variance are rounding errors
     vectors = np.where(shares > 1e-14, vectors, 0.0)
     return vectors, (float(shares[0]), float(shares[1]))

@@ -159,15 +159,15 @@ class Provider:
         if self._metadata is None:
             address = f"{self.issuer}/.well-known/openid-configuration"
             try:
-                found: dict[str, Any] = _json(address)
+                document: dict[str, Any] = _json(address)
                 # has to be checked by OpenID Connect Discovery 1.0, section 4.3
-                if found["issuer"].rstrip("/") != self.issuer:
-                    raise ValueError(f"issuer: expected {self.issuer}, got {found['issuer']!r:.100}")
+                if document["issuer"].rstrip("/") != self.issuer:
+                    raise ValueError(f"issuer: expected {self.issuer}, got {document['issuer']!r:.100}")
                 for name in ("authorization_endpoint", "token_endpoint", "jwks_uri", "userinfo_endpoint"):
-                    _ = found[name]
+                    _ = document[name]
             except (requests.RequestException, KeyError, ValueError, TypeError, AttributeError) as error:
                 raise self._no_answer(error) from None
-            self._metadata = found
+            self._metadata = document
         return self._metadata
 
     def _session(self, redirect: str) -> Any:

@@ -56,10 +56,10 @@ def chain_rows(zoo: Zoo) -> list[NDArray[np.int64]]:
     """The rows of each chain, which the column ``mode`` names, in the order of its steps; none of other samples."""
     rows = zoo.metadata.select(["mode", "step"]).to_pylist()
     by_mode: dict[str, list[int]] = {}
-    for place, row in enumerate(rows):
+    for number, row in enumerate(rows):
         if row["mode"] is not None:
-            by_mode.setdefault(row["mode"], []).append(place)
-    return [np.array(sorted(places, key=lambda place: rows[place]["step"] or 0)) for places in by_mode.values()]
+            by_mode.setdefault(row["mode"], []).append(number)
+    return [np.array(sorted(places, key=lambda number: rows[number]["step"] or 0)) for places in by_mode.values()]
 
 
 def are_comparable(chains: Sequence[NDArray[np.int64]]) -> bool:
@@ -79,7 +79,7 @@ def transpositions_by_lag(
     chains: Sequence[NDArray[np.int64]], samples: Weights, table: Symmetry
 ) -> dict[int, tuple[float, int]]:
     """Map lags to the transpositions that align draws that far apart in one chain: their mean, and the most."""
-    found: dict[int, tuple[float, int]] = {}
+    by_lag: dict[int, tuple[float, int]] = {}
     for lag in _LAGS:
         pairs = [(chain[start], chain[start + lag]) for chain in chains for start in range(len(chain) - lag)]
         # lags ascend: a chain that is too short for this one is too short for the next
@@ -88,5 +88,5 @@ def transpositions_by_lag(
         some = np.array([pairs[place] for place in evenly(len(pairs), _PAIRS)])
         earlier, later = ({name: array[some[:, side]] for name, array in samples.items()} for side in (0, 1))
         counts = transpositions_in_total(symmetry.align(later, earlier, table).element, table)
-        found[lag] = float(counts.mean()), int(counts.max())
-    return found
+        by_lag[lag] = float(counts.mean()), int(counts.max())
+    return by_lag

@@ -171,8 +171,8 @@ class CompactStudy(StudyResult, without=("lag",), derived=("kept",)):
 
     def _merged_table(self) -> Table:
         table = columns("samples", *(f"{count:,}" for count in self.merged))
-        for place, name in enumerate((SAMPLED, ALIGNED)):
-            table.add_row(name, *(_percent(pair[place]) for pair in self.merged.values()))
+        for column, name in enumerate((SAMPLED, ALIGNED)):
+            table.add_row(name, *(_percent(pair[column]) for pair in self.merged.values()))
         return table
 
     def _convergence_table(self) -> Table:
@@ -325,11 +325,11 @@ class _CompactQuestion:
     def _complete(self, parameters: Mapping[str, Values], samples: Weights) -> dict[str, NDArray[Any]]:
         """Stacked networks of these parameters (K, *shape), with the buffers of the first sample."""
         K = len(next(iter(parameters.values())))
-        found: dict[str, NDArray[Any]] = {}
+        stacked: dict[str, NDArray[Any]] = {}
         for name, array in samples.items():
             given = parameters.get(name)
-            found[name] = array[:1].repeat(K, 0) if given is None else given.astype(np.float32)
-        return found
+            stacked[name] = array[:1].repeat(K, 0) if given is None else given.astype(np.float32)
+        return stacked
 
     def _quality(
         self, weights: Weights, answers: NDArray[np.int64] | None
@@ -345,11 +345,11 @@ class _CompactQuestion:
             alone += float((logits.argmax(2) == targets).mean(1).sum())
             likelihoods = np.exp(logits)
             total = total + (likelihoods / likelihoods.sum(2, keepdims=True)).sum(0)
-        found = total.argmax(1)
+        predicted = total.argmax(1)
         # tiny: a label to which all networks give 0 would cost infinitely many nats
         loss = -np.log(np.maximum(total[np.arange(len(targets)), targets] / K, np.finfo(np.float64).tiny)).mean()
-        agreement = 1.0 if answers is None else float((found == answers).mean())
-        return PredictionQuality(float((found == targets).mean()), float(loss), alone / K, agreement), found
+        agreement = 1.0 if answers is None else float((predicted == answers).mean())
+        return PredictionQuality(float((predicted == targets).mean()), float(loss), alone / K, agreement), predicted
 
     def _gaussian(
         self, mean: Mapping[str, Values], sigma: Mapping[str, Values], samples: Weights, answers: NDArray[np.int64]
@@ -385,11 +385,11 @@ class _CompactQuestion:
         """Accuracies of a network that keeps the weights with the greatest keys, and all biases and gains."""
         ordered = np.sort(np.concatenate([keys[name].ravel() for name in self.pruned]))
         stacked = {name: np.asarray(array, np.float64)[None].repeat(len(KEPT), 0) for name, array in network.items()}
-        for place, kept in enumerate(KEPT):
+        for row, kept in enumerate(KEPT):
             # the greatest key stays even where the share of few weights rounds to none
             least = ordered[min(len(ordered) - 1, round((1 - kept) * len(ordered)))]
             for name in self.pruned:
-                stacked[name][place] *= keys[name] >= least
+                stacked[name][row] *= keys[name] >= least
         (scores,) = self.evaluator.scores([self._complete(stacked, samples)])
         return scores.accuracy.tolist()
 
@@ -416,15 +416,15 @@ class _CompactQuestion:
         """The convergence of weights as sampled and aligned, and of probabilities, where chains can be compared."""
         if not are_comparable(chains):
             return {}
-        found: dict[str, ChainConvergence] = {}
+        by_name: dict[str, ChainConvergence] = {}
         for name, weights in ((SAMPLED, samples), (ALIGNED, aligned)):
             flat = np.concatenate([weights[key].reshape(len(self.zoo), -1) for key in self.names], 1)
-            found[f"weights, {name}"] = convergence_of(chains, flat)
+            by_name[f"weights, {name}"] = convergence_of(chains, flat)
         outputs = self.evaluator.outputs(samples)[:, :_SHOWN].astype(np.float64)
         likelihoods = np.exp(outputs - outputs.max(2, keepdims=True))
         likelihoods /= likelihoods.sum(2, keepdims=True)
-        found["probabilities of test inputs"] = convergence_of(chains, likelihoods.reshape(len(self.zoo), -1))
-        return found
+        by_name["probabilities of test inputs"] = convergence_of(chains, likelihoods.reshape(len(self.zoo), -1))
+        return by_name
 
 
 def _gaussian_of(variational: Zoo, samples: Zoo) -> tuple[dict[str, Values], dict[str, Values]]:
@@ -439,8 +439,8 @@ def _gaussian_of(variational: Zoo, samples: Zoo) -> tuple[dict[str, Values], dic
     if not fits or not len(rows):
         expected, got = f"Gaussians over {samples.arch.name}", f"{len(rows)} of {variational.arch.name}"
         raise ZooError(Problem(variational.name, "variational zoo", expected, got, "Name another one."))
-    one = variational.take(rows[:1])
-    mean, sigma = ({name: one[name + end][0] for name in names} for end in ("", STD))
+    first = variational.take(rows[:1])
+    mean, sigma = ({name: first[name + end][0] for name in names} for end in ("", STD))
     return _doubles(mean), _doubles(sigma)
 
 

@@ -79,15 +79,15 @@ class DifferenceStudy(StudyResult, without=("names",), derived=("is_identical",)
 
     def _lines(self) -> Iterator[RenderableType]:
         same = "all have the same bits" if self.is_identical else f"{self.equal_tensors:,} have the same bits"
-        found = [
+        rows = [
             ("first", self.names[0]),
             ("second", self.names[1]),
             ("tensors", f"{self.tensors:,} of {self.architecture}; {same}"),
         ]
         if self.buffers:
             listed = ", ".join(self.buffers[:_NAMED]) + (", ..." if len(self.buffers) > _NAMED else "")
-            found.append(("buffers", f"{len(self.buffers):,} differ: {listed}"))
-        yield facts(found)
+            rows.append(("buffers", f"{len(self.buffers):,} differ: {listed}"))
+        yield facts(rows)
         yield ""
         yield self._table()
         yield ""
@@ -201,14 +201,14 @@ def _listed(items: list[str]) -> str:
 def _compared(by_layer: Mapping[str, list[str]], first: Read, second: Read) -> tuple[LayerDifference, ...]:
     """A line for each layer, and one for all of them together."""
     sums, sizes = np.zeros((len(by_layer), 3)), list[int]()
-    for place, tensors in enumerate(by_layer.values()):
+    for number, tensors in enumerate(by_layer.values()):
         sizes.append(0)
         for name in tensors:
             # squares of float16 overflow from 256 on
             ours, theirs = np.asarray(first(name)).astype(np.float64), np.asarray(second(name)).astype(np.float64)
             # not finite ones give infinities and NaN, which are shown
             with np.errstate(invalid="ignore", over="ignore"):
-                sums[place] += [np.square(array).sum() for array in (ours, theirs, ours - theirs)]
+                sums[number] += [np.square(array).sum() for array in (ours, theirs, ours - theirs)]
             sizes[-1] += ours.size
     lines = [_line(*item) for item in zip(by_layer, sizes, sums, strict=True)]
     return (*lines, _line(ALL, sum(sizes), sums.sum(0)))
@@ -234,17 +234,17 @@ def _aligned(
     """Return the lines after alignment, or why there are none."""
     symmetry.check(first.arch)
     try:
-        found = align({name: second[own][None] for name, own in shared.items()}, dict(first), symmetry)
+        aligned = align({name: second[own][None] for name, own in shared.items()}, dict(first), symmetry)
     except SymmetryError as error:
         return (), str(error)
-    if not found.aligned.all():
+    if not aligned.aligned.all():
         return (), "the second checkpoint is not finite."
     # with matrices the blocks of both are balanced, so that both are taken as they were compared
-    balanced = found.reference
+    balanced = aligned.reference
     lines = _compared(
         by_layer,
         lambda name: balanced[name][0] if name in balanced else first[name],
-        lambda name: found.weights[name][0],
+        lambda name: aligned.weights[name][0],
     )
     return lines, None
 

@@ -384,8 +384,8 @@ def _listing_of(collection: Collection, folders: Sequence[str], where: Filters) 
 def _listing(name: str, zoos: Mapping[str, Zoo], where: Filters, notes: Sequence[str] = ()) -> ZooListing:
     """List the contents of zoos; with a condition only zoos in which something is selected."""
     chosen = {folder: zoo if where is None else zoo.where(where) for folder, zoo in zoos.items()}
-    held = {folder: inventory(zoo) for folder, zoo in chosen.items() if where is None or len(zoo)}
-    return ZooListing(name, held, tuple(notes))
+    inventories = {folder: inventory(zoo) for folder, zoo in chosen.items() if where is None or len(zoo)}
+    return ZooListing(name, inventories, tuple(notes))
 
 
 def _drawn(item: MethodDraws) -> str:

@@ -286,8 +286,8 @@ def _convex_checks(
     places = evenly(len(zoo), count)
     chosen = zoo.take(places)
     weights = {name: chosen[name][:] for name in zoo.arch.names}
-    found = min_mass(weights, symmetry, formulation=formulation, engine="cvxpy")
-    figures = np.stack([mass[places], gap[places], found.mass_after, found.gap], 1).tolist()
+    least = min_mass(weights, symmetry, formulation=formulation, engine="cvxpy")
+    figures = np.stack([mass[places], gap[places], least.mass_after, least.gap], 1).tolist()
     return tuple(ConvexCheck(id, *row) for id, row in zip(chosen.ids, figures, strict=True))
 
 

@@ -296,9 +296,9 @@ class Posteriors(StudyResult):
         table = columns("method", "modes", "layer", *families.values())
         for entry in self.entries:
             for layer in layers if entry.layers else ():
-                found = [entry.layers[family][layer] for family in families]
+                means = [entry.layers[family][layer] for family in families]
                 cells = [
-                    f"{item.median:.2f} ({'-' if item.spread is None else f'{item.spread:.2f}'})" for item in found
+                    f"{item.median:.2f} ({'-' if item.spread is None else f'{item.spread:.2f}'})" for item in means
                 ]
                 table.add_row(entry.label, str(entry.mode_count), printable(layer), *cells)
         return table
@@ -424,7 +424,7 @@ def posteriors(
                 published=published.get((method, kind), {}),
             )
         )
-    order = {name: place for place, name in enumerate(dict.fromkeys(group.label for group in groups))}
+    order = {name: number for number, name in enumerate(dict.fromkeys(group.label for group in groups))}
     entries.sort(key=lambda entry: (entry.modes != "one", order.get(entry.label, len(order))))
     return Posteriors(
         target=target.name,
@@ -463,32 +463,32 @@ class _Group:
 
     def _by_mode(self) -> dict[str, list[int]]:
         """The rows of each mode, in the order of draws, modes in the zoo's order."""
-        found: dict[str, list[tuple[int, int]]] = {}
+        draws_by_mode: dict[str, list[tuple[int, int]]] = {}
         for row in self.rows:
-            found.setdefault(row["mode"], []).append((row["draw"], row["place"]))
-        return {mode: [place for _, place in sorted(items)] for mode, items in found.items()}
+            draws_by_mode.setdefault(row["mode"], []).append((row["draw"], row["place"]))
+        return {mode: [row_number for _, row_number in sorted(items)] for mode, items in draws_by_mode.items()}
 
     def one(self, replicates: int) -> list[list[int]]:
         """The modes with the most draws, one a replicate."""
         rows = list(self._by_mode().values())
         most = max(map(len, rows))
         # mmd takes two checkpoints or more
-        return [places for places in rows if len(places) == most and most > 1][:replicates]
+        return [draws for draws in rows if len(draws) == most and most > 1][:replicates]
 
     def several(self, modes: int, draws: int, replicates: int) -> list[list[int]]:
         """The first draws of as many modes, other modes for each replicate; of all modes where there are fewer."""
-        rows = [places[:draws] for places in self._by_mode().values()]
+        rows = [rows_of_mode[:draws] for rows_of_mode in self._by_mode().values()]
         size = min(modes, len(rows))
         # disjoint blocks of modes: replicates share none
         blocks = [rows[start : start + size] for start in range(0, len(rows) - size + 1, size)][:replicates]
-        return [[place for places in block for place in places] for block in blocks if size > 1]
+        return [[place for rows_of_mode in block for place in rows_of_mode] for block in blocks if size > 1]
 
 
 def _groups(samples: Zoo) -> list[_Group]:
     """The finite draws by method and settings."""
     names = ("method", "mode", "draw", "recipe_digest", "diverged", "finite", "extra")
     table = samples.metadata.select(names).to_pylist()
-    rows = [{**row, "place": place} for place, row in enumerate(table) if row["method"] is not None and row["finite"]]
+    rows = [{**row, "place": number} for number, row in enumerate(table) if row["method"] is not None and row["finite"]]
     if not rows:
         expected, step = "rows that name a method", "Make some with python -m builders posterior."
         raise ZooError(Problem(samples.name, "draws", expected, "none", step))
@@ -533,16 +533,16 @@ def _ensembles(free: NDArray[np.int64], size: int, replicates: int, seed: int, t
 
 def _distances(target: Zoo, zoo: Zoo, step: Any) -> tuple[dict[str, float], dict[str, Discrepancy]]:
     """The three statistics of every variant, in hundredths, and the full results."""
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     whole: dict[str, Discrepancy] = {}
     for family, variant in REMOVALS.items():
         compared = mmd(target, zoo, variant)
         values = (compared.median, compared.mean, compared.most)
         # the tables of arXiv 2310.08287 print 100 MMD^2
-        found |= {f"{family}_{name}": 100 * value for name, value in zip(STATISTICS, values, strict=True)}
+        figures |= {f"{family}_{name}": 100 * value for name, value in zip(STATISTICS, values, strict=True)}
         whole[family] = compared
         step()
-    return found, whole
+    return figures, whole
 
 
 def _layer_distances(replicates: Sequence[Mapping[str, Discrepancy]]) -> dict[str, dict[str, LayerMeans]]:
@@ -554,7 +554,7 @@ def _layer_distances(replicates: Sequence[Mapping[str, Discrepancy]]) -> dict[st
                 spread=_mean([layer.spread for layer in same]),
                 offset=_mean([layer.offset for layer in same]),
             )
-            for same in zip(*(found[family].layers for found in replicates), strict=True)
+            for same in zip(*(discrepancies[family].layers for discrepancies in replicates), strict=True)
         }
         for family in REMOVALS
     }
@@ -598,18 +598,18 @@ def _summed(zoo: Zoo, name: str) -> SummedPredictions:
     total: SummedPredictions | None = None
     for batch in predictions.stream(batch_size=16):
         for logits in batch["logits"]:
-            one = SummedPredictions.of(log_softmax(logits))
+            likelihoods = SummedPredictions.of(log_softmax(logits))
             if total is None:
-                total = one
+                total = likelihoods
             else:
-                total.add(one)
+                total.add(likelihoods)
     assert total is not None
     return total
 
 
 def _spreads(values: Sequence[Mapping[str, float]]) -> Figures:
-    found = {name: Spread.of([item[name] for item in values]) for name in values[0]}
-    return {name: spread for name, spread in found.items() if spread is not None}
+    spreads = {name: Spread.of([item[name] for item in values]) for name in values[0]}
+    return {name: spread for name, spread in spreads.items() if spread is not None}
 
 
 def _published_for(target: Zoo) -> dict[tuple[str, str], dict[str, PublishedFigure]]:

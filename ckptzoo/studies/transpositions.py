@@ -155,13 +155,13 @@ class Transpositions(StudyResult, without=("found_at", "apart_at"), derived=("co
     def _facts(self) -> list[tuple[str, str]]:
         left = f"; {counted(self.left_out, 'planted member')} left out" if self.left_out else ""
         runs = counted(len(np.unique(self.runs)), "run")
-        found = [
+        rows = [
             ("zoo", f"{self.name}: {counted(len(self.planted), 'pair')} of {runs}{left}"),
             ("architecture", f"{self.architecture}, at most {counted(self.most, 'transposition')}"),
         ]
         if self.set is not None:
-            found.append(("barriers", f"in nats, on {self.set}: {counted(self.inputs, 'input')}"))
-        return found
+            rows.append(("barriers", f"in nats, on {self.set}: {counted(self.inputs, 'input')}"))
+        return rows
 
     def _table(self, values: Mapping[str, NDArray[Any]], digits: int) -> Table:
         table = columns("planted", "pairs", *values)
@@ -266,7 +266,7 @@ def transpositions(
     heights = {way: np.zeros(len(pairs)) for way in (WAYS if labelled else ())}
     for start in range(0, len(pairs), size):
         batch = np.arange(start, min(start + size, len(pairs)))
-        some = [pairs[place] for place in batch]
+        some = [pairs[index] for index in batch]
         planted = _stacked([pair.element for pair in some])
         found_at[:, batch], apart_at[:, batch] = _at_earlier_steps(zoo, some, steps, planted, table, advance)
         last = np.array([pair.rows[pair.last] for pair in some])
@@ -282,9 +282,9 @@ def transpositions(
                 heights[way][batch] = line_barriers(evaluator, first, weights, taus)
                 advance(len(batch))
         # both ends are known: nothing at the reference, and what was found at the member
-        for place in range(1, points - 1):
-            between = symmetry.align(_between(first, second, taus[place]), first, table).element
-            along[batch, place] = transpositions_in_total(between, table)
+        for point in range(1, points - 1):
+            between = symmetry.align(_between(first, second, taus[point]), first, table).element
+            along[batch, point] = transpositions_in_total(between, table)
             advance(len(batch))
     ends = [steps.index(pair.last) for pair in pairs], np.arange(len(pairs))
     found_at[ends], apart_at[ends] = found, apart

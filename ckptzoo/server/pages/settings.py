@@ -30,23 +30,23 @@ def repository(request: AuthorizedRequest) -> Response:
 
 def change_repository(request: AuthorizedRequest) -> Response:
     """Carry out a form of the page of settings."""
-    found, action = request.repository, field(request, "action")
-    following = f"{address_of(found)}/settings"
+    repository, action = request.repository, field(request, "action")
+    following = f"{address_of(repository)}/settings"
     with request.writing() as connection:
         if action in ("hide", "show"):
-            repositories.set_private(connection, found, action == "hide")
-            audit.note(connection, request.user, action, found.name)
+            repositories.set_private(connection, repository, action == "hide")
+            audit.note(connection, request.user, action, repository.name)
         elif action in ("close", "open"):
-            repositories.set_closed(connection, found, action == "close")
-            audit.note(connection, request.user, action, found.name)
+            repositories.set_closed(connection, repository, action == "close")
+            audit.note(connection, request.user, action, repository.name)
         elif action in ("grant", "revoke"):
             role = _role(request) if action == "grant" else None
-            accounts.set_grant(connection, field(request, "account", 100), found.id, role, actor=request.user)
+            accounts.set_grant(connection, field(request, "account", 100), repository.id, role, actor=request.user)
         elif action == "delete":
-            if field(request, "name") != found.name:
-                raise Refusal(400, f"Name: expected {found.name}, to confirm. Nothing was deleted.")
-            repositories.remove(connection, found)
-            audit.note(connection, request.user, f"delete {found.kind}", found.name)
+            if field(request, "name") != repository.name:
+                raise Refusal(400, f"Name: expected {repository.name}, to confirm. Nothing was deleted.")
+            repositories.remove(connection, repository)
+            audit.note(connection, request.user, f"delete {repository.kind}", repository.name)
             following = "/"
         else:
             raise _unknown(action)

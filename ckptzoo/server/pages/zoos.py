@@ -250,14 +250,14 @@ def file(request: AuthorizedRequest) -> Response:
     path = checked_path(request.piece("path"))
     with request.service.database.reading() as connection:
         context, commit = _of_repository(request, connection, "files")
-        found = _file_at(connection, request, commit, path)
+        entry = _file_at(connection, request, commit, path)
     text = None
-    if not found.large and found.size <= _MAX_SHOWN:
-        data = request.service.blobs.path(found.sha256).read_bytes()
+    if not entry.large and entry.size <= _MAX_SHOWN:
+        data = request.service.blobs.path(entry.sha256).read_bytes()
         text = data.decode() if _is_text(data) else None
-    picture = path.rpartition(".")[2].lower() in _PICTURES and not found.large
+    picture = path.rpartition(".")[2].lower() in _PICTURES and not entry.large
     return page(
-        request, "file.html", **context, crumbs=_crumbs(path), path_=path, file=found, text=text, picture=picture
+        request, "file.html", **context, crumbs=_crumbs(path), path_=path, file=entry, text=text, picture=picture
     )
 
 
@@ -266,14 +266,14 @@ def raw(request: AuthorizedRequest) -> Response:
     path = checked_path(request.piece("path"))
     with request.service.database.reading() as connection:
         commit = History(connection, request.repository.id).resolve(request.piece("revision"))
-        found = _file_at(connection, request, commit, path)
+        entry = _file_at(connection, request, commit, path)
     kind = _PICTURES.get(path.rpartition(".")[2].lower(), "text/plain; charset=utf-8")
     headers = {"Content-Security-Policy": _UPLOADED, "Cache-Control": "private, max-age=3600"}
-    if found.large:
+    if entry.large:
         kind = "application/octet-stream"
         headers["Content-Disposition"] = f"attachment; filename*=UTF-8''{quote(path.rpartition('/')[2], safe='')}"
-    blob = request.service.blobs.path(found.sha256)
-    return file_response(request.http_request, blob, found.sha256, headers, kind)
+    blob = request.service.blobs.path(entry.sha256)
+    return file_response(request.http_request, blob, entry.sha256, headers, kind)
 
 
 def history(request: AuthorizedRequest) -> Response:

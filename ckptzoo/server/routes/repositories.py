@@ -128,7 +128,7 @@ def listing(request: AuthorizedRequest) -> Response:
 def owned(request: AuthorizedRequest) -> Response:
     """Return the repositories of an organisation, or of the caller, with the bytes of their files on main."""
     namespace = request.piece("namespace") or request.user
-    found: list[dict[str, Any]] = []
+    listed: list[dict[str, Any]] = []
     with request.service.database.reading() as connection:
         for kind in KINDS.values():
             for repository in repositories.listed(connection, kind):
@@ -145,11 +145,11 @@ def owned(request: AuthorizedRequest) -> Response:
                     "visibility": "private" if repository.private else "public",
                     "storage": sum(sizes[oid] for oid in oids),
                 }
-                found.append(content)
-    total = sum(item["storage"] for item in found)
-    for item in found:
+                listed.append(content)
+    total = sum(item["storage"] for item in listed)
+    for item in listed:
         item["storagePercent"] = 100 * item["storage"] / total if total else 0.0
-    return JSONResponse(found)
+    return JSONResponse(listed)
 
 
 def info(request: AuthorizedRequest) -> Response:
@@ -344,8 +344,8 @@ def whoami(request: AuthorizedRequest) -> Response:
     with request.service.database.reading() as connection:
         roles = accounts.organisations(connection, name)
     # memberships are for who has a role there, and the token has none beyond its scope
-    held = {org: role_in(request.subject, AccessTarget(org)) for org in roles}
-    organisations = {org: min(roles[org], role, key=ROLES.index) for org, role in held.items() if role is not None}
+    own_roles = {org: role_in(request.subject, AccessTarget(org)) for org in roles}
+    organisations = {org: min(roles[org], role, key=ROLES.index) for org, role in own_roles.items() if role is not None}
     token = {
         "displayName": request.caller.token.name or name,
         "role": token_limits.role,

@@ -80,13 +80,7 @@ class ImportPlan(PrintedResult, JsonFields, named={"adapter": "format"}):
     facts: Mapping[str, str] = field(default_factory=dict)
 
     def print(self, console: "Console | None" = None) -> None:
-        """Print a table of the files, and what is passed over.
-
-        Parameters
-        ----------
-        console
-            a rich console; None for the standard output.
-        """
+        """Print a table of the files, and what is passed over."""
         from rich.console import Console
 
         out = console or Console()

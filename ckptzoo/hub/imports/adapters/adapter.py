@@ -1,8 +1,10 @@
 """The adapter of a format, and the checkpoints that it finds."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -234,6 +236,20 @@ def parse_json(data: bytes, location: str) -> Any:
 def reader(file: SourceFile, limit: int) -> Callable[[], Sequence[bytes]]:
     """Return a function that reads a file when it is called."""
     return lambda: [file.read(limit)]
+
+
+def numbered_files(
+    source: ImportSource,
+    pattern: re.Pattern[str],
+    member: Callable[[re.Match[str]], str],
+    pick: Callable[..., Sequence[Picked]],
+) -> Iterator[FoundCheckpoints]:
+    """Yield the files whose paths match, each a checkpoint at the step ``number``; ``pick`` is given the path too."""
+    for file in source.files():
+        if (matched := pattern.fullmatch(file.path)) is not None:
+            name, step = identifier(member(matched)), int(matched["number"])
+            read, picked = reader(file, Limits().file_bytes), partial(pick, path=file.path)
+            yield FoundCheckpoints(file.path, name, step, {}, file.size, read, picked)
 
 
 def all_fit(paths: Sequence[str], fits: Callable[[str], object]) -> bool:

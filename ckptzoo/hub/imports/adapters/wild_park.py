@@ -6,10 +6,10 @@ mkofinas/neural-graphs at 1f2b671, ``experiments/cnn_generalization/dataset/``.
 import re
 from collections.abc import Iterator, Sequence
 
-from ckptzoo.hub.imports.adapters.adapter import FoundCheckpoints, Options, Picked, all_fit, identifier, reader
+from ckptzoo.hub.imports.adapters.adapter import FoundCheckpoints, Options, Picked, all_fit, numbered_files
 from ckptzoo.hub.imports.facts import merged, row_of
 from ckptzoo.hub.imports.sources import ImportSource
-from ckptzoo.hub.untrusted import Limits, StateDict
+from ckptzoo.hub.untrusted import StateDict
 
 _CHECKPOINT = re.compile(r"(?P<trial>.+)/checkpoint_(?P<number>\d{1,9})/checkpoint\.pt")
 
@@ -26,17 +26,10 @@ class WildPark:
         return all_fit(paths, _CHECKPOINT.fullmatch)
 
     def checkpoints(self, source: ImportSource, options: Options) -> Iterator[FoundCheckpoints]:
-        for file in source.files():
-            if (matched := _CHECKPOINT.fullmatch(file.path)) is None:
-                continue
-            member = identifier(matched["trial"].rpartition("/")[2])
+        def pick(states: Sequence[StateDict], path: str) -> Sequence[Picked]:
+            return [_picked(state, path, options) for state in states]
 
-            def pick(states: Sequence[StateDict], path: str = file.path) -> Sequence[Picked]:
-                return [_picked(state, path, options) for state in states]
-
-            yield FoundCheckpoints(
-                file.path, member, int(matched["number"]), {}, file.size, reader(file, Limits().file_bytes), pick
-            )
+        return numbered_files(source, _CHECKPOINT, lambda matched: matched["trial"].rpartition("/")[2], pick)
 
 
 def _picked(state: StateDict, path: str, options: Options) -> Picked:

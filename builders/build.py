@@ -374,8 +374,8 @@ def seeds_of(contents: Contents, recipe: Recipe) -> tuple[set[int], set[int]]:
         if digest == recipe.digest and seed is not None and member == member_id(recipe, seed):
             present.add(seed)
         else:
-            found = (pattern.fullmatch(text) for text in (name, member) if text is not None)
-            taken.update(int(match[1]) for match in found if match)
+            matches = (pattern.fullmatch(text) for text in (name, member) if text is not None)
+            taken.update(int(match[1]) for match in matches if match)
     return present, taken - present
 
 

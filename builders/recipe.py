@@ -208,10 +208,10 @@ class Recipe:
 
         Each makes another recipe, with its own digest.
         """
-        found = recipe if isinstance(recipe, Recipe) else cls.load(recipe)
-        found = found if epochs is None else found.shortened(epochs)
+        whole = recipe if isinstance(recipe, Recipe) else cls.load(recipe)
+        whole = whole if epochs is None else whole.shortened(epochs)
         given = {"precision": precision, "architecture": architecture}
-        return dataclasses.replace(found, **{key: value for key, value in given.items() if value is not None})
+        return dataclasses.replace(whole, **{key: value for key, value in given.items() if value is not None})
 
     def shortened(self, epochs: int) -> "Recipe":
         """The same recipe for another number of epochs; another digest, so that the two are never mixed up."""

@@ -230,17 +230,17 @@ def status(
     if watch and not as_json:
         show(to, console_of())
         return
-    found = find(to)
-    if not found and not (to / layout.ZOO).exists():
+    plans = find(to)
+    if not plans and not (to / layout.ZOO).exists():
         step = "Plan members first: python -m builders plan RECIPE --members N --to FOLDER."
         raise ZooError(Problem(str(to), "zoo", "one with plans", "a folder that is no zoo", step))
     if as_json:
-        print(json.dumps([item.to_json() for item in found], indent=2, allow_nan=False))
+        print(json.dumps([item.to_json() for item in plans], indent=2, allow_nan=False))
         return
     console = console_of()
-    for item in found:
+    for item in plans:
         item.print(console)
-    if not found:
+    if not plans:
         console.print(f"{to}: nothing is planned; all that was is in the zoo.", highlight=False, soft_wrap=True)
 
 

@@ -87,7 +87,7 @@ def search(
     """
     from builders.search import search as run
 
-    found = run(
+    networks = run(
         recipe,
         to,
         trials=trials,
@@ -100,7 +100,7 @@ def search(
         threads=threads,
         console=console_of(stderr=as_json),
     )
-    print_report(found, as_json)
+    print_report(networks, as_json)
 
 
 def recipes() -> None:

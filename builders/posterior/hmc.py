@@ -156,8 +156,8 @@ class Hmc(MarkovChain):
             examples = _examples(surroundings)
             chains = [_arrays(_first(self, position, *examples)) for position in positions]
         state.extra = {name: torch.from_numpy(np.stack(leaves)) for name, *leaves in zip(_NAMES, *chains, strict=True)}
-        for place in range(len(state)):
-            self._require_finite(state, place, 0)
+        for chain in range(len(state)):
+            self._require_finite(state, chain, 0)
         return state
 
     def advance(self, surroundings: Surroundings, state: TrainingState, stop: int) -> None:

@@ -178,12 +178,12 @@ def collection(
     from ckptzoo.loader.collection import open_collection, write_collection
 
     write_collection(folder)
-    found = open_collection(folder)
+    opened = open_collection(folder)
     if as_json:
-        emit({"name": found.name, "checkpoints": len(found), "zoos": [entry.to_json() for entry in found.entries]})
+        emit({"name": opened.name, "checkpoints": len(opened), "zoos": [entry.to_json() for entry in opened.entries]})
         return
     table = columns("zoo", "checkpoints", "name", "revision")
-    for entry in found.entries:
+    for entry in opened.entries:
         table.add_row(entry.folder, f"{entry.checkpoints:,}", entry.name, entry.revision[:19])
     console().print(table)
 

@@ -152,11 +152,11 @@ def _cached() -> dict[str, Path]:
     """Return the same by address as it is typed; zoos of other hubs than that of ``HF_ENDPOINT`` are left out."""
     typed: dict[str, Path] = {}
     for address, folder in _cache_folders():
-        place, _, endpoint = address.partition(" at ")
-        if not place.startswith(_DATASETS):
+        repository, _, endpoint = address.partition(" at ")
+        if not repository.startswith(_DATASETS):
             typed[address] = folder
         elif (endpoint or PUBLIC_HUB) == hub_endpoint():
-            typed[place.removeprefix(_DATASETS)] = folder
+            typed[repository.removeprefix(_DATASETS)] = folder
     return typed
 
 
@@ -183,13 +183,13 @@ def _variants(address: str) -> list[str]:
             return []
         parts = [(path[1], path[2]) for path in paths if path[0] == layout.DERIVED and len(path) > 2]
     others = (layout.RETRACTED, layout.MEASURED)
-    found = {
+    names = {
         name
         for name, part in parts
         if layout.DERIVED_NAME.fullmatch(name) and layout.PART_NAME.fullmatch(part)
         if name not in others and layout.set_name(name) is None
     }
-    return [layout.RAW, *sorted(found)]
+    return [layout.RAW, *sorted(names)]
 
 
 def _layers(address: str) -> Iterable[str]:

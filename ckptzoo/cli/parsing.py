@@ -64,11 +64,11 @@ def check_values(app: typer.Typer) -> None:
 
 def _reworded(message: str, given: Any) -> str:
     """Return pydantic's message about a value, with which Typer checks numbers, in the form of other messages."""
-    found = re.fullmatch(r"Input should be ([^,]*).*", message, re.DOTALL)
-    if found is None:
+    matched = re.fullmatch(r"Input should be ([^,]*).*", message, re.DOTALL)
+    if matched is None:
         return message.removeprefix("Value error, ")
     got = given[-1] if isinstance(given, list) and given else given
-    expected = found[1].replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
+    expected = matched[1].replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
     return f"expected {expected}, got {str(got)[:80]!r}. Correct it."
 
 

@@ -110,10 +110,10 @@ def list_(zoo: ZooAddress, as_json: AsJson = False) -> None:
     from ckptzoo.console import columns
     from ckptzoo.format.splits import read_split
 
-    found = opened(zoo)
-    read = [read_split(found.contents.files, name, found.contents.identity) for name in found.splits]
+    opened_zoo = opened(zoo)
+    read = [read_split(opened_zoo.contents.files, name, opened_zoo.contents.identity) for name in opened_zoo.splits]
     if as_json:
-        emit({"zoo": found.name, "splits": [{"name": item.name, "parts": list(item.parts)} for item in read]})
+        emit({"zoo": opened_zoo.name, "splits": [{"name": item.name, "parts": list(item.parts)} for item in read]})
         return
     table = columns("split", "parts")
     for item in read:
@@ -121,7 +121,7 @@ def list_(zoo: ZooAddress, as_json: AsJson = False) -> None:
     if read:
         console().print(table)
     else:
-        print(f"{found.name}: no splits; ckptzoo splits make makes one.")
+        print(f"{opened_zoo.name}: no splits; ckptzoo splits make makes one.")
 
 
 @splits.command()

@@ -429,8 +429,8 @@ def _mmd_share(
     from ckptzoo.text import parse_share
 
     with bar("reading weights", nbytes=True) as progress:
-        found, count = measure_share(
+        done, count = measure_share(
             first, second, saved_in, parse_share(share), variant, variant_y, device=device, progress=progress
         )
-    then = "The same command without --share has the result." if found == count else "Others are missing."
-    print(f"{saved_in}: {found:,} of {count:,} blocks. {then}")
+    then = "The same command without --share has the result." if done == count else "Others are missing."
+    print(f"{saved_in}: {done:,} of {count:,} blocks. {then}")

@@ -100,8 +100,8 @@ def examine(zoo: str | os.PathLike[str] | None = None) -> Examination:
     if address is not None:
         steps.append(("zoo", partial(zoo_checks.checks, address)))
     secrets = {value for name in _SECRETS if (value := os.environ.get(name))} | hub.tokens()
-    found = [check for name, step in steps for check in _run(name, step)]
-    return Examination(tuple(check.without(secrets) for check in found))
+    checks = [check for name, step in steps for check in _run(name, step)]
+    return Examination(tuple(check.without(secrets) for check in checks))
 
 
 def _run(name: str, step: Callable[[], Iterable[Check]]) -> Iterator[Check]:

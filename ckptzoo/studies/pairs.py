@@ -204,14 +204,14 @@ def pairs(
         size = pairs_at_once(chosen.arch)
         advance, points = counter(sum(map(len, some.values())), progress), np.linspace(0, 1, POINTS)
         for name, places in some.items():
-            found: list[Values] = []
+            measured: list[Values] = []
             for start in range(0, len(places), size):
                 part = places[start : start + size]
                 first, second = ({key: array[part[:, side]] for key, array in weights.items()} for side in (0, 1))
                 aligned = symmetry.align(second, first, table).weights
-                found.append(line_barriers(evaluator, first, aligned, points))
+                measured.append(line_barriers(evaluator, first, aligned, points))
                 advance(len(part))
-            heights[name] = np.concatenate(found)
+            heights[name] = np.concatenate(measured)
     ids = chosen.ids
     all_sampled, all_least = Spread.of(sampled), Spread.of(between)
     assert all_sampled is not None and all_least is not None

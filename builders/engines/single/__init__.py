@@ -166,11 +166,11 @@ def gradient_steps(data_source: Feed, keys: NDArray[np.uint64], start: int, stop
 
 
 def _gradients(network: ModuleAndOptimizer, batch: TrainingBatch, weights: Tensors) -> Tensors:
-    found = {name: torch.empty_like(weights[name]) for name in network.parameters}
+    slopes = {name: torch.empty_like(weights[name]) for name in network.parameters}
     for member in range(len(batch.targets)):
         network.load(weights, {}, member)
         network.differentiate(batch, member)
         for name, parameter in network.parameters.items():
             assert parameter.grad is not None
-            found[name][member].copy_(parameter.grad)
-    return found
+            slopes[name][member].copy_(parameter.grad)
+    return slopes

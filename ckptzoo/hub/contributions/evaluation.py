@@ -267,9 +267,9 @@ def output_differences(
         for names in proposals:
             network = zoo_factory().eval()
             renamed = {names.get(old, old): value for old, value in tensors.items()}
-            found = outputs(network, {name: value for name, value in renamed.items() if name in network.state_dict()})
-            same_shape = found.shape == expected.shape
-            difference = float((found - expected).abs().max() / expected.abs().max()) if same_shape else math.inf
+            answers = outputs(network, {name: value for name, value in renamed.items() if name in network.state_dict()})
+            same_shape = answers.shape == expected.shape
+            difference = float((answers - expected).abs().max() / expected.abs().max()) if same_shape else math.inf
             differences.append(difference)
     return differences
 

@@ -168,10 +168,10 @@ class OpenedSource(ImportSource):
                     return
 
     def _note_related(self, sizes: dict[str, int], *, can_compare: bool) -> Related:
-        found = related(sizes, can_compare=can_compare)
-        self.reasons |= found.reasons
-        self._parts |= found.parts
-        return found
+        relations = related(sizes, can_compare=can_compare)
+        self.reasons |= relations.reasons
+        self._parts |= relations.parts
+        return relations
 
     def _with_others(self, file: SourceFile, paths: Sequence[str]) -> Iterator[OpenedFile]:
         """Yield a file with those that are passed over for it, opened too."""
@@ -312,8 +312,8 @@ class OpenedSource(ImportSource):
             self.opened.add(path)
             prefix = f"{path.rpartition('/')[0]}/{stem(path.rpartition('/')[2])}".lstrip("/")
             archive = self._zip(file, path, stream) if kind == "zip" else None
-            found = tar_files(content, lambda: counted.count, f"{self.address}: {path}")
-            for item in found if archive is None else archive.files():
+            files = tar_files(content, lambda: counted.count, f"{self.address}: {path}")
+            for item in files if archive is None else archive.files():
                 if archive is not None and not archive.position:
                     inside = {f"{prefix}/{name}": size for name, size in archive.sizes.items()}
                     wanted = {name: size for name, size in inside.items() if self._is_wanted(name, is_chosen=is_chosen)}

@@ -147,24 +147,24 @@ def plan_import(
     files, passed, problems = list[PlannedFile](), dict[str, str](), list[dict[str, str]]()
     named = set[str]()
     try:
-        for found in chosen.checkpoints(opened, options):
+        for entry in chosen.checkpoints(opened, options):
             if progress is not None:
                 progress(min(opened.position, opened.nbytes), opened.nbytes)
-            if isinstance(found, PassedOver):
-                passed[found.path] = found.reason
-            elif isinstance(found, Broken):
-                problems.append({"file": found.path, "problem": str(found.error)})
-                named.update(found.parts)
-            elif isinstance(found, FoundArrays):
+            if isinstance(entry, PassedOver):
+                passed[entry.path] = entry.reason
+            elif isinstance(entry, Broken):
+                problems.append({"file": entry.path, "problem": str(entry.error)})
+                named.update(entry.parts)
+            elif isinstance(entry, FoundArrays):
                 files += [
-                    PlannedFile(found.path, f"a row of {chosen.name}", checkpoint_id(member, step), member, step)
-                    for member, step in zip(found.members, found.steps, strict=True)
+                    PlannedFile(entry.path, f"a row of {chosen.name}", checkpoint_id(member, step), member, step)
+                    for member, step in zip(entry.members, entry.steps, strict=True)
                 ]
             else:
-                name = found.row.get(OWN_ID) or found.id or checkpoint_id(found.member, found.step)
-                form = found.form or (opened.forms[found.path].words if found.path in opened.forms else chosen.name)
-                files.append(PlannedFile(found.path, form, name, found.row.get(OWN_MEMBER, found.member), found.step))
-                named.update(found.parts)
+                name = entry.row.get(OWN_ID) or entry.id or checkpoint_id(entry.member, entry.step)
+                form = entry.form or (opened.forms[entry.path].words if entry.path in opened.forms else chosen.name)
+                files.append(PlannedFile(entry.path, form, name, entry.row.get(OWN_MEMBER, entry.member), entry.step))
+                named.update(entry.parts)
     except ZooError as error:  # an archive that ends in its middle, a row without a file
         problems.append({"file": opened.address, "problem": str(error)})
     problems += [{"file": path, "problem": str(error)} for path, error in opened.broken]
@@ -181,11 +181,11 @@ def plan_import(
 
 def _repeated(files: Sequence[PlannedFile], address: str) -> list[dict[str, str]]:
     """Return the files whose ids came before."""
-    seen, made = set[str](), list[dict[str, str]]()
+    seen, planned = set[str](), list[dict[str, str]]()
     for item in files:
         if item.id in seen:
             step = "Leave one of the files out, with --exclude."
             problem = Problem(f"{address}: {item.file}", "id", "each once", f"{item.id!r} twice", step)
-            made.append({"file": item.file, "problem": str(ZooError(problem))})
+            planned.append({"file": item.file, "problem": str(ZooError(problem))})
         seen.add(item.id)
-    return made
+    return planned

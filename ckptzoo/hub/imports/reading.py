@@ -34,8 +34,8 @@ class Reader:
         """Return the state dicts of every file, or its error; those of shards put together."""
         made: list[list[States | ZooError]] = [[] for _ in files]
         jobs: list[tuple[list[States | ZooError], str, Job, bytes]] = []
-        for (found, contents), parts in zip(files, made, strict=True):
-            location, name = f"{self._address}: {found.path}", found.path.rpartition("/")[2]
+        for (file, contents), parts in zip(files, made, strict=True):
+            location, name = f"{self._address}: {file.path}", file.path.rpartition("/")[2]
             for data in contents:
                 try:
                     form = read_form(data[:HEAD_BYTES], name, location=location)
@@ -53,7 +53,7 @@ class Reader:
                 parts.append(
                     answer if isinstance(answer, IntegrityError) else [item.state_dict(name, arrays) for item in answer]
                 )
-        return [_whole(parts, f"{self._address}: {found.path}") for (found, _), parts in zip(files, made, strict=True)]
+        return [_whole(parts, f"{self._address}: {file.path}") for (file, _), parts in zip(files, made, strict=True)]
 
 
 def _whole(parts: Sequence[States | ZooError], path: str) -> States | ZooError:

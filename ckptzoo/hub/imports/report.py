@@ -92,18 +92,18 @@ class ImportResult(PrintedResult, JsonFields, named={"adapter": "format", "nbyte
 
 
 def passed_over_files(
-    source: OpenedSource, adapter: str, found: Collection[str], reasons: Mapping[str, str]
+    source: OpenedSource, adapter: str, passed: Collection[str], reasons: Mapping[str, str]
 ) -> tuple[dict[str, str], ...]:
     """Return files that hold no network, those that were not opened, and those that no adapter sees, each with the
     reason.
 
-    ``found`` are paths of files that were taken for checkpoints; ``reasons`` are those of single files.
+    ``passed`` are paths of files that were taken for checkpoints; ``reasons`` are those of single files.
     """
     by_name = f"no checkpoint of the format `{adapter}`, by its name"
     by_form = {
         path: by_name if form.is_read or form.is_container else form.reason
         for path, form in source.forms.items()
-        if path not in source.opened and path not in found and path not in source.passed_over
+        if path not in source.opened and path not in passed and path not in source.passed_over
     }
     return tuple(
         {"file": path, "reason": text} for path, text in (source.passed_over | by_form | dict(reasons)).items()

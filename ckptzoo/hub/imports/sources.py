@@ -187,10 +187,10 @@ class FolderSource(ImportSource):
 
     def __init__(self, path: Path) -> None:
         self._dangling = list[str]()
-        found = dict(self._walk(path, ""))
-        super().__init__(str(path), path.resolve().name, sum(found.values()))
+        files = dict(self._walk(path, ""))
+        super().__init__(str(path), path.resolve().name, sum(files.values()))
         self.dangling = tuple(sorted(self._dangling))
-        self._path, self.sizes = path, {name: found[name] for name in sorted(found, key=natural)}
+        self._path, self.sizes = path, {name: files[name] for name in sorted(files, key=natural)}
 
     def _walk(self, folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
         """Yield the files below a folder, with their sizes."""

@@ -120,12 +120,12 @@ def collection_batch(
     ``card`` replaces the one that is kept; ``files`` are those of the zoos in the folder, as the repository then holds
     them.
     """
-    held = {
+    files_by_zoo = {
         name: OverlayFiles(repository.within(name), replace(listing, files=stored), {})
         for name, stored in _folders(listing).items()
         if layout.ZOO in stored
     }
-    zoos, left_out = _opened({**held, **(files or {})}, local.zoos)
+    zoos, left_out = _opened({**files_by_zoo, **(files or {})}, local.zoos)
     if not zoos:
         step = "Push a collection with a zoo that can be read."
         raise HubError(Problem(repository.name, "zoos", "one or more", "; ".join(left_out) or "none", step))

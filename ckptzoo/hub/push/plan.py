@@ -293,7 +293,7 @@ def _other_zoo(local: LocalZoo, repository: RepositoryFiles, listing: RevisionLi
         )
     except Exception:  # somebody else wrote them: not JSON, not UTF-8, without a document
         return None
-    said = [f"{name!r} of {found.name!r}" for name, found in ((mine, arch), (other, other_arch))]
+    said = [f"{name!r} of {architecture.name!r}" for name, architecture in ((mine, arch), (other, other_arch))]
     difference = architecture_difference(arch, other_arch)
     got = f"{said[1]}, whose tensors differ: {difference}" if difference else said[1]
     return (said[0], got) if difference or said[0] != said[1] else (said[0], "another zoo of these names")

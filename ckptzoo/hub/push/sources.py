@@ -126,8 +126,8 @@ class RepositoryFiles:
         keys = {name: f"{name} {listing.files[name]}" for name in names}
         missing = [name for name, key in keys.items() if key not in self._contents]
         paths = {(f"{self.folder}/{name}" if self.folder else name): listing.files[name] for name in missing}
-        found = self.client.read_many(self.repo, list(paths), replace(listing, files=paths))
-        for name, data in zip(missing, found, strict=True):
+        contents = self.client.read_many(self.repo, list(paths), replace(listing, files=paths))
+        for name, data in zip(missing, contents, strict=True):
             self._contents[keys[name]] = data
         return [self._contents[keys[name]] for name in names]
 

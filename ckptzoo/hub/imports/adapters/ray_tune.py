@@ -92,8 +92,8 @@ class _TrialFolder:
         self.parameters: dict[str, Any] = {}
         for name in ("config.json", "params.json"):
             if (data := texts.get(f"{folder}/{name}")) is not None:
-                found = parse_json(data, f"{folder}/{name}")
-                self.parameters = merged(self.parameters, found if isinstance(found, dict) else {})
+                content = parse_json(data, f"{folder}/{name}")
+                self.parameters = merged(self.parameters, content if isinstance(content, dict) else {})
         location = f"{folder}/result.json"
         if (data := texts.get(location)) is None:
             step = "Fetch it again, or give --checkpoint-offset to import without its figures."
@@ -107,7 +107,7 @@ class _TrialFolder:
 
 def _results(data: bytes, location: str) -> dict[int, dict[str, Any]]:
     """Return a trial's results by iteration, without the parameters that every line repeats."""
-    found: dict[int, dict[str, Any]] = {}
+    results: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(data.splitlines(), start=1):
         if not line.strip():
             continue
@@ -119,8 +119,8 @@ def _results(data: bytes, location: str) -> dict[int, dict[str, Any]]:
         if type(iteration) is not int:
             step = "Fetch the file again: it may be cut."
             raise ZooError(Problem(at, "training_iteration", "an integer", json.dumps(iteration)[:80], step))
-        found[iteration] = {name: value for name, value in content.items() if name not in ("config", "done")}
-    return found
+        results[iteration] = {name: value for name, value in content.items() if name not in ("config", "done")}
+    return results
 
 
 def _offset(numbers: Sequence[int], results: Mapping[int, Any], location: str) -> int:

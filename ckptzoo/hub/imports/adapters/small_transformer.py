@@ -64,9 +64,9 @@ class SmallTransformer:
 
 def _rows(data: bytes, location: str) -> dict[str, dict[str, Any]]:
     """Return rows by the name of the file that they are about: the first value that is named like one."""
-    found: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for row in read_table(data, location):
         named = [value for value in row.values() if _CHECKPOINT.fullmatch(f"{str(value).removesuffix('.pt')}.pt")]
         for value in named[:1]:
-            found[str(value).removesuffix(".pt").rpartition("/")[2]] = row
-    return found
+            rows[str(value).removesuffix(".pt").rpartition("/")[2]] = row
+    return rows

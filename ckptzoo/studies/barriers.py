@@ -52,6 +52,7 @@ class Lines:
 
     @property
     def barriers(self) -> Barriers:
+        """Barriers of the loss."""
         return barriers_of(self.losses, self.points)
 
     @property

@@ -82,6 +82,7 @@ class LayerDiscrepancy:
 
     @property
     def most(self) -> float:
+        """The largest of the twenty."""
         return float(self.mmd2.max())
 
     @property
@@ -159,6 +160,7 @@ class Discrepancy(StudyResult):
 
     @property
     def most(self) -> float:
+        """Average over layers of the largest."""
         return float(self.weights @ [item.most for item in self.layers])
 
     @property

@@ -105,6 +105,7 @@ class MethodResult:
 
     @property
     def replicates(self) -> int:
+        """The number of measured replicates."""
         return max((spread.count for spread in self.figures.values()), default=0)
 
     def difference(self, figure: str) -> float | None:

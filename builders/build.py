@@ -213,6 +213,7 @@ class BuildRequest:
         return allot(present, self.members, self.first_seed, taken)
 
     def open_trainer(self, engine: str) -> AbstractContextManager[Trainer]:
+        """Open a trainer for the members."""
         return open_trainer(self.recipe, self.source, device=self.device, engine=engine, threads=self.threads)
 
     def training(self, *arguments: Any) -> "MemberTraining":

@@ -132,6 +132,7 @@ class GradientSteps(Protocol):
 
 
 def names() -> tuple[str, ...]:
+    """Return the names of all engines."""
     return tuple(_ENGINES)
 
 

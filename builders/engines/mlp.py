@@ -30,6 +30,7 @@ _RELU: Activation = (torch.relu_, lambda value: (value > 0).to(value.dtype))
 
 
 def advance(data_source: Feed, state: TrainingState, stop: int) -> None:
+    """Take the steps up to ``stop``, in place."""
     members_last = TrainingState(state.keys, _members_last(state.weights), _members_last(state.momentum), state.step)
     sgd.advance(data_source.recipe, members_last, gradient_steps(data_source, state.keys, state.step, stop))
     for target, source in ((state.weights, members_last.weights), (state.momentum, members_last.momentum)):

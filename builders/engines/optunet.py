@@ -78,6 +78,7 @@ def advance(data_source: DataSource, state: TrainingState, stop: int) -> None:
 
 
 def gradient_steps(data_source: DataSource, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[GradientStep]:
+    """Yield the steps with their gradients."""
     workspace = _Workspace(len(keys), data_source.recipe.batch, data_source)
     for step in steps(data_source, keys, start, stop):
         patches = workspace.patches(step)

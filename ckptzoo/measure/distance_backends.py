@@ -76,6 +76,8 @@ def select_backend(x: Any, y: Any) -> tuple[ArrayBackend, Any, Any]:
 
 @dataclass(frozen=True)
 class NumpyBackend:
+    """The numpy backend."""
+
     def full(self, shape: tuple[int, int], value: float) -> NDArray[np.float64]:
         return np.full(shape, value)
 

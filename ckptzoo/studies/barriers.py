@@ -53,6 +53,7 @@ class Lines:
 
     @property
     def barriers(self) -> Barriers:
+        """Barriers of the loss."""
         return barriers_of(self.losses, self.points)
 
     @property

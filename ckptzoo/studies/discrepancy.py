@@ -87,6 +87,7 @@ class LayerDiscrepancy(
 
     @property
     def most(self) -> float:
+        """The largest of the twenty."""
         return float(self.mmd2.max())
 
     @property
@@ -149,6 +150,7 @@ class Discrepancy(StudyResult, derived=("median", "mean", "most", "p"), named={"
 
     @property
     def most(self) -> float:
+        """Average over layers of the largest."""
         return float(self.weights @ [item.most for item in self.layers])
 
     @property

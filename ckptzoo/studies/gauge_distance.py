@@ -46,10 +46,12 @@ class OrderDistance(JsonFields):
 
     @property
     def random_moved(self) -> float:
+        """The fraction to expect of a random order."""
         return 1 - 1 / self.n  # a random permutation has one fixed point on average, whatever n is
 
     @property
     def random_transpositions(self) -> float:
+        """The transpositions to expect of a random order."""
         return random_transpositions(self.n)
 
     def to_json(self) -> Document:

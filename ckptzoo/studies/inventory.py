@@ -130,6 +130,7 @@ class Inventory(PrintedResult, JsonFields, derived=("nbytes",)):
         (console or Console()).print(Group(*self.lines()), markup=False, highlight=False)
 
     def lines(self) -> Iterator[RenderableType]:
+        """The lines that ``print`` prints."""
         yield facts(self._facts())
         yield ""
         yield self._variants()

@@ -106,6 +106,7 @@ class MethodResult(JsonFields, without=("published",)):
 
     @property
     def replicates(self) -> int:
+        """The number of measured replicates."""
         return max((spread.count for spread in self.figures.values()), default=0)
 
     def difference(self, figure: str) -> float | None:

@@ -49,6 +49,7 @@ class LayerComponents(JsonFields):
 
 
 def bytes_to_read(zoo: Zoo, tensors: Sequence[str], variants: Sequence[str]) -> int:
+    """The bytes that ``layer_components`` reads of a layer."""
     share = _member_count(len(zoo), sum(zoo.arch[name].size for name in tensors)) / len(zoo)
     return sum(round(zoo[name, variant].nbytes * share) for name in tensors for variant in variants)
 

@@ -59,6 +59,7 @@ class PlantedPair:
 
     @property
     def last(self) -> int:
+        """The last step that both have."""
         return max(self.rows)
 
 

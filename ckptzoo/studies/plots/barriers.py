@@ -137,6 +137,7 @@ def _curve(axes: Axes, lines: Lines, colour: str) -> None:
 
 
 def figures(result: BarrierStudy) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
     drawn = {"barriers.png": curves(result.zoos)}
     if any(has_widths(result.zoos, zoo.kind) for zoo in result.zoos):
         drawn["widths.png"] = widths(result.zoos)

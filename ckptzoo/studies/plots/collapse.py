@@ -75,6 +75,7 @@ def _ends(values: Values) -> tuple[float, float]:
 
 
 def figures(result: Collapse) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
     pearson = result.correlations.get("pearson")
     sides = {result.set: result.information, result.ood: result.ood_information}
     return {"collapse.png": pairs(result.name, result.members, sides, None if pearson is None else pearson.value)}

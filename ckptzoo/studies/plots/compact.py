@@ -60,4 +60,5 @@ def gaussians(study: CompactStudy) -> Figure:
 
 
 def figures(result: CompactStudy) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
     return {"compact.png": gaussians(result)}

@@ -48,4 +48,5 @@ def by_layer(study: DifferenceStudy) -> Figure:
 
 
 def figures(result: DifferenceStudy) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
     return {"differences.png": by_layer(result)}

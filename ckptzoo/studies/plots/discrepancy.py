@@ -74,5 +74,6 @@ def _named(side: Side) -> str:
 
 
 def figures(result: Discrepancy) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
     chance = (result.permutations, result.p) if result.p is not None else None
     return {"mmd.png": discrepancies((result.x, result.y), result.layers, result.median, chance)}

@@ -166,6 +166,7 @@ def _references(references: Mapping[str, float], colour: str) -> list[Any]:
 
 
 def figures(result: Ensembles) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
     name, scored, lines = result.name, result.set, result.references
     own = {kind: result.figure(kind, scored) for kind in OWN}
     others = {other: {kind: result.figure(kind, other) for kind in OTHER} for other in result.ood}

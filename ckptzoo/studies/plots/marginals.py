@@ -122,6 +122,7 @@ def _label(variant: str) -> str:
 
 
 def figures(result: Marginals) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
     title = f"{result.name}, {result.variant}"
     drawn = [item.histogram for item in result.tensors]
     drawn = {"marginals.png": densities(result.name, result.members, drawn)}

@@ -121,6 +121,7 @@ def _layers(axes: Axes, layers: Sequence[Largest]) -> None:
 
 
 def figures(result: Masses) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
     shown, left_out = thinned(result.layers, MAX_ROWS)
     figure = masses(result.name, result.before, result.after, result.excess, peak(result.excess), shown, left_out)
     return {"mass.png": figure}

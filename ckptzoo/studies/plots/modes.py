@@ -85,4 +85,5 @@ def _axes(axes: Axes, members: int, low: float, high: float) -> None:
 
 
 def figures(result: Modes) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
     return {"modes.png": curves(result.name, result.members, result.spaces)}

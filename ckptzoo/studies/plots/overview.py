@@ -226,6 +226,7 @@ def _label(variant: str) -> str:
 
 
 def figures(result: Overview) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
     name, shown = result.inventory.name, result.shown
     drawn: dict[str, Figure] = {}
     if len(result.accuracies):

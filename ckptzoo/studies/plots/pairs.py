@@ -57,4 +57,5 @@ def distances(study: PairStudy) -> Figure:
 
 
 def figures(result: PairStudy) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
     return {"pairs.png": distances(result)}

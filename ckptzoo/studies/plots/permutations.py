@@ -81,6 +81,7 @@ def _key() -> list[Any]:
 
 
 def figures(result: Permutations) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
     movements = {label: result.of(label) for label in result.labels}
     key = result.variant if result.key == "gauge" else "by largest weight"
     return {"permutations.png": orders(f"{result.name}, {key}", result.members, movements)}

@@ -80,4 +80,5 @@ def _panel(
 
 
 def figures(result: Posteriors) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
     return {"posteriors.png": posteriors(result.target, result.set, result.entries)}

@@ -49,4 +49,5 @@ def predict_accuracy(result: PredictAccuracy) -> Figure:
 
 
 def figures(result: PredictAccuracy) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
     return {"predict-accuracy.png": predict_accuracy(result)}

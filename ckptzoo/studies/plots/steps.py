@@ -61,4 +61,5 @@ def _against(
 
 
 def figures(result: Steps) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
     return {"steps.png": steps(result)}

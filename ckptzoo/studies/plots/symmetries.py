@@ -119,6 +119,7 @@ def _rows(labels: Sequence[str]) -> tuple[Figure, Axes]:
 
 
 def figures(result: Symmetries) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
     title = f"{result.name}, {result.variant}"
     drawn: dict[str, Figure] = {}
     if len(result.margins):

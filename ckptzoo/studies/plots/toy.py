@@ -89,4 +89,5 @@ def _panel(axes: Axes, item: ToyPanel) -> None:
 
 
 def figures(result: Toy) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
     return {"toy.png": panels(result.name, result.members, result.tensor, result.norm, result.panels)}

@@ -86,4 +86,5 @@ def _along(axes: Axes, result: Transpositions) -> None:
 
 
 def figures(result: Transpositions) -> Mapping[str, Figure]:
+    """The pictures of a result, by file name."""
     return {"transpositions.png": planted(result)}

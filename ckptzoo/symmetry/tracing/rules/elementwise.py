@@ -122,18 +122,22 @@ def _labels_of_power(call: Call, exponent: float) -> Labels:
 
 
 def square(call: Call) -> Labels:
+    """``x ** 2``."""
     return _labels_of_power(call, 2)
 
 
 def sqrt(call: Call) -> Labels:
+    """``x ** 0.5``."""
     return _labels_of_power(call, 0.5)
 
 
 def rsqrt(call: Call) -> Labels:
+    """``x ** -0.5``."""
     return _labels_of_power(call, -0.5)
 
 
 def reciprocal(call: Call) -> Labels:
+    """``1 / x``."""
     return _labels_of_power(call, -1)
 
 

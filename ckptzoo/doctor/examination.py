@@ -39,7 +39,13 @@ class Examination(PrintedResult, JsonFields, derived=("problems",)):
         return sum(check.outcome == PROBLEM for check in self.checks)
 
     def print(self, console: Console | None = None) -> None:
-        """Print a table on a rich console, by default the standard output."""
+        """Print a table on a rich console, by default the standard output.
+
+        Parameters
+        ----------
+        console
+            a rich console; None for the standard output.
+        """
         table = Table.grid(padding=(0, 2, 0, 0))
         table.add_column(no_wrap=True)
         table.add_column(no_wrap=True)

@@ -78,7 +78,13 @@ class Page(JsonFields):
     revision: str
 
     def print(self, console: Console | None = None) -> None:
-        """Print it."""
+        """Print it.
+
+        Parameters
+        ----------
+        console
+            a rich console; None for the standard output.
+        """
         of_total = f" of {self.total:,}, a sample" if self.members < self.total else ""
         without = f"; {self.left_out:,} without places among the weights" if self.left_out else ""
         shown = f"{counted(self.members, 'member')}{of_total}{without}, {', '.join(self.variants) or 'no weights'}"

@@ -63,8 +63,9 @@ def role_in(subject: Subject | None, target: AccessTarget) -> str | None:
     """Return the highest role of a subject (None without an account) in a repository or a namespace; None if the
     subject may not know of it.
 
-    >>> zoo, ada = Target("lab/zoo", 1, private=False, closed=False), Subject("ada", {"ada": "admin"})
-    >>> role_in(None, zoo), role_in(ada, zoo), role_in(ada, Target("lab/other", 2)), role_in(ada, Target("ada"))
+    >>> zoo, ada = AccessTarget("lab/zoo", 1, private=False, closed=False), Subject("ada", {"ada": "admin"})
+    >>> hidden, own = AccessTarget("lab/other", 2), AccessTarget("ada")
+    >>> role_in(None, zoo), role_in(ada, zoo), role_in(ada, hidden), role_in(ada, own)
     ('read', 'contribute', None, 'admin')
     """
     public = [] if target.private else [READ]

@@ -79,7 +79,13 @@ class Contribution(PrintedResult, JsonFields, without=("options",), named={"entr
         return not failures(self.checks)
 
     def print(self, console: Console | None = None) -> None:
-        """Print it as tables on a rich console, by default the standard output."""
+        """Print it as tables on a rich console, by default the standard output.
+
+        Parameters
+        ----------
+        console
+            a rich console; None for the standard output.
+        """
         out = console or Console()
         print_report(out, self.entries, self.checks)
         remarks = [f"note: {text}" for text in self.notes] + [f"left out: {text}" for text in self.left_out]

@@ -136,7 +136,13 @@ class Review(PrintedResult, JsonFields, derived=("passed",), named={"entries": "
         return shortened("\n".join([*lines, checks_markdown(self.checks)]), MAX_TEXT).strip()
 
     def print(self, console: Console | None = None) -> None:
-        """Print it as tables on a rich console, by default the standard output."""
+        """Print it as tables on a rich console, by default the standard output.
+
+        Parameters
+        ----------
+        console
+            a rich console; None for the standard output.
+        """
         out = console or Console()
         title = f"{self.repository} pull request {self.number}: {self.title} (by {self.author}, {self.status})"
         say(out, title, *([self.url] if self.url else []), "")

@@ -80,7 +80,13 @@ class ImportPlan(PrintedResult, JsonFields, named={"adapter": "format"}):
     facts: Mapping[str, str] = field(default_factory=dict)
 
     def print(self, console: "Console | None" = None) -> None:
-        """Print a table of the files, and what is passed over."""
+        """Print a table of the files, and what is passed over.
+
+        Parameters
+        ----------
+        console
+            a rich console; None for the standard output.
+        """
         from rich.console import Console
 
         out = console or Console()

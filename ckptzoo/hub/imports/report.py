@@ -64,7 +64,13 @@ class ImportResult(PrintedResult, JsonFields, named={"adapter": "format", "nbyte
         return {**super().to_json(), "seconds": round(self.seconds, 3)}
 
     def print(self, console: "Console | None" = None) -> None:
-        """Print what was done, in a few lines."""
+        """Print what was done, in a few lines.
+
+        Parameters
+        ----------
+        console
+            a rich console; None for the standard output.
+        """
         done = f"{counted(self.added, 'checkpoint')} added to {self.to}"
         lines = [f"{self.source} ({self.adapter}): {done} in {self.seconds:.1f} s, {size(self.nbytes)} read"]
         if self.forms:

@@ -71,7 +71,13 @@ class Pushed(PrintedResult, JsonFields):
     notes: tuple[str, ...] = ()
 
     def print(self, console: Console | None = None) -> None:
-        """Print it on a rich console, by default the standard output."""
+        """Print it on a rich console, by default the standard output.
+
+        Parameters
+        ----------
+        console
+            a rich console; None for the standard output.
+        """
         lines = [f"{self.repository}: nothing to do, {counted(self.already, 'part')} there already."]
         if self.commits:
             lines = [
@@ -133,7 +139,13 @@ class Planned(PrintedResult, JsonFields):
     notes: tuple[str, ...] = ()
 
     def print(self, console: Console | None = None) -> None:
-        """Print it on a rich console, by default the standard output."""
+        """Print it on a rich console, by default the standard output.
+
+        Parameters
+        ----------
+        console
+            a rich console; None for the standard output.
+        """
         lines = [f"{self.repository}: nothing to do, {counted(self.already, 'part')} there already."]
         if self.commits:
             where = " in a new repository" if self.creates else ""

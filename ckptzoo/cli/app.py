@@ -9,6 +9,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from ckptzoo.cli.cache import cache
+from ckptzoo.cli.catalogue import catalogue
 from ckptzoo.cli.collection import collection
 from ckptzoo.cli.commands import compact, info, retract, show, verify
 from ckptzoo.cli.derive import align, dedupe, derive, predict
@@ -54,6 +55,7 @@ app = typer.Typer(
 for _command in (info, show, page, verify, export, compare, derive, align, predict, dedupe, mmd):
     app.command()(_command)
 app.add_typer(study)
+app.command()(catalogue)
 app.command("import")(import_)
 app.command()(collection)
 app.add_typer(splits)

@@ -219,8 +219,10 @@ def _entry(name: str, table: Any, location: str) -> PublishedSet:
     if isinstance(papers, list):
         items = cast(list[Any], papers)
         keys["papers"] = tuple(Paper(**_checked_keys(Paper, item, f"{place}: paper")) for item in items)
-    lists = {key: tuple(cast(list[Any], value)) for key, value in keys.items() if isinstance(value, list)}
-    return PublishedSet(name, **{**keys, **lists})
+    values: dict[str, Any] = {
+        key: tuple(cast(list[Any], value)) if isinstance(value, list) else value for key, value in keys.items()
+    }
+    return PublishedSet(name, **values)
 
 
 def _checked_keys(kind: type, table: Any, place: str, left_out: tuple[str, ...] = ()) -> dict[str, Any]:

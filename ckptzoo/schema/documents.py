@@ -58,16 +58,15 @@ def seal(content: Document) -> bytes:
 
 
 def unseal(data: bytes, *, location: str) -> tuple[Document, str]:
-    """Parse a document and check its form and digest.
-
-    Returns the content without its digest, and the digest. Raises ``IntegrityError`` if it is not JSON, has duplicate
-    keys, is not in canonical form, or its digest disagrees.
+    """Parse a document and check its form and digest. Returns the content without its digest, and the digest. Raises
+    ``IntegrityError`` if it is not JSON, has duplicate keys, is not in canonical form, or its digest disagrees.
     """
     value = parse(data, location=location)
     digest = value.pop("digest", None)
     expected = digest_of(value)
     if digest != expected:
         raise _damaged(location, "digest of the content", expected, str(digest))
+    # one content has one encoding, so that files can be compared by their bytes
     if data != canonical({**value, "digest": digest}) + b"\n":
         raise _damaged(location, "encoding", "canonical JSON", "the same content in other bytes")
     return value, expected
@@ -109,7 +108,8 @@ def parse_toml(data: bytes, *, location: str, expected: str, step: str, max_byte
         raise SpecError(Problem(location, "size", f"at most {max_bytes:,} bytes", "more", step))
     try:
         return tomllib.loads(data.decode())
-    except (ValueError, RecursionError) as error:  # also numbers of more than 4,300 digits, and bytes that are no UTF-8
+    # bytes that are no UTF-8 and numbers of more than 4,300 digits are a ValueError; nested lists meet Python's limit
+    except (ValueError, RecursionError) as error:
         raise SpecError(Problem(location, "file", expected, str(error), step)) from error
 
 
@@ -119,10 +119,8 @@ def _damaged(location: str, what: str, expected: str, got: str) -> IntegrityErro
 
 @dataclass(frozen=True)
 class Identity:
-    """The content of zoo.json.
-
-    ``architecture`` and ``symmetry`` are the digests of those documents; ``symmetry`` is None where the table
-    was not known when the zoo was made.
+    """The content of zoo.json. ``architecture`` and ``symmetry`` are the digests of those documents; ``symmetry`` is
+    None where the table was not known when the zoo was made.
     """
 
     name: str
@@ -153,6 +151,7 @@ class Identity:
             not isinstance(name, str)
             or not isinstance(architecture, str)
             or not (symmetry is None or isinstance(symmetry, str))
+            # further fields would be those of a later version
             or len(content) != 5
         ):
             expected, got = "format, version, name, architecture, symmetry", ", ".join(sorted(content))

@@ -36,13 +36,17 @@ WRONG: dict[str, list[Any]] = {
     "nbytes": [-5, 1e9],
     "approximate": [1, "true"],
     "before": ["Fetch it.", [""], ["a\nb"]],
-    "commands": [["wget a"], ["ckptzoo"], ["ckptzoo import\na"], "ckptzoo import a", [], [2]],
+    "commands": [["wget a"], ["ckptzoo"], ["ckptzoo import\na"], "ckptzoo import a", [2]],
     "tested": [1, "a\nb"],
     "papers": [[{"title": "A"}], [{"title": "", "arxiv": "2310.08287"}], [{"title": "A", "arxiv": "0310087"}],
-               [{"title": "A", "doi": "zenodo.1"}], [{"title": 1, "doi": "10.5281/z.1"}], "A", ["A"]],
+               [{"title": "A", "doi": "zenodo.1"}], [{"title": 1, "doi": "10.5281/z.1"}], "A"],
     "notes": [False, "\x1b[31m"],
 }  # fmt: skip
 """Values that a field does not take."""
+ONE_OF = {"address": "addresses", "command": "commands"} | dict.fromkeys(
+    ("paper", "title of a paper", "arxiv", "doi"), "papers"
+)
+"""Where a message is about one of a list."""
 NAMES = st.from_regex(r"[a-z0-9]{1,8}(-[a-z0-9]{1,8}){0,2}", fullmatch=True)
 LINE = st.text(st.characters(exclude_categories=["C", "Z"]) | st.just(" "), min_size=1, max_size=30).filter(
     lambda text: text.isprintable()
@@ -107,30 +111,22 @@ def test_entries_are_read_as_they_were_written(tables: dict[str, dict[str, Any]]
 
 
 @settings(deadline=None, max_examples=examples(500))
-@given(st.dictionaries(NAMES, FULL, min_size=1, max_size=3), st.data())
-def test_every_wrong_field_of_an_entry_is_named(tables: dict[str, dict[str, Any]], data: st.DataObject) -> None:
-    damaged = data.draw(st.sampled_from(sorted(tables)))
+@given(st.lists(NAMES, min_size=1, max_size=3, unique=True), st.data())
+def test_every_wrong_field_of_an_entry_is_named(names: list[str], data: st.DataObject) -> None:
+    damaged = data.draw(st.sampled_from(names))
     fields = data.draw(st.lists(st.sampled_from(sorted(WRONG)), min_size=1, max_size=4, unique=True))
-    tables[damaged] |= {field: data.draw(st.sampled_from(WRONG[field])) for field in fields}
+    wrong = {field: data.draw(st.sampled_from(WRONG[field])) for field in fields}
     with pytest.raises(SpecError) as caught:
-        read_catalogue(toml(tables))
-    said = [(problem.location, problem.what) for problem in caught.value.problems]
-    if all("paper" in location for location, _ in said):  # a paper that is no table ends the reading of its entry
-        assert "papers" in fields and damaged in said[0][0]
-        return
-    assert {location for location, _ in said} == {f"catalogue: {damaged!r}"}
-    for field in fields:
-        assert any(what.startswith(field[:4]) or "paper" in what or what in ("arxiv", "doi") for _, what in said)
-    named = {what[:4] for _, what in said} - {"arxi", "doi", "titl"}
-    assert named <= {field[:4] for field in fields}
+        read_catalogue(toml({name: LEAST | wrong if name == damaged else LEAST for name in names}))
+    assert {problem.location for problem in caught.value.problems} == {f"catalogue: {damaged!r}"}
+    assert {ONE_OF.get(problem.what, problem.what) for problem in caught.value.problems} == set(fields)
 
 
 @pytest.mark.parametrize("field", WRONG)
 def test_values_that_a_field_does_not_take(field: str) -> None:
     for value in WRONG[field]:
-        without = {"before": []} if field == "commands" else {}
-        with pytest.raises(SpecError, match=r"catalogue(\.toml)?: ('a'|\[a\])"):
-            read_catalogue(toml({"a": LEAST | without | {field: value}}))
+        with pytest.raises(SpecError, match="catalogue: 'a': "):
+            read_catalogue(toml({"a": LEAST | {field: value}}))
 
 
 @pytest.mark.parametrize(
@@ -146,6 +142,7 @@ def test_values_that_a_field_does_not_take(field: str) -> None:
         (b"[a]", r"\[a\]: keys: expected what, .*, got no what, architectures, license, addresses, form, tried"),
         (toml({"a": LEAST | {"licence": "MIT"}}), r"\[a\]: keys: .*, got licence. Did you mean license\?"),
         (toml({"a": LEAST | {"name": "b"}}), r"\[a\]: keys: .*, got name\."),
+        (toml({"a": LEAST | {"papers": ["A"]}}), r"\[a\]: paper: entry: expected a table, got 'A'"),
         (toml({"a": LEAST | {"papers": [{"titel": "A"}]}}), r"\[a\]: paper: keys: .* Did you mean title\?"),
         (toml({"a": LEAST | {"papers": [{"doi": "10.1/a"}]}}), r"\[a\]: paper: keys: expected title, got no title"),
         (toml({"Big": LEAST}), r"catalogue: 'Big': name: expected at most 60 small letters and digits"),

@@ -44,7 +44,10 @@ def _section(entry: PublishedSet) -> Iterator[str]:
         "tried": entry.tried,
         "tests read": _markdown(entry.tested),
     }
-    yield from (f"- {title}: {text}" for title, text in facts.items() if text)
+    # what was not tried says so itself
+    yield from (
+        f"- {text}" if text.startswith("not tried") else f"- {title}: {text}" for title, text in facts.items() if text
+    )
     yield ""
     if entry.before:
         yield f"{' '.join(map(_markdown, entry.before))}\n"

@@ -9,6 +9,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from ckptzoo.cli.cache import cache
+from ckptzoo.cli.catalogue import catalogue
 from ckptzoo.cli.commands import collection, compact, doctor, info, page, retract, show, verify
 from ckptzoo.cli.derive import align, dedupe, derive, predict
 from ckptzoo.cli.exits import (
@@ -51,6 +52,7 @@ app = typer.Typer(
 for _command in (info, show, page, verify, export, compare, derive, align, predict, dedupe, mmd):
     app.command()(_command)
 app.add_typer(study)
+app.command()(catalogue)
 app.command("import")(import_)
 app.command()(collection)
 app.add_typer(splits)

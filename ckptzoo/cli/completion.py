@@ -20,6 +20,7 @@ from ckptzoo.environment import PUBLIC_HUB, cache_root, hub_endpoint
 from ckptzoo.errors import ZooError
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.catalogue import catalogue
 from ckptzoo.schema.documents import MAX_BYTES, unseal
 from ckptzoo.schema.metadata import COLUMNS
 
@@ -52,6 +53,11 @@ def complete_variants(context: typer.Context, incomplete: str) -> Iterable[str]:
 def complete_others(context: typer.Context, incomplete: str) -> Iterable[str]:
     """Return names of the variants of the last zoo on the line."""
     return [name for address in _addresses(context)[-1:] for name in _variants(address) if name.startswith(incomplete)]
+
+
+def complete_catalogue(incomplete: str) -> Iterable[str]:
+    """Return names of the catalogue's entries."""
+    return [entry.name for entry in catalogue() if entry.name.startswith(incomplete)]
 
 
 def complete_layers(context: typer.Context, incomplete: str) -> Iterable[str]:

@@ -1,4 +1,4 @@
-"""Sealed JSON documents, the reader of untrusted ones, results as JSON, and the content of ``zoo.json``.
+"""Sealed JSON documents, readers of untrusted ones in JSON and TOML, results as JSON, and the content of ``zoo.json``.
 
 A document is a JSON object in canonical form (sorted keys, no spaces, UTF-8, a final newline) whose ``digest``
 is the sha256 of the canonical form of everything else in it. So every flipped byte is noticed.
@@ -7,13 +7,14 @@ is the sha256 of the canonical form of everything else in it. So every flipped b
 import hashlib
 import json
 import math
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime
 from pathlib import PurePath
 from typing import Any, ClassVar, NoReturn, cast
 
-from ckptzoo.errors import IntegrityError, Problem
+from ckptzoo.errors import IntegrityError, Problem, SpecError
 from ckptzoo.schema.layout import FORMAT, VERSION
 
 MAX_BYTES = 64 * 2**20
@@ -141,6 +142,20 @@ def parse(data: bytes, *, location: str, max_bytes: int = MAX_BYTES) -> Document
     if not isinstance(value, dict):
         raise _damaged(location, "JSON", "an object", type(value).__name__)
     return cast(Document, value)
+
+
+def parse_toml(data: bytes, *, location: str, expected: str, step: str, max_bytes: int) -> Document:
+    """Parse a document in TOML that a person wrote; raise ``SpecError`` where it is none, or too large.
+
+    ``expected`` says in the message what it should be, and ``step`` what to do.
+    """
+    if len(data) > max_bytes:
+        raise SpecError(Problem(location, "size", f"at most {max_bytes:,} bytes", "more", step))
+    try:
+        return tomllib.loads(data.decode())
+    # bytes that are no UTF-8 and numbers of more than 4,300 digits are a ValueError; nested lists meet Python's limit
+    except (ValueError, RecursionError) as error:
+        raise SpecError(Problem(location, "file", expected, str(error), step)) from error
 
 
 def _damaged(location: str, what: str, expected: str, got: str) -> IntegrityError:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.symmetry.matrices.balance import Balance, balance, least_mass, resolve_equal
+from ckptzoo.symmetry.kinds.linear import Balance, balance, least_mass, resolve_equal
 from tests.support.effort import examples
 from tests.symmetry.matrices.disguises import distance, invertible, orthogonal, with_signs_of, with_spectrum
 

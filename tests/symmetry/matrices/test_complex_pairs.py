@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.symmetry.matrices.complex_pairs import ComplexBalance, balance_complex
+from ckptzoo.symmetry.kinds.complex import ComplexBalance, balance_complex
 from tests.support.effort import examples
 from tests.symmetry.matrices.disguises import orthogonal
 

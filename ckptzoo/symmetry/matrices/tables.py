@@ -86,6 +86,8 @@ def lifted(element: GroupElement, symmetry: Symmetry) -> GroupElement:
 
     Matrices that it has stay.
     """
+    if not symmetry.has_matrices:
+        return element
     perms, matrices = dict(element.perms), {}
     ones = {group.id: np.ones(perms[group.id].shape) for group in symmetry.groups}
     scales = {group.id: element.scales.get(group.id, ones[group.id]) for group in symmetry.groups if group.scaled}

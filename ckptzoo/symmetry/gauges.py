@@ -15,15 +15,14 @@ from ckptzoo.errors import Problem, SymmetryError, UnknownNameError
 from ckptzoo.schema.layout import GaugeName
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import apply, transform
-from ckptzoo.symmetry.arrays import Stacked, as_array, beside, stack_of, stored_dtype, to_numpy
+from ckptzoo.symmetry.arrays import Stacked, as_array, beside, stack_of, stored_copies, to_numpy
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.folds import commuting, fold
+from ckptzoo.symmetry.folds import commuting
 from ckptzoo.symmetry.mass.blocks import find_blocks
 from ckptzoo.symmetry.mass.formulations import CERTIFIED, PINNED, Formulation, least_mass_scales
 from ckptzoo.symmetry.mass.solver import balance
-from ckptzoo.symmetry.matrices.gauge import depend_on_others, settle
+from ckptzoo.symmetry.matrices.gauge import depend_on_others, open_signs, order_of_scaled, settled_matrices
 from ckptzoo.symmetry.matrices.tables import among, lifted, monomial, residual
-from ckptzoo.symmetry.matrix_action import have_unit_gains
 from ckptzoo.symmetry.moments import Moments
 from ckptzoo.symmetry.ordering import first_weight_order, sum_keys
 from ckptzoo.symmetry.report import Report
@@ -74,65 +73,11 @@ class Gauge:
     matrices: Matrices | None = None
 
 
-def _settled_matrices(
-    arrays: Mapping[str, np.ndarray], symmetry: Symmetry, usable: np.ndarray, report: Report
-) -> tuple[dict[str, np.ndarray], GroupElement]:
-    """Fold the weights, settle scales and matrices, and return copies of all weights with what led there."""
-    element, work = GroupElement.identity(symmetry, len(usable)), dict[str, np.ndarray]()
-    for rows in pieces(np.flatnonzero(usable), arrays, 1):
-        folded = fold(take_rows(arrays, rows), commuting(symmetry))
-        if not (unit := have_unit_gains(folded, symmetry)).all():
-            usable[rows], rows, folded = unit, rows[unit], {name: array[unit] for name, array in folded.items()}
-            if not len(rows):
-                continue
-        part = {name: _own(array, arrays[name]) for name, array in folded.items()}
-        del folded
-        found = settle(part, symmetry)
-        report.dead[rows], report.clamped[rows], report.degenerate[rows] = found.dead, found.clamped, found.degenerate
-        report.margin[rows], report.unresolved[rows] = found.margin, found.unresolved
-        element.put(rows, found.element(symmetry))
-        if len(rows) == len(usable):
-            return part, element
-        work = work or _stored(arrays)
-        for name in arrays:
-            work[name][rows] = part.pop(name)
-    return work or _stored(arrays), element
-
-
-def _own(array: np.ndarray, given: np.ndarray) -> np.ndarray:
-    """Return the array in the dtype of the result, in memory apart from what was given."""
-    if array.dtype != stored_dtype(array.dtype) or np.may_share_memory(array, given):
-        return array.astype(stored_dtype(array.dtype), order="C")
-    return np.require(array, requirements=["C", "W"])
-
-
-def _stored(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return copies in the dtype of the result."""
-    return {name: array.astype(stored_dtype(array.dtype)) for name, array in arrays.items()}
-
-
-def _open_signs(moments: Moments) -> Scales:
-    """Return the signs that settled matrices leave open, and multiply the weights by them, in place."""
-    found, table, none = solve(moments), moments.symmetry, np.zeros(moments.K, np.int64)
-    for name, array in moments.arrays.items():
-        if actions := table.actions_on(name):
-            flipped = transform(array, actions, GroupElement({}, found.scales), table)
-            if flipped is not array:
-                array[...] = flipped
-    return replace(found, dead=none, clamped=none)  # which were counted with the matrices
-
-
-def _order_of_scaled(moments: Moments, found: Scales, report: Report) -> dict[str, np.ndarray]:
-    """Return the complete order of weights that have their scales already."""
-    scaled = Moments(moments.arrays, moments.symmetry, cubes=moments.cubes)
-    return complete_order(scaled, replace(found, scales={}), report)
-
-
 def _least_mass(
     arrays: Mapping[str, np.ndarray], symmetry: Symmetry, usable: np.ndarray, report: Report
 ) -> tuple[dict[str, np.ndarray], GroupElement]:
     """Return copies of all weights at their least mass, with what led there."""
-    rows, work, element = np.flatnonzero(usable), _stored(arrays), GroupElement.identity(symmetry, len(usable))
+    rows, work, element = np.flatnonzero(usable), stored_copies(arrays), GroupElement.identity(symmetry, len(usable))
     if len(rows):
         table = Formulation.of(PINNED, symmetry, {name: array.shape[1:] for name, array in arrays.items()}).table
         found = find_blocks({name: array[rows] for name, array in arrays.items()}, table, balance)
@@ -197,9 +142,9 @@ _WITH_MATRICES = replace(
     version=5,
     collapses=("scales", "matrices", "permutations"),
     rule="unit-norm, heads balanced, streams in the basis of their variance, then as without matrices",
-    scaling=_open_signs,
-    order=_order_of_scaled,
-    matrices=_settled_matrices,
+    scaling=open_signs,
+    order=order_of_scaled,
+    matrices=settled_matrices,
 )
 """``canonical`` for tables with matrices; other tables keep their version, and hence their bits."""
 

@@ -13,7 +13,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.schema.groups import MATRICES, AxisAction
+from ckptzoo.schema.groups import AxisAction
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import listings, stored_dtype, to_numpy
 
@@ -40,7 +40,7 @@ class MixedChannels:
 def matrices_of(symmetry: Symmetry, group: str) -> str | None:
     """Return the group whose matrices act on a group's channels: its own, or that which it is like; or None."""
     for name in (group, symmetry.leader(group).id):
-        if symmetry[name].scale in MATRICES:
+        if symmetry[name].matrix_shape is not None:
             return name
     return None
 
@@ -60,10 +60,11 @@ def mixed_channels(actions: Sequence[AxisAction], symmetry: Symmetry) -> list[Mi
             if owner is None or action.role == "gain":
                 continue
             inverted = (action.exponent == -1) != listing.inverse
-            group = symmetry[owner]
-            if group.scale == "complex":
+            shape = symmetry[owner].matrix_shape
+            assert shape is not None
+            if len(shape) == 2:  # complex numbers
                 if listing.part is None:
-                    pairs = places.reshape(group.n, -1, 2).swapaxes(1, 2)
+                    pairs = places.reshape(len(places), -1, 2).swapaxes(1, 2)
                     found.append(MixedChannels(owner, action.axis, inverted, pairs))
                 else:
                     parts.setdefault((owner, inverted), [np.zeros((0, 0)), np.zeros((0, 0))])
@@ -71,8 +72,6 @@ def mixed_channels(actions: Sequence[AxisAction], symmetry: Symmetry) -> list[Mi
                     side = sides[listing.part]
                     sides[listing.part] = np.concatenate([side, places], axis=1) if side.size else places
                 continue
-            shape = group.matrix_shape
-            assert shape is not None
             found.append(MixedChannels(owner, action.axis, inverted, places.reshape(*shape[:2], -1)))
         for (owner, inverted), sides in parts.items():
             found.append(MixedChannels(owner, action.axis, inverted, np.stack(sides, axis=1)))

@@ -43,7 +43,12 @@ class Orthogonal(Matrix):
     """Orthogonal matrices (K, blocks, k, k); with ``mean`` they keep the vector of ones."""
 
     def __init__(self, *, mean: bool) -> None:
-        self._mean = mean
+        self._mean = self.keeps_mean = mean
+
+    @property
+    def beside_gains(self) -> str:
+        """Signs, which gains take; a mean in front of the gain would change."""
+        return "none" if self._mean else "sign"
 
     def random(self, group: Group, K: int, rng: np.random.Generator, spread: float, shared: Shared) -> np.ndarray:
         """Draw uniform matrices."""

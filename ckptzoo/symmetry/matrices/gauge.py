@@ -13,7 +13,7 @@ signs.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,15 +23,19 @@ from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.groups import Group
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import transform
-from ckptzoo.symmetry.arrays import is_float
+from ckptzoo.symmetry.arrays import is_float, stored_copies, stored_dtype
 from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.folds import commuting, fold
 from ckptzoo.symmetry.kinds.matrix import Basis, Matrix
 from ckptzoo.symmetry.kinds.registry import is_balanced, matrix_kind_of
 from ckptzoo.symmetry.kinds.rows import Arrays, by_tensor, is_acting, multiply_sides, precision_of
 from ckptzoo.symmetry.matrices.tables import unmixed
-from ckptzoo.symmetry.matrix_action import mixed_channels
+from ckptzoo.symmetry.matrix_action import have_unit_gains, mixed_channels
 from ckptzoo.symmetry.moments import Moments
-from ckptzoo.symmetry.scales import solve
+from ckptzoo.symmetry.report import Report
+from ckptzoo.symmetry.scales import Scales, solve
+from ckptzoo.symmetry.tables import pieces, take_rows
+from ckptzoo.symmetry.tie_breaking import complete_order
 
 TURNS = 1000
 """The largest number of turns of groups that meet in a tensor."""
@@ -104,6 +108,55 @@ class Settled:
         one = GroupElement.identity(symmetry, len(self.margin))
         found = {name: _kind(symmetry[name]).as_value(left) for name, left in self.left.items()}
         return GroupElement(one.perms, {**one.scales, **self.scales}, {**one.matrices, **found})
+
+
+def settled_matrices(
+    arrays: Mapping[str, np.ndarray], symmetry: Symmetry, usable: np.ndarray, report: Report
+) -> tuple[dict[str, np.ndarray], GroupElement]:
+    """Fold the weights, settle scales and matrices, and return copies of all weights with what led there."""
+    element, work = GroupElement.identity(symmetry, len(usable)), dict[str, np.ndarray]()
+    for rows in pieces(np.flatnonzero(usable), arrays, 1):
+        folded = fold(take_rows(arrays, rows), commuting(symmetry))
+        if not (unit := have_unit_gains(folded, symmetry)).all():
+            usable[rows], rows, folded = unit, rows[unit], {name: array[unit] for name, array in folded.items()}
+            if not len(rows):
+                continue
+        part = {name: _own(array, arrays[name]) for name, array in folded.items()}
+        del folded
+        found = settle(part, symmetry)
+        report.dead[rows], report.clamped[rows], report.degenerate[rows] = found.dead, found.clamped, found.degenerate
+        report.margin[rows], report.unresolved[rows] = found.margin, found.unresolved
+        element.put(rows, found.element(symmetry))
+        if len(rows) == len(usable):
+            return part, element
+        work = work or stored_copies(arrays)
+        for name in arrays:
+            work[name][rows] = part.pop(name)
+    return work or stored_copies(arrays), element
+
+
+def _own(array: np.ndarray, given: np.ndarray) -> np.ndarray:
+    """Return the array in the dtype of the result, in memory apart from what was given."""
+    if array.dtype != stored_dtype(array.dtype) or np.may_share_memory(array, given):
+        return array.astype(stored_dtype(array.dtype), order="C")
+    return np.require(array, requirements=["C", "W"])
+
+
+def open_signs(moments: Moments) -> Scales:
+    """Return the signs that settled matrices leave open, and multiply the weights by them, in place."""
+    found, table, none = solve(moments), moments.symmetry, np.zeros(moments.K, np.int64)
+    for name, array in moments.arrays.items():
+        if actions := table.actions_on(name):
+            flipped = transform(array, actions, GroupElement({}, found.scales), table)
+            if flipped is not array:
+                array[...] = flipped
+    return replace(found, dead=none, clamped=none)  # which were counted with the matrices
+
+
+def order_of_scaled(moments: Moments, found: Scales, report: Report) -> dict[str, np.ndarray]:
+    """Return the complete order of weights that have their scales already."""
+    scaled = Moments(moments.arrays, moments.symmetry, cubes=moments.cubes)
+    return complete_order(scaled, replace(found, scales={}), report)
 
 
 def settle(arrays: dict[str, NDArray[Any]], symmetry: Symmetry) -> Settled:

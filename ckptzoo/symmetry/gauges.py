@@ -277,17 +277,7 @@ def canonicalize(
     fits(arrays, symmetry, arch)
     usable, report = finite(arrays, K), Report.blank(K)
     threads = threads or os.cpu_count() or 1
-    if rule.matrices is None:
-        table = among(symmetry)
-        rest = _settle_rest(arrays, table, rule, usable, report, threads)
-        with np.errstate(all="ignore"):
-            made = apply(rest, weights, table, threads=threads)
-            if (lost := usable & ~finite(made, K)).any():
-                usable &= ~lost
-                rest.put(lost, GroupElement.identity(table, int(lost.sum())))
-                made = apply(rest, weights, table, threads=threads)
-        element = lifted(rest, symmetry)
-    else:
+    if rule.matrices is not None:
         work, element = rule.matrices(arrays, symmetry, usable, report)
         table = residual(symmetry)
         if rule.scaling is not None and usable.any():
@@ -297,6 +287,16 @@ def canonicalize(
             for name in arrays:  # each tensor's copy is given up in turn
                 work[name] = transform(work[name], table.actions_on(name), moving, table)
         made = {name: beside(work[name], as_array(weights[name])) for name in arrays}
+    else:
+        table = among(symmetry)
+        rest = _settle_rest(arrays, table, rule, usable, report, threads)
+        with np.errstate(all="ignore"):
+            made = apply(rest, weights, table, threads=threads)
+            if (lost := usable & ~finite(made, K)).any():
+                usable &= ~lost
+                rest.put(lost, GroupElement.identity(table, int(lost.sum())))
+                made = apply(rest, weights, table, threads=threads)
+        element = lifted(rest, symmetry)
     report.refuse(~usable)
     return Canonical(made, element, report, rule)
 

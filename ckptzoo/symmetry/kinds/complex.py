@@ -17,7 +17,7 @@ from ckptzoo.schema.groups import Group
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.kinds.kind import Shared, refused
 from ckptzoo.symmetry.kinds.matrix import Basis, Matrix, checked
-from ckptzoo.symmetry.kinds.rows import Arrays, joined_rows
+from ckptzoo.symmetry.matrix_action import Arrays, joined_rows
 
 _ROUNDING = 16
 """A sum counts as 0 below this number of units of the stored precision of the norm of its terms."""
@@ -84,8 +84,9 @@ class Complex(Matrix):
 
     def settle(self, group: Group, arrays: Arrays, symmetry: Symmetry, precision: float) -> Basis:
         """Return the numbers of ``balance_complex``."""
-        written, read = (joined_rows(arrays, group, symmetry, inverted=side) for side in (False, True))
-        made = balance_complex(*(side[..., 0, :] + 1j * side[..., 1, :] for side in (written, read)), precision)
+        sides = [joined_rows(arrays, group, symmetry, inverted=side) for side in (False, True)]
+        a, b = (side[..., 0, :] + 1j * side[..., 1, :] for side in sides)
+        made = balance_complex(a, b, precision)
         left, right = (np.stack([side.real, side.imag], axis=-1) for side in (made.left, made.right))
         margin = np.where(made.degenerate, np.inf, made.margin)
         return Basis(left, right, margin, made.degenerate.astype(np.int64), made.unresolved)

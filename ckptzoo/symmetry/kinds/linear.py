@@ -39,7 +39,7 @@ from ckptzoo.symmetry.kinds.equal_values import COARSEST, diagonalising, equal_b
 from ckptzoo.symmetry.kinds.kind import Shared, refused
 from ckptzoo.symmetry.kinds.matrix import Basis, Matrix, checked, matrix_shape, random_orthogonal
 from ckptzoo.symmetry.kinds.orthogonal import greatest_products, procrustes
-from ckptzoo.symmetry.kinds.rows import Arrays, joined_rows, precision_of
+from ckptzoo.symmetry.matrix_action import Arrays, joined_rows, precision_of
 
 MOST_CONDITION = 1e12
 """The largest condition of an invertible matrix: beyond it float64 leaves fewer than four digits of a product."""
@@ -86,8 +86,8 @@ class Linear(Matrix):
         """Return the matrices of ``balance``; whether rows stay open is known by ``resolve`` alone."""
         written, read = (joined_rows(arrays, group, symmetry, inverted=side) for side in (False, True))
         made = balance(written, read, precision)
-        short = (made.degenerate > 0).any(axis=1)
-        if short.any():  # biases may reach where the weights do not
+        short = np.flatnonzero((made.degenerate > 0).any(axis=1))
+        if len(short):  # biases may reach where the weights do not
             wide = [joined_rows(arrays, group, symmetry, inverted=side, biases=True)[short] for side in (False, True)]
             made.put(short, balance(wide[0], wide[1], precision))
         return replace(made, unresolved=np.zeros_like(made.unresolved))

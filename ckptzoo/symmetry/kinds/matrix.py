@@ -16,7 +16,7 @@ from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.groups import Group
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.kinds.kind import BlockKind, Shared, blocks_taken, refused
-from ckptzoo.symmetry.kinds.rows import Arrays
+from ckptzoo.symmetry.matrix_action import Arrays
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,7 +30,7 @@ from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.kinds.equal_values import diagonalising, equal_below, margins, runs
 from ckptzoo.symmetry.kinds.kind import Shared, refused
 from ckptzoo.symmetry.kinds.matrix import Basis, Matrix, checked, matrix_shape, random_orthogonal
-from ckptzoo.symmetry.kinds.rows import Arrays, add_gram, precision_of, rows_of, writers_of
+from ckptzoo.symmetry.matrix_action import Arrays, add_gram, channel_rows, precision_of, writers_of
 
 _ROUNDING = 16
 """A sum counts as 0 below this number of units of the stored precision of the norm of its terms."""
@@ -284,7 +284,7 @@ def basis_of_stream(arrays: Arrays, group: Group, symmetry: Symmetry) -> tuple[S
         tensor = symmetry.actions[at].tensor
         if len(symmetry.actions_on(tensor)) == 1 and (lacking > 0).any():
             # the first tensor settles all signs, but where its sums vanish
-            settled, left = settle_signs(matrix, rows_of(arrays[tensor], mixed), precision, mean=mean)
+            settled, left = settle_signs(matrix, channel_rows(arrays[tensor], mixed), precision, mean=mean)
             matrix = np.where((lacking > 0)[..., None, None], settled, matrix)
             lacking = np.minimum(lacking, left) if lacking.any() else lacking
     return replace(axes, matrix=matrix), lacking

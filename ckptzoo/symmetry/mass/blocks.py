@@ -31,7 +31,6 @@ from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import transform
 from ckptzoo.symmetry.arrays import by_channel, is_float, positions, stored_dtype
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.kinds.rows import joined_rows
 from ckptzoo.symmetry.mass.assembly import build_network
 from ckptzoo.symmetry.mass.certificate import FLOOR, total_masses
 from ckptzoo.symmetry.mass.network import Network
@@ -39,6 +38,7 @@ from ckptzoo.symmetry.mass.packing import unpacked
 from ckptzoo.symmetry.mass.solver import Balanced
 from ckptzoo.symmetry.matrices.gauge import balance_blocks
 from ckptzoo.symmetry.matrices.tables import among
+from ckptzoo.symmetry.matrix_action import joined_rows
 from ckptzoo.symmetry.moments import Moments
 from ckptzoo.symmetry.scales import solve
 

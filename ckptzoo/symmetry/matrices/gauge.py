@@ -28,9 +28,16 @@ from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.folds import commuting, fold
 from ckptzoo.symmetry.kinds.matrix import Basis, Matrix
 from ckptzoo.symmetry.kinds.registry import is_balanced, matrix_kind_of
-from ckptzoo.symmetry.kinds.rows import Arrays, by_tensor, is_acting, multiply_sides, precision_of
 from ckptzoo.symmetry.matrices.tables import unmixed
-from ckptzoo.symmetry.matrix_action import have_unit_gains, mixed_channels
+from ckptzoo.symmetry.matrix_action import (
+    Arrays,
+    by_tensor,
+    have_unit_gains,
+    is_acting,
+    mixed_channels,
+    multiply_sides,
+    precision_of,
+)
 from ckptzoo.symmetry.moments import Moments
 from ckptzoo.symmetry.report import Report
 from ckptzoo.symmetry.scales import Scales, solve

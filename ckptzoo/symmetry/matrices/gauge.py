@@ -197,7 +197,9 @@ def balance_blocks(arrays: dict[str, NDArray[Any]], symmetry: Symmetry, *, round
     """
     K, groups = len(next(iter(arrays.values()))), _balanced_groups(symmetry)
     element, waiting = GroupElement.identity(symmetry, K), np.arange(K)
-    for _ in range(rounds if _meet(symmetry) else min(1, len(groups))):
+    if not groups:
+        return element
+    for left in reversed(range(rounds if _meet(symmetry) else 1)):
         some = {name: array[waiting] for name, array in arrays.items()}
         found = Settled.blank(len(waiting))
         _resolve(some, _settle_each(some, groups, symmetry, found), symmetry, found)
@@ -208,7 +210,8 @@ def balance_blocks(arrays: dict[str, NDArray[Any]], symmetry: Symmetry, *, round
         composed = step.compose(element[waiting])
         for name, matrix in element.matrices.items():
             matrix[waiting] = composed.matrices[name]
-        waiting = waiting[_changes([(group, step.matrices[group.id]) for group in groups], len(waiting))]
+        if left:
+            waiting = waiting[_changes([(group, step.matrices[group.id]) for group in groups], len(waiting))]
         if not len(waiting):
             break
     return element

@@ -91,16 +91,13 @@ class Triangular(Matrix):
     def greatest(self, group: Group, gains: np.ndarray) -> np.ndarray:
         return np.trace(gains, axis1=-2, axis2=-1)
 
-    def white(self, group: Group, arrays: Arrays, symmetry: Symmetry) -> tuple[np.ndarray, np.ndarray]:
+    def settle(self, group: Group, arrays: Arrays, symmetry: Symmetry, precision: float) -> Basis:
         written = joined_rows(arrays, group, symmetry, inverted=False)
         upper = np.linalg.qr(written.swapaxes(-1, -2), mode="r")
         upper = upper * np.sign(np.diagonal(upper, axis1=-2, axis2=-1))[..., None]
-        return np.tril(np.linalg.inv(upper.swapaxes(-1, -2))), upper
-
-    def settle(self, group: Group, arrays: Arrays, symmetry: Symmetry, precision: float) -> Basis:
-        left, right = self.white(group, arrays, symmetry)
-        none = np.zeros(left.shape[:2], np.int64)
-        return Basis(left, right, np.ones(none.shape), none, np.zeros(none.shape, bool))
+        none = np.zeros(upper.shape[:2], np.int64)
+        left = np.tril(np.linalg.inv(upper.swapaxes(-1, -2)))
+        return Basis(left, upper, np.ones(none.shape), none, np.zeros(none.shape, bool))
 
 
 @pytest.fixture(autouse=True)

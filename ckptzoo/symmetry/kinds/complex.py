@@ -5,7 +5,6 @@ keys b of such a pair only ``a_i conj(b_j)`` counts, so that ``(c a, b / conj(c)
 that is not 0.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -86,10 +85,7 @@ class Complex(Matrix):
         """Return the numbers of ``balance_complex``."""
         sides = [joined_rows(arrays, group, symmetry, inverted=side) for side in (False, True)]
         a, b = (side[..., 0, :] + 1j * side[..., 1, :] for side in sides)
-        made = balance_complex(a, b, precision)
-        left, right = (np.stack([side.real, side.imag], axis=-1) for side in (made.left, made.right))
-        margin = np.where(made.degenerate, np.inf, made.margin)
-        return Basis(left, right, margin, made.degenerate.astype(np.int64), made.unresolved)
+        return balance_complex(a, b, precision)
 
     @staticmethod
     def off_unit(value: np.ndarray) -> np.ndarray:
@@ -103,31 +99,7 @@ class Complex(Matrix):
         return np.where((left == 0).all(axis=-1)[..., None], np.nan, left)
 
 
-@dataclass(frozen=True, eq=False)
-class ComplexBalance:
-    """The factors that balance complex pairs, and how well they are determined.
-
-    Parameters
-    ----------
-    left, right
-        (...) complex128, c and 1 / conj(c); both 0 where a or b is zero.
-    margin
-        (...) float64, the modulus of the sum that settles the phase over the sum of the moduli of its terms; the phase
-        is known to about epsilon over the margin. 0 where nothing settles it.
-    degenerate
-        (...) bool, a or b is zero.
-    unresolved
-        (...) bool, no sum settles the phase of a pair that is not degenerate.
-    """
-
-    left: NDArray[np.complex128]
-    right: NDArray[np.complex128]
-    margin: NDArray[np.float64]
-    degenerate: NDArray[np.bool_]
-    unresolved: NDArray[np.bool_]
-
-
-def balance_complex(a: NDArray[np.complex128], b: NDArray[np.complex128], precision: float) -> ComplexBalance:
+def balance_complex(a: NDArray[np.complex128], b: NDArray[np.complex128], precision: float) -> Basis:
     r"""Return the factors for which ``c a`` and ``b / conj(c)`` have equal norms and a fixed phase.
 
     .. math:: |c| = \sqrt{|b| / |a|}, \quad \sum_j (c a_j)^2 > 0,
@@ -137,9 +109,13 @@ def balance_complex(a: NDArray[np.complex128], b: NDArray[np.complex128], precis
 
     a and b are (..., m) and (..., n) complex128: all that c and its counterpart multiply, biases included.
     ``precision`` is the machine epsilon of the stored dtype. A sum vanishes where its modulus is at most 16 epsilons of
-    the root of the sum of its terms' squared moduli. ``left a`` and ``right b`` of the result keep every product ``a_i
-    conj(b_j)``. Raises ``SymmetryError`` for shapes that do not belong together, and for weights or sums of squares
-    that are not finite.
+    the root of the sum of its terms' squared moduli. Raises ``SymmetryError`` for shapes that do not belong together,
+    and for weights or sums of squares that are not finite.
+
+    ``left`` and ``right`` of the result are c and ``1 / conj(c)`` as (..., 2), which keep every product ``a_i
+    conj(b_j)``; 0 where a or b is zero (``degenerate``). ``margin`` is the modulus of the sum that settles the phase
+    over the sum of the moduli of its terms, and 0 where nothing settles it (``unresolved``); the phase is known to
+    about epsilon over the margin.
     """
     if not (a.ndim and b.ndim) or a.shape[:-1] != b.shape[:-1] or 0 in (a.shape[-1], b.shape[-1]):
         expected, got = "(..., m) and (..., n) without empty axes", f"{a.shape} and {b.shape}"
@@ -167,7 +143,9 @@ def balance_complex(a: NDArray[np.complex128], b: NDArray[np.complex128], precis
     size = np.sqrt(norms[1] / np.where(degenerate, 1, norms[0]))
     left = np.where(degenerate, 0, size * phase)
     right = np.where(degenerate, 0, phase / np.where(degenerate, 1, size))
-    return ComplexBalance(left, right, margin, degenerate, (margin == 0) & ~degenerate)
+    left, right = (np.stack([side.real, side.imag], axis=-1) for side in (left, right))
+    open_phase = (margin == 0) & ~degenerate
+    return Basis(left, right, np.where(degenerate, np.inf, margin), degenerate.astype(np.int64), open_phase)
 
 
 def _moments(

@@ -16,7 +16,7 @@ from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.groups import Group
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.kinds.kind import BlockKind, Shared, blocks_taken, refused
-from ckptzoo.symmetry.matrix_action import Arrays
+from ckptzoo.symmetry.matrix_action import Arrays, precision_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,8 +130,9 @@ class Matrix(BlockKind):
         return None
 
     def white(self, group: Group, arrays: Arrays, symmetry: Symmetry) -> tuple[np.ndarray, np.ndarray]:
-        """Return matrices, and their inverses, that give orthonormal rows to what writes a group that ``whitens``."""
-        raise NotImplementedError
+        """Return matrices, for both sides, that give orthonormal rows to what writes a group that ``whitens``."""
+        basis = self.settle(group, arrays, symmetry, precision_of(arrays, group, symmetry))
+        return basis.left, basis.right
 
     @staticmethod
     def off_unit(value: np.ndarray) -> np.ndarray:

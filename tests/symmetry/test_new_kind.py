@@ -93,7 +93,7 @@ class Triangular(Matrix):
 
     def settle(self, group: Group, arrays: Arrays, symmetry: Symmetry, precision: float) -> Basis:
         written = joined_rows(arrays, group, symmetry, inverted=False)
-        upper = np.linalg.qr(written.swapaxes(-1, -2), mode="r")
+        _, upper = np.linalg.qr(written.swapaxes(-1, -2))
         upper = upper * np.sign(np.diagonal(upper, axis1=-2, axis2=-1))[..., None]
         none = np.zeros(upper.shape[:2], np.int64)
         left = np.tril(np.linalg.inv(upper.swapaxes(-1, -2)))

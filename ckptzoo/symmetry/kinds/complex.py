@@ -141,9 +141,10 @@ def balance_complex(a: NDArray[np.complex128], b: NDArray[np.complex128], precis
                 margin[open_phase] = np.where(settles, np.abs(moment) / terms, 0)
     phase = np.exp(-0.5j * np.angle(settling))
     size = np.sqrt(norms[1] / np.where(degenerate, 1, norms[0]))
-    left = np.where(degenerate, 0, size * phase)
-    right = np.where(degenerate, 0, phase / np.where(degenerate, 1, size))
-    left, right = (np.stack([side.real, side.imag], axis=-1) for side in (left, right))
+    sides = size * phase, phase / np.where(degenerate, 1, size)
+    left, right = (
+        np.where(degenerate[..., None], 0, np.stack([np.real(side), np.imag(side)], axis=-1)) for side in sides
+    )
     open_phase = (margin == 0) & ~degenerate
     return Basis(left, right, np.where(degenerate, np.inf, margin), degenerate.astype(np.int64), open_phase)
 

@@ -151,7 +151,7 @@ def balance(A: NDArray[np.float64], B: NDArray[np.float64], precision: float) ->
     do not depend on how many are stacked: 0.5 s for 288 pairs of k = 64, m = n = 768 on one core, and memory of nine
     (k, k) matrices a pair. Errors are those of the factors: epsilon ``|A| |B|`` over the gap of the singular values.
     """
-    left_factor, right_factor, core = _factors("balance", A, B)
+    left_factor, right_factor, core = _factors(A, B)
     U, found, V = np.linalg.svd(core, full_matrices=False)
     values = np.zeros(A.shape[:-1])
     values[..., : found.shape[-1]] = found
@@ -194,27 +194,13 @@ def resolve_equal(
     return turns, unresolved
 
 
-def least_mass(A: NDArray[np.float64], B: NDArray[np.float64]) -> NDArray[np.float64]:
-    r"""Return the least ``|H A|^2 + |H^-T B|^2`` over all invertible H, (...) float64, which balanced pairs have.
-
-    .. math:: \min_H |H A|^2 + |H^{-T} B|^2 = 2 |A^T B|_*,
-
-    the nuclear norm (Recht, Fazel and Parrilo, arXiv 0706.4138); a limit where the rank is below k. A and B are (...,
-    k, m) and (..., k, n) float64. It takes half the time of ``balance``. Raises ``SymmetryError`` for shapes that do
-    not belong together, and for weights or products that are not finite. tests/symmetry/matrices/test_balance.py
-    compares the value with minimisation over H and with a semidefinite program.
-    """
-    *_, core = _factors("least_mass", A, B)
-    return 2 * np.linalg.svd(core, compute_uv=False).sum(axis=-1)
-
-
-def _factors(where: str, A: NDArray[np.float64], B: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
+def _factors(A: NDArray[np.float64], B: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
     """Return L_A, L_B and ``L_A^T L_B``; raise for what is not finite in A or B, which makes the product so too."""
-    _fitting(where, A, B)
+    _fitting("balance", A, B)
     left, right = _factor(A), _factor(B)
     with np.errstate(invalid="ignore", over="ignore"):
         core = _transposed(left) @ right
-    checked(where, **{"A^T B": core})
+    checked("balance", **{"A^T B": core})
     return left, right, core
 
 

@@ -157,13 +157,13 @@ def open_signs(moments: Moments) -> Scales:
             flipped = transform(array, actions, GroupElement({}, found.scales), table)
             if flipped is not array:
                 array[...] = flipped
+    moments.forget()
     return replace(found, dead=none, clamped=none)  # which were counted with the matrices
 
 
 def order_of_scaled(moments: Moments, found: Scales, report: Report) -> dict[str, np.ndarray]:
     """Return the complete order of weights that have their scales already."""
-    scaled = Moments(moments.arrays, moments.symmetry, cubes=moments.cubes)
-    return complete_order(scaled, replace(found, scales={}), report)
+    return complete_order(moments, replace(found, scales={}), report)
 
 
 def settle(arrays: dict[str, NDArray[Any]], symmetry: Symmetry) -> Settled:

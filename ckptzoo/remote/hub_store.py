@@ -228,13 +228,13 @@ def _refusal(answer: http.Answer, location: str) -> RemoteError:
     # huggingface_hub chooses its exceptions by the same header (utils/_http.py)
     if code == "GatedRepo":
         step = "Ask for access on its page, then log in with hf auth login."
-        return RemoteError(Problem(location, "access", "leave to read it", got, step))
+        return RemoteError(Problem(location, "access", "permission to read it", got, step))
     if answer.status == 404 or code in ("RepoNotFound", "RevisionNotFound"):
         what = "revision" if code == "RevisionNotFound" else "repository"
         return AbsentError(Problem(location, what, "one that is there and may be read", got, _STEP))
     if answer.status == 401:  # also the hub's answer where there is no such repository
         return AbsentError(Problem(location, "repository", "one that is there and may be read", got, _STEP))
-    return RemoteError(Problem(location, "access", "leave to read it", got, _STEP))
+    return RemoteError(Problem(location, "access", "permission to read it", got, _STEP))
 
 
 def _unreadable(location: str, got: str) -> Problem:

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from ckptzoo import archs
@@ -27,6 +28,7 @@ from ckptzoo.format.maintenance import add_snapshot
 from ckptzoo.format.part import SHARD_BYTES, PartWriter
 from ckptzoo.format.reader import list_trees, read_documents, read_tree
 from ckptzoo.format.snapshot import newest
+from ckptzoo.format.tree import LazyTable
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture, architecture_difference, tensor_difference
 from ckptzoo.schema.card import CARD_TOML, Card
@@ -273,7 +275,7 @@ class Writer:
             raise SpecError(Problem(self.path.name, "id", "each id once", f"{twice!r} twice", step))
         if self._part is None:
             self._read_new_parts()
-        self._require_new(listed)
+        self._require_new({column: [row.get(column) for row in listed] for column in self._taken})
         if self._part is None:
             self._part = PartWriter(
                 self.path / layout.PARTS,
@@ -298,7 +300,7 @@ class Writer:
         part = self._part.commit(self.path, refuse=self._require_new_now)
         # parts never change, and this one holds what was checked
         self._seen_parts.add(part.name)
-        self._take({column: [row.get(column) for row in self._part.rows] for column in self._taken})
+        self._take(self._part.rows)
         self._part, self._pending, self.created = None, set(), None
         if self._read_alone > SNAPSHOT_PARTS:
             self._read_alone = 0
@@ -347,15 +349,15 @@ class Writer:
                 f"Go on with ckptzoo.append({str(self.path)!r}); zoo.ids lists what it has."
             )
 
-    def _require_new_now(self, rows: list[dict[str, Any]]) -> None:
+    def _require_new_now(self, rows: pa.Table) -> None:
         self._read_new_parts()
-        self._require_new(rows)
+        self._require_new({column: rows[column].to_pylist() for column in self._taken})
 
-    def _require_new(self, rows: list[dict[str, Any]]) -> None:
+    def _require_new(self, columns: Mapping[str, Sequence[Any]]) -> None:
         """Raise where the zoo has some of the ids or units, as far as its parts were read."""
         problems: list[Problem] = []
         for column, what in (("id", "checkpoint"), ("unit", "unit")):
-            taken = sorted({str(row[column]) for row in rows if row.get(column) in self._taken[column]})
+            taken = sorted({str(value) for value in columns[column] if value in self._taken[column]})
             if taken:
                 got = f"{len(taken)} there already, such as {taken[0]!r}"
                 step = "Leave out what the zoo has; other weights (of another engine) go to another zoo."
@@ -373,13 +375,13 @@ class Writer:
         # a snapshot covers the first parts, so it helps only where none was read yet
         known = None if self._seen_parts else newest(files, list_trees(files))
         tree = read_tree(files, layout.PARTS, new, known, limits=row_limits(self.arch, None))
-        self._take({column: tree.rows[column].to_pylist() for column in self._taken})
+        self._take(tree.rows)
         self._seen_parts.update(new)
         self._read_alone += len(new) - (0 if known is None else len(known.parts.get(layout.PARTS, ())))
 
-    def _take(self, columns: Mapping[str, list[str | None]]) -> None:
-        for column, values in columns.items():
-            self._taken[column].update(value for value in values if value is not None)
+    def _take(self, rows: pa.Table | LazyTable) -> None:
+        for column, taken in self._taken.items():
+            taken.update(value for value in rows[column].to_pylist() if value is not None)
 
     def _checked(self, weights: Mapping[str, Any], count: int, *, single: bool) -> dict[str, NDArray[Any]]:
         location = f"{self.path.name}: weights"

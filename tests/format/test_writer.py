@@ -1,6 +1,7 @@
 """What a writer says and leaves behind where a script goes wrong."""
 
 import errno
+import itertools
 import os
 import warnings
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import ckptzoo
 from ckptzoo import archs
 from ckptzoo.errors import SpecError, UnknownNameError, ZooError
+from ckptzoo.format import part as part_module
 from ckptzoo.format import table
 from ckptzoo.format import writer as writer_module
 from ckptzoo.schema import layout
@@ -205,6 +207,31 @@ def test_a_commit_reads_few_parts_and_repeats_nothing(
             assert covered_by_snapshots(path) == (covered if count - covered <= 4 else count + 1)
     assert ckptzoo.open(path).ids == [f"m{count}" for count in range(16)]
     assert [problem for problem in ckptzoo.verify(path) if "listing" not in problem.location] == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.sampled(3)
+def test_a_part_does_not_depend_on_how_many_rows_came_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(part_module, "_AT_A_TIME", 3)
+    monkeypatch.setattr(part_module, "_SPOOLED", 7)
+    rng, count = np.random.default_rng(seed), 45
+    weights, rows = weights_of(MIXED, count), rows_of(count)
+    contents = set[tuple[bytes, ...]]()
+    for trial in range(4):
+        path = tmp_path / f"zoo{trial}"
+        with ckptzoo.create(path, arch=MIXED) as writer:
+            cuts = [0, *sorted(rng.integers(0, count, rng.integers(0, 9)).tolist()), count]
+            for start, stop in itertools.pairwise(cuts):
+                writer.add({name: array[start:stop] for name, array in weights.items()}, rows[start:stop])
+        contents.add(tuple(file.read_bytes() for file in sorted(path.glob("parts/*/*"))))
+        assert len(list(path.glob("parts/*/*"))) == 3 and ckptzoo.verify(path) == []
+    assert len(contents) == 1
+    monkeypatch.undo()
+    with ckptzoo.create(tmp_path / "whole", arch=MIXED) as writer:
+        writer.add(weights, rows)
+    assert {path.name for path in tmp_path.glob("*/parts/*")} == {path.name for path in tmp_path.glob("whole/parts/*")}
 
 
 def test_a_snapshot_that_cannot_be_written_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -510,7 +510,7 @@ class Zoo:
         Parameters
         ----------
         names
-            tensors, or layers for all their tensors; none for everything.
+            tensors, or layers or modules for all their tensors; none for everything.
         variant
             the gauge.
         columns
@@ -562,7 +562,7 @@ class Zoo:
         Parameters
         ----------
         names
-            tensors, or layers for all their tensors; none for everything.
+            tensors, or layers or modules for all their tensors; none for everything.
         variant
             the gauge.
         max_bytes
@@ -732,7 +732,7 @@ class Zoo:
         Parameters
         ----------
         names
-            tensors, or layers for all their tensors.
+            tensors, or layers or modules for all their tensors.
         variant
             the gauge.
         columns

@@ -66,6 +66,7 @@ SET_NAME = re.compile(r"(?=.{3,51}\Z)([a-z0-9]+(?:-[a-z0-9]+)*)/([a-z0-9]+(?:-[a
 
 def is_folder_name(text: str) -> bool:
     """Whether it is the name of one folder, so that it does not lead out of the collection that it is in."""
+    # a backslash leads out of a folder on Windows
     return text not in ("", ".", "..") and "/" not in text and "\\" not in text and text.isprintable()
 
 
@@ -108,7 +109,7 @@ def next_sequence(names: Iterable[str], *, location: str) -> int:
     """
     last = "000000"
     for name in names:
-        # the pattern is asked of few: a folder may have thousands of names
+        # six digits each, so that names are in the order of numbers; few of thousands are compared with the pattern
         if name > last and PART_NAME.fullmatch(name):
             last = name
     if (sequence := int(last[:6]) + 1) > MAX_SEQUENCE:

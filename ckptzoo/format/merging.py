@@ -1,7 +1,6 @@
 """A zoo of few parts, written from one of many; parts never change, so that it is another zoo, in another folder."""
 
 import itertools
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,8 @@ from ckptzoo.arguments import checked
 from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.format import table
 from ckptzoo.format.durable import Staging, naming, sync, write_file
-from ckptzoo.format.files import Folder
+from ckptzoo.format.files import DEREFERENCE, Folder, leads_outside
+from ckptzoo.format.maintenance import belongs_to_zoo
 from ckptzoo.format.part import Arrays, Part, PartWriter
 from ckptzoo.format.reader import Contents, read_contents
 from ckptzoo.format.shard import ShardMap
@@ -31,12 +31,11 @@ MERGED_ROWS, MERGED_BYTES = 2**17, 16 * 2**30
 """The maximum of checkpoints of a part that others are merged into, and of their raw weights' bytes."""
 _BATCH_ROWS, _BATCH_BYTES = 2048, 32 * 2**20
 """The maximum of checkpoints that are copied at a time, and of their bytes, unless one has more."""
-_COPIED = (layout.README, *layout.DOCUMENTS)
 
 
 @dataclass(frozen=True)
 class _Held:
-    """A part with its rows and its index, and where the tree that it is in begins."""
+    """A part with its rows and its index."""
 
     part: Part
     rows: pa.Table
@@ -44,8 +43,12 @@ class _Held:
 
     @property
     def facts(self) -> Document:
-        """The facts that parts must share to be merged: not those that name other parts."""
-        return {name: value for name, value in self.part.facts.items() if name not in ("raw", "pulled")}
+        """The facts that parts must share to be merged: without those that name other parts."""
+        facts = {name: value for name, value in self.part.facts.items() if name != "raw"}
+        # that a zoo is a part of another one says why its splits may name checkpoints that it lacks
+        if isinstance(pulled := facts.get("pulled"), dict):
+            facts["pulled"] = {"zoo": pulled.get("zoo")}
+        return facts
 
     @property
     def sets(self) -> dict[str, tuple[Tensor, ...]]:
@@ -91,8 +94,9 @@ def merge_parts(path: str | Path, to: str | Path, *, progress: Progress | None =
     Notes
     -----
     Raw parts in a row become one, of at most 131,072 checkpoints and 16 GiB, where they agree in their facts and in
-    what was derived of them and how. Every shard is read twice, to check it and to copy it, in bounded memory. The
-    folder appears whole, as the last step: where the process is killed before, nothing is there.
+    what was derived of them and how. Every shard is read twice, to check it and to copy it, in bounded memory; rows and
+    indices are in memory. The folder appears whole, as the last step: where the process is killed before, nothing is
+    there.
 
     Examples
     --------
@@ -138,12 +142,18 @@ class _Merger:
     def copy_documents(self) -> None:
         """Copy documents, splits and pictures, and the card with a note."""
         source = self._contents.root
-        for name in _COPIED:
-            if (source / name).is_file():
-                shutil.copyfile(source / name, self._target / name)
-        for name in (layout.SPLITS, layout.PICTURES):
-            if (source / name).is_dir():
-                shutil.copytree(source / name, self._target / name)
+        folders = (source / name for name in (layout.SPLITS, layout.PICTURES))
+        inner = (path for folder in folders for path in sorted(folder.rglob("*")))
+        for path in (*(source / name for name in (layout.README, *layout.DOCUMENTS)), *inner):
+            name = path.relative_to(source).as_posix()
+            if not path.is_file() or not belongs_to_zoo(name):
+                continue
+            if (outside := leads_outside(path, source)) is not None:
+                location = f"{source.name}/{name}"
+                got = f"a link to {outside}"
+                raise IntegrityError(Problem(location, "file", "one in the zoo's folder", got, DEREFERENCE))
+            (self._target / name).parent.mkdir(parents=True, exist_ok=True)
+            write_file(self._target / name, path.read_bytes())
         card = Card.from_toml(source / CARD_TOML) if (source / CARD_TOML).is_file() else Card(source.name)
         count = len(self._contents.raw.parts)
         note = f"Merged from {count:,} parts of revision `{self._contents.revision}`."
@@ -231,18 +241,18 @@ def _groups(raw: Sequence[_Held], by_raw: Mapping[str, Sequence[_Held]], row_byt
     group: list[_Held] = []
     agreed, rows = b"", 0
     for held in raw:
-        if group and (signature(held) != agreed or rows + held.part.rows > most):
+        own = signature(held)
+        if group and (own != agreed or rows + held.part.rows > most):
             yield group
             group, rows = [], 0
-        if not group:
-            agreed = signature(held)
+        agreed = own
         group.append(held)
         rows += held.part.rows
     if group:
         yield group
 
 
-def _batches(root: Path, held: _Held) -> Iterator[tuple[dict[str, Arrays], int, int]]:
+def _batches(root: Path, held: _Held) -> Iterator[tuple[Mapping[str, Arrays], int, int]]:
     """Yield the tensors of some rows at a time by stem, as they are stored, and the first row and the one behind."""
     maps: dict[str, ShardMap] = {}
     spans: list[tuple[str, int, int]] = []

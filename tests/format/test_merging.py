@@ -43,6 +43,7 @@ def answers(zoo: Zoo) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*retracted:UserWarning")
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.sampled(6)
@@ -119,6 +120,13 @@ def test_what_is_refused(tmp_path: Path) -> None:
     path = zoo_of(tmp_path / "zoo", (2, 2))
     with pytest.raises(ZooError, match="expected no folder or an empty one, got one with files"):
         ckptzoo.merge_parts(path, path)
+    (tmp_path / "secret").write_text("x")
+    (path / "pictures").mkdir()
+    (path / "pictures" / "a.png").symlink_to(tmp_path / "secret")
+    with pytest.raises(IntegrityError, match=r"pictures/a.png: file: expected one in the zoo's folder, got a link"):
+        ckptzoo.merge_parts(path, tmp_path / "linked")
+    (path / "pictures" / "a.png").unlink()
+    (tmp_path / "secret").unlink()
     shard = min(path.glob("parts/*/raw-*"))
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1

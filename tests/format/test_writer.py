@@ -3,6 +3,7 @@
 import errno
 import itertools
 import os
+import tracemalloc
 import warnings
 from pathlib import Path
 
@@ -164,6 +165,17 @@ def test_values_of_other_types_are_shown(tmp_path: Path, row: dict, expected: st
     writer = ckptzoo.create(tmp_path / "zoo", arch=MIXED)
     with pytest.raises(SpecError, match=expected):
         writer.add(weights_of(MIXED, 2), [{"id": "a"}, {"id": "b"} | row])
+
+
+def test_the_digest_of_a_part_takes_bounded_memory() -> None:
+    rows = [{"id": f"run-{at:06d}", "unit": "u" * 60} for at in range(40_000)]
+    metadata = table.table_of(rows, table.METADATA_SCHEMA, location="rows").select(["id", "unit"])
+    tracemalloc.start()
+    try:
+        part_module.part_digest(metadata, table.INDEX_SCHEMA.empty_table(), {"kind": "raw"})
+        assert tracemalloc.get_traced_memory()[1] < 3 * 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def covered_by_snapshots(zoo: Path) -> int:

@@ -170,7 +170,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class AxisAction:
-    """What a group element does to one axis of one tensor; positions in no segment stay as they are.
+    """The action of a group element on one axis of one tensor; positions in no segment stay as they are.
 
     Parameters
     ----------

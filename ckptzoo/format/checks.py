@@ -14,7 +14,7 @@ from ckptzoo.format.files import Files
 from ckptzoo.format.header import CODES
 from ckptzoo.format.part import Part
 from ckptzoo.format.predictions import input_problems, prediction_problems
-from ckptzoo.format.table import FREE_ROWS
+from ckptzoo.format.table import FREE_ROWS, numbers
 from ckptzoo.format.tree import Tree, places_of
 from ckptzoo.schema.architecture import ITEMSIZE, Architecture, name_problem
 from ckptzoo.schema.documents import REFETCH, Document
@@ -133,8 +133,8 @@ def geometry_problems(files: Files, arch: Architecture, symmetry: Symmetry | Non
     """Problems of every part's index: names, sizes, shapes, dtypes, and rows that no block covers."""
     problems: list[Problem] = []
     outline = tree.outline
-    numbers = outline["part"].to_numpy()
-    bounds = np.searchsorted(numbers, np.arange(len(tree.parts) + 1))
+    owners = numbers(outline["part"])
+    bounds = np.searchsorted(owners, np.arange(len(tree.parts) + 1))
     table = symmetry, None if symmetry is None or tree.kind != "variant" else symmetry.digest
     for part, start, stop in zip(tree.parts, bounds[:-1], bounds[1:], strict=True):
         found = _PartIndex(files, part)

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ckptzoo.errors import IntegrityError, Problem, UnknownNameError, ZooError
 from ckptzoo.format import snapshot, table
@@ -18,6 +18,7 @@ from ckptzoo.format.files import Files
 from ckptzoo.format.part import Part, decode_index, decode_rows, filled_rows
 from ckptzoo.format.snapshot import Snapshot
 from ckptzoo.format.tree import INDEX_SCHEMA, LazyTable, Tree, empty_tree, places_of
+from ckptzoo.lazy_names import lazy_module
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.documents import REFETCH, Document, Identity, canonical, unseal
@@ -25,6 +26,11 @@ from ckptzoo.schema.equivalence import largest_allowed
 from ckptzoo.schema.metadata import DIFFERENCES, FIGURES
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.text import counted, excerpt
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+else:
+    pc = lazy_module("pyarrow.compute")
 
 MAX_DOCUMENT = 64 * 2**20
 """The maximum number of bytes of a sealed document."""
@@ -352,7 +358,7 @@ def read_tree(files: Files, tree: str, names: tuple[str, ...], known: Snapshot |
             sizes[file] += decoded.get_total_buffer_size()
             _require_room(f"{files.name}/{tree}", f"size in memory of every {file}", sizes[file], _MAX_TREE)
         rows.append(LazyTable.of(filled_rows(stored, part, location=location)))
-        numbers = pa.repeat(pa.scalar(len(parts), pa.int32()), len(index))
+        numbers = table.array_of(np.full(len(index), len(parts), np.int32))
         indices.append(LazyTable.of(index.append_column(INDEX_SCHEMA.field("part"), numbers)))
         parts.append(part)
     if not parts:

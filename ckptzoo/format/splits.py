@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ckptzoo.arguments import checked
@@ -15,9 +15,15 @@ from ckptzoo.format import durable
 from ckptzoo.format.files import Files, Folder
 from ckptzoo.format.reader import read_contents, read_documents
 from ckptzoo.format.tree import Tree, places_of
+from ckptzoo.lazy_names import lazy_module
 from ckptzoo.schema import layout
 from ckptzoo.schema.documents import Identity, digest_of
 from ckptzoo.schema.split import ID, MEMBER, HashSplit, ListSplit, Split, decode, encode
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+else:
+    pc = lazy_module("pyarrow.compute")
 
 COLUMNS = ("id", "member", "mode")
 """The columns that decide a split."""

@@ -11,17 +11,24 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from ckptzoo.errors import IntegrityError, Problem, SpecError, UnknownNameError
 from ckptzoo.format.durable import regular
+from ckptzoo.lazy_names import lazy_module
 from ckptzoo.schema.documents import REFETCH, Document, parse
 from ckptzoo.schema.metadata import COLUMNS, Column
 from ckptzoo.text import shortened
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+else:
+    pc = lazy_module("pyarrow.compute")
 
 KEY = b"ckptzoo"
 """The key of our JSON object among the Parquet file's own key-value metadata."""
@@ -141,6 +148,20 @@ def own_facts(unknown: dict[Any, Any], known: Sequence[str]) -> str:
     meant = f"Did you mean {' and '.join(typing_errors)}? " if typing_errors else ""
     more = ", ..." if len(unknown) > len(near) else ""
     return f'{meant}Facts of your own go into one column: "extra": {{{own}{more}}}.'
+
+
+def numbers(column: pa.ChunkedArray) -> NDArray[Any]:
+    """(N,) a column of numbers without nulls.
+
+    ``ChunkedArray.to_numpy`` would import pandas, which takes longer than opening a zoo.
+    """
+    return np.concatenate([np.empty(0, column.type.to_pandas_dtype()), *map(np.from_dlpack, column.chunks)])
+
+
+def array_of(values: NDArray[Any]) -> pa.Array:
+    """Numbers as an array of Arrow over the same memory; ``pa.array`` would import pandas."""
+    kind = pa.from_numpy_dtype(values.dtype)
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
 def plain(table: pa.Table) -> dict[str, list[Any]]:

@@ -2,16 +2,22 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ckptzoo.format import table
 from ckptzoo.format.part import Part
+from ckptzoo.lazy_names import lazy_module
 from ckptzoo.schema.layout import RAW
 from ckptzoo.schema.metadata import KINDS
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+else:
+    pc = lazy_module("pyarrow.compute")
 
 INDEX_SCHEMA = table.INDEX_SCHEMA.append(pa.field("part", pa.int32(), nullable=False))
 """The index of a part and, for each row, the part's position in the tree."""
@@ -97,8 +103,9 @@ class Tree:
 
 def empty_tree(kind: str = RAW) -> Tree:
     """A tree without parts, as that of a new zoo, with the columns of a kind."""
-    rows = table.schema_of(KINDS[kind]).empty_table()
-    return Tree((), LazyTable.of(rows), LazyTable.of(INDEX_SCHEMA.empty_table()))
+    # Schema.empty_table would import pandas
+    rows, index = (pa.Table.from_batches([], schema) for schema in (table.schema_of(KINDS[kind]), INDEX_SCHEMA))
+    return Tree((), LazyTable.of(rows), LazyTable.of(index))
 
 
 def places_of(ids: pa.ChunkedArray, known: pa.ChunkedArray) -> NDArray[np.int64]:

@@ -6,9 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ckptzoo import archs
 from ckptzoo.errors import Problem, ZooError, require
-from ckptzoo.loader.notebook import checkpoint_html
 from ckptzoo.schema.architecture import Architecture
 
 Read = Callable[[str, bool], NDArray[Any]]
@@ -42,6 +40,8 @@ class Checkpoint(Mapping[str, Any]):
         return f"<checkpoint {self.id} ({self.variant}), {self.arch.name}>"
 
     def _repr_html_(self) -> str:
+        from ckptzoo.loader.notebook import checkpoint_html
+
         return checkpoint_html(repr(self)[1:-1], self.arch, self.row)
 
     def _ipython_key_completions_(self) -> list[str]:
@@ -90,6 +90,8 @@ class Checkpoint(Mapping[str, Any]):
         if self.arch.forward is None:
             step = "Build the model yourself and call model.load_state_dict(checkpoint.state_dict())."
             raise ZooError(Problem(self.arch.name, "forward function", "a name in ckptzoo.archs", "none", step))
+        from ckptzoo import archs
+
         model = archs.get(self.arch.forward)()
         model.load_state_dict(self.state_dict())
         return model.eval()

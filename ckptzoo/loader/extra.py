@@ -5,13 +5,18 @@ import io
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyarrow import json as pj
 
 from ckptzoo.errors import Problem, UnknownNameError, ZooError
+from ckptzoo.lazy_names import lazy_module
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+else:
+    pc = lazy_module("pyarrow.compute")
 
 PREFIX = "extra."
 _KINDS = (pa.float64(), pa.string(), pa.bool_())

@@ -5,13 +5,15 @@ import threading
 from collections import OrderedDict
 from collections.abc import Generator, Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ckptzoo.errors import IntegrityError, Problem
+from ckptzoo.errors import AbsentError, IntegrityError, Problem
 from ckptzoo.format import table
 from ckptzoo.format.files import folders_of
-from ckptzoo.remote import AbsentError, Remote
 from ckptzoo.schema.layout import Span
+
+if TYPE_CHECKING:
+    from ckptzoo.remote import Remote  # with all that speaks to other machines
 
 BLOCK_CACHE_BYTES = 256 * 2**20
 """Bytes of blocks kept in memory of which only some rows were read, the most recently read ones."""
@@ -26,7 +28,7 @@ class RemoteFiles:
 
     here = None
 
-    def __init__(self, remote: Remote, address: str, endpoint: str | None, token: str | None = None) -> None:
+    def __init__(self, remote: "Remote", address: str, endpoint: str | None, token: str | None = None) -> None:
         self.remote, self.address, self.endpoint, self.token = remote, address, endpoint, token
         self._clear()
 

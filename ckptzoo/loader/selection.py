@@ -5,20 +5,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, UnknownNameError, ZooError, suggestion
 from ckptzoo.format.reader import Contents
 from ckptzoo.format.tree import places_of
+from ckptzoo.lazy_names import lazy_module
 from ckptzoo.loader.checkpoint import Checkpoint
 from ckptzoo.loader.derived_command import derived_command
 from ckptzoo.loader.extra import PREFIX, extra_column, extra_names, names_in
-from ckptzoo.loader.filters import Filters, columns_in, expression, kept, unfit
 from ckptzoo.loader.lazy_tensor import StackedTensor
 from ckptzoo.loader.predictions import Predictions
 from ckptzoo.loader.readers import cast_reader
@@ -27,6 +26,13 @@ from ckptzoo.loader.shard_index import ShardMaps
 from ckptzoo.loader.stream import Source
 from ckptzoo.loader.variant import Variant
 from ckptzoo.schema import layout
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+
+    from ckptzoo.loader.filters import Filters
+else:
+    pc = lazy_module("pyarrow.compute")
 
 _CALLER = 4
 """The number of frames between a warning and the code that asks a Zoo for a variant."""
@@ -120,8 +126,10 @@ class Selection:
         bare = bool(parts) and all(part.facts.get("bare") is True for part in parts)
         return self.gauges if bare else (layout.RAW, *self.gauges)
 
-    def matching(self, filters: Filters) -> NDArray[np.int64]:
+    def matching(self, filters: "Filters") -> NDArray[np.int64]:
         """The positions of the checkpoints whose metadata satisfy a condition, or that a mask keeps."""
+        from ckptzoo.loader.filters import columns_in, expression, kept, unfit
+
         if (positions := kept(filters, len(self.rows))) is not None:
             return positions
         schema = self.contents.raw.rows.schema

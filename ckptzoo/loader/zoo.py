@@ -4,11 +4,10 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ckptzoo.arguments import checked
@@ -16,11 +15,9 @@ from ckptzoo.errors import Problem, UnknownNameError, ZooError
 from ckptzoo.format.files import Files, Folder
 from ckptzoo.format.reader import Contents, read_contents
 from ckptzoo.format.splits import COLUMNS, part_numbers, read_split, split_names
+from ckptzoo.lazy_names import lazy_module
 from ckptzoo.loader.checkpoint import Checkpoint, import_torch
-from ckptzoo.loader.datasets import iterable
-from ckptzoo.loader.filters import Filters
 from ckptzoo.loader.lazy_tensor import StackedTensor
-from ckptzoo.loader.notebook import zoo_html
 from ckptzoo.loader.predictions import Predictions
 from ckptzoo.loader.readers import cast_reader
 from ckptzoo.loader.remote_files import RemoteFiles
@@ -28,11 +25,17 @@ from ckptzoo.loader.selection import Selection, left_out, standing
 from ckptzoo.loader.shard_index import ShardMaps
 from ckptzoo.loader.stream import Batch, ReaderShard, Remainder, Shuffle, Source, Stream
 from ckptzoo.loader.variant import Variant
-from ckptzoo.remote import open_remote
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.text import counted, shortened
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+
+    from ckptzoo.loader.filters import Filters
+else:
+    pc = lazy_module("pyarrow.compute")
 
 _CALLER = 3
 """Frames between a warning and the code that opens a zoo: that of ``checked``, and ``open``."""
@@ -101,6 +104,8 @@ def files_at(address: str | os.PathLike[str], endpoint: str | None, token: str |
     """The files of a folder on this machine or of a place on another one."""
     if os.fspath(address) and Path(address).is_dir():
         return Folder(address)
+    from ckptzoo.remote import open_remote  # only here, because it takes as long as all the rest of opening
+
     return RemoteFiles(open_remote(address, endpoint=endpoint, token=token), os.fspath(address), endpoint, token)
 
 
@@ -138,6 +143,8 @@ class Zoo:
         return f"<zoo {self.name}: {len(self):,} checkpoints of {self.arch.name}, {parts}>"
 
     def _repr_html_(self) -> str:
+        from ckptzoo.loader.notebook import zoo_html
+
         return zoo_html(repr(self)[1:-1], self.address, self._contents, len(self))
 
     def _ipython_key_completions_(self) -> list[str | tuple[str, str]]:
@@ -269,7 +276,7 @@ class Zoo:
         """
         return self._selection.predictions(set)
 
-    def where(self, filters: Filters) -> "Zoo":
+    def where(self, filters: "Filters") -> "Zoo":
         """The checkpoints whose metadata satisfy a condition.
 
         Parameters
@@ -650,6 +657,8 @@ class Zoo:
         MissingExtraError
             ``datasets`` is not installed.
         """
+        from ckptzoo.loader.datasets import iterable
+
         return iterable(self.source(names, variant, columns, dtype), shards=shards)
 
     @checked

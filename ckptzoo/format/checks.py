@@ -12,9 +12,10 @@ import pyarrow as pa
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format.files import Files
 from ckptzoo.format.header import CODES
+from ckptzoo.format.limits import FREE_ROWS
 from ckptzoo.format.part import Part
 from ckptzoo.format.predictions import input_problems, prediction_problems
-from ckptzoo.format.table import FREE_ROWS, numbers
+from ckptzoo.format.table import numbers
 from ckptzoo.format.tree import Tree, places_of
 from ckptzoo.schema.architecture import ITEMSIZE, Architecture, name_problem
 from ckptzoo.schema.documents import REFETCH, Document

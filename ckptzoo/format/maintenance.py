@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from ckptzoo.arguments import checked
-from ckptzoo.errors import UnknownNameError
+from ckptzoo.errors import IntegrityError, UnknownNameError
 from ckptzoo.format import durable, snapshot, table
 from ckptzoo.format.files import Folder, leads_outside
 from ckptzoo.format.part import Part, PartWriter
-from ckptzoo.format.reader import read_contents, read_trees
-from ckptzoo.format.tree import Tree
+from ckptzoo.format.reader import duplicate_problems, read_contents, read_trees
+from ckptzoo.format.tree import Tree, empty_tree
 from ckptzoo.schema import layout
 from ckptzoo.schema.card import CARDS, may_change
 from ckptzoo.schema.documents import Document, seal
@@ -116,7 +116,7 @@ def compact(path: str | Path) -> Path | None:
     Raises
     ------
     IntegrityError
-        The folder is not a zoo, or a part cannot be read.
+        The folder is not a zoo, a part cannot be read, or an id is there twice.
 
     Notes
     -----
@@ -133,10 +133,9 @@ def compact(path: str | Path) -> Path | None:
     trees = read_trees(files)
     if not trees:
         return None
-    name, data = snapshot.encode(trees)
-    target = root / name
-    target.parent.mkdir(exist_ok=True)
-    durable.write_file(target, data)
+    if problems := duplicate_problems(files, trees.get(layout.PARTS, empty_tree())):
+        raise IntegrityError(problems)
+    target = snapshot.write(trees, root)
     # the first 6 digits of a snapshot's name are the number of parts it covers
     older = [name for name in snapshot.listed(files) if name != target.name and name[:6] <= target.name[:6]]
     replaced = {f"{layout.SNAPSHOTS}/{name}" for name in older}

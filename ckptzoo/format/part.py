@@ -1,6 +1,6 @@
 """A part: shards, rows and index rows that are committed together and never change."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from ckptzoo.errors import IntegrityError, Problem
-from ckptzoo.format import table
+from ckptzoo.format import limits, table
 from ckptzoo.format.durable import Staging, locked, naming
 from ckptzoo.format.files import Files
 from ckptzoo.format.shard import Block, ShardWriter
@@ -191,8 +191,8 @@ def decode_index(
     table.check_seal(data, location=location)
     file, footer = table.open_table(data, location=location)
     part = part_of(tree, name, footer, location=location)
-    # Parquet packs equal rows by their number; rows of different blocks have different digests, of 32 bytes each
-    limit = table.FREE_ROWS + len(data)
+    # Parquet packs equal rows by their number
+    limit = limits.index_rows_in(len(data))
     if blocks_a_row is not None:
         limit = min(limit, part.rows * blocks_a_row)
     table.check_count(file, limit, location=location)
@@ -241,14 +241,50 @@ def stored_rows(files: Files, part: Part) -> pa.Table:
     return decode_rows(files.read(path), part, location=f"{files.name}/{path}")
 
 
-def decode_rows(data: bytes, part: Part, *, location: str) -> pa.Table:
-    """A part's rows from the bytes of ``metadata.parquet``, with the columns that they have."""
+def decode_rows(
+    data: bytes, part: Part, *, location: str, names: Sequence[str] | None = None, packed: bool = False
+) -> pa.Table:
+    """A part's rows from the bytes of ``metadata.parquet``, with those of the columns that they have.
+
+    ``names`` are columns of the part's kind, by default all; ``packed`` leaves the texts of many rows as dictionaries.
+    """
     kind = kind_of(part, location=location.removesuffix(f"/{METADATA}"))
     table.check_seal(data, location=location)
     file, _ = table.open_table(data, location=location)
-    # ids differ, so that no compression stores one in less than a bit
-    table.check_count(file, min(part.rows, table.FREE_ROWS + 8 * len(data)), location=location)
-    rows = table.read_table(data, file, table.schema_of(KINDS[kind]), location=location, least=LEAST[kind])
-    if len(rows) != part.rows:
-        raise IntegrityError(Problem(location, "rows", str(part.rows), str(len(rows)), REFETCH))
-    return rows
+    table.check_count(file, min(part.rows, limits.rows_in(len(data))), location=location)
+    if file.metadata.num_rows != part.rows:
+        raise IntegrityError(Problem(location, "rows", str(part.rows), str(file.metadata.num_rows), REFETCH))
+    schema = table.schema_of(KINDS[kind])
+    return table.read_table(data, file, schema, location=location, least=LEAST[kind], names=names, packed=packed)
+
+
+def read_columns(files: Files, parts: Sequence[Part], names: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield some columns of the rows of each part, null in a part whose file lacks them; texts may be dictionaries.
+
+    Every file is read whole and its seal checked.
+    """
+    paths = [f"{part.path}/{METADATA}" for part in parts]
+    for part, path, data in zip(parts, paths, files.read_many(paths), strict=True):
+        location = f"{files.name}/{path}"
+        stored = decode_rows(data, part, location=location, names=names, packed=True)
+        schema = table.schema_of(KINDS[kind_of(part, location=location)])
+        columns = [
+            stored[name] if name in stored.column_names else pa.nulls(part.rows, schema.field(name).type)
+            for name in names
+        ]
+        yield pa.Table.from_arrays(columns, names=list(names))
+
+
+def require_room(files: Files, part: Part) -> int:
+    """The bytes of a part's ``metadata.parquet``, of which nothing is read.
+
+    Raises ``IntegrityError`` if there is none, or it is too small for the part's rows or too large to be read.
+    """
+    location = f"{files.name}/{part.path}/{METADATA}"
+    if (nbytes := files.size(f"{part.path}/{METADATA}")) is None:
+        raise IntegrityError(Problem(location, "file", "a readable file", "none", REFETCH))
+    if nbytes > limits.MAX_FILE:
+        raise IntegrityError(Problem(location, "size", f"at most {limits.MAX_FILE} bytes", f"{nbytes} bytes", REFETCH))
+    if part.rows > (limit := limits.rows_in(nbytes)):
+        raise IntegrityError(Problem(location, "rows of the table", f"at most {limit}", str(part.rows), REFETCH))
+    return nbytes

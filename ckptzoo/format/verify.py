@@ -125,7 +125,7 @@ def _readable(files: Files, tree: str, names: tuple[str, ...], limits: RowLimits
     readable: list[str] = []
     for name in names:
         try:
-            read_tree(files, tree, (name,), None, limits=limits)
+            read_tree(files, tree, (name,), None, limits=limits).rows.table()
         except IntegrityError as error:
             yield from error.problems
         else:

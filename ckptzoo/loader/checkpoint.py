@@ -1,6 +1,7 @@
 """One checkpoint: its row of metadata, its tensors, its state dict, its model."""
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from importlib import import_module
 from typing import Any
 
@@ -21,7 +22,7 @@ class Checkpoint(Mapping[str, Any]):
     arch
         its tensors.
     row
-        its metadata, ``{column: value}``.
+        its metadata, ``{column: value}``, or what gives it when it is first asked for.
     variant
         the gauge its weights are in, ``raw`` as trained.
     read
@@ -31,10 +32,24 @@ class Checkpoint(Mapping[str, Any]):
     """
 
     def __init__(
-        self, arch: Architecture, row: dict[str, Any], variant: str, read: Read, prefetch: Callable[[], None]
+        self,
+        arch: Architecture,
+        row: dict[str, Any] | Callable[[], dict[str, Any]],
+        variant: str,
+        read: Read,
+        prefetch: Callable[[], None],
     ) -> None:
-        self.arch, self.row, self.variant, self._read, self._prefetch = arch, row, variant, read, prefetch
-        self.id: str = row["id"]
+        self.arch, self._row, self.variant, self._read, self._prefetch = arch, row, variant, read, prefetch
+
+    @cached_property
+    def row(self) -> dict[str, Any]:
+        """Its metadata, ``{column: value}``."""
+        return self._row() if callable(self._row) else self._row
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self.row["id"]
 
     def __repr__(self) -> str:
         return f"<checkpoint {self.id} ({self.variant}), {self.arch.name}>"

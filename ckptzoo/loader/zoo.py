@@ -80,8 +80,8 @@ def open(
 
     Notes
     -----
-    Reads the documents, and the index and rows of every part; of a remote snapshot only the index, and columns of the
-    rows when they are asked for. No weights are read. The revision is pinned: what is published later is seen by
+    Reads the documents and the index of every part, or those in a snapshot; columns of the rows are read, and checked,
+    when they are asked for. No weights are read. The revision is pinned: what is published later is seen by
     ``refresh`` alone. Retracted checkpoints are left out, with a warning. The number of requests and of bytes is
     tested in ``tests/loader/test_remote_files.py``.
 
@@ -405,8 +405,8 @@ class Zoo:
         split = read_split(self._contents.files, name, self._contents.identity)
         if part not in split.parts:
             raise UnknownNameError(self.name, f"part of split {name!r}", part, split.parts)
-        numbers = part_numbers(split, self._selection.columns(COLUMNS))
-        return self.take(np.flatnonzero(numbers == split.parts.index(part)))
+        numbers = [part_numbers(split, run) for _, run in self._selection.runs(COLUMNS)]
+        return self.take(np.flatnonzero(np.concatenate([[], *numbers]) == split.parts.index(part)))
 
     @overload
     def __getitem__(self, key: str | tuple[str, str]) -> StackedTensor: ...
@@ -461,7 +461,7 @@ class Zoo:
         id = item.id if isinstance(item, Checkpoint) else item
         if not isinstance(id, str):
             return False
-        found = self._selection.ids.index(id).as_py() >= 0
+        found = self._selection.place_of(id) >= 0
         if not found and id in self.arch:
             step = f"Write {id!r} in zoo.arch to ask for a tensor."
             raise ZooError(Problem(self.name, f"{id!r} in zoo", "a checkpoint's id", "a tensor's name", step))
@@ -495,7 +495,7 @@ class Zoo:
             a name in ``variants`` other than ``raw``.
         """
         opened, rows = self._selection.variant_rows(variant)
-        return self._contents.columns(opened.tree, opened.tree.rows.schema.names).take(pa.array(rows))
+        return self._contents.columns(opened.tree, opened.tree.rows.schema.names, rows)
 
     @checked
     def stream(

@@ -1,13 +1,13 @@
 """A part: shards, rows and index rows that are committed together and never change."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from ckptzoo.errors import IntegrityError, Problem
+from ckptzoo.errors import IntegrityError, Problem, SpecError
 from ckptzoo.format import limits, table
 from ckptzoo.format.durable import Staging, locked, naming
 from ckptzoo.format.files import Files
@@ -97,6 +97,7 @@ class PartWriter:
         self._shards = dict.fromkeys(sets, 0)
         self._blocks: list[Block] = []
         self.rows: list[dict[str, Any]] = []
+        self.index_bytes = 0
 
     def add(self, arrays: Mapping[str, Arrays], rows: Sequence[dict[str, Any]]) -> None:
         """Append rows; ``arrays[stem][name]`` has shape ``(len(rows), *shape)`` and its tensor's dtype."""
@@ -126,9 +127,13 @@ class PartWriter:
         digest = part_digest(metadata, index, self._facts)
         rows_file = table.encode([metadata], {"version": 1}, sealed=True)
         footer = {"version": 1, "digest": digest, "rows": len(metadata), "facts": self._facts}
+        index_file = table.encode([index], footer, sealed=True)
+        self._require_readable(rows_file, metadata, limits.rows_in(len(rows_file)), METADATA)
+        self.index_bytes = len(index_file)
+        self._require_readable(index_file, index, limits.index_rows_in(len(index_file)), INDEX)
         with naming(self._tree):
             (self._staging.path / METADATA).write_bytes(rows_file)
-            (self._staging.path / INDEX).write_bytes(table.encode([index], footer, sealed=True))
+            (self._staging.path / INDEX).write_bytes(index_file)
         with locked(root):  # so that two writers never take one sequence number
             refuse(self.rows)
             name = part_name(self._next_sequence(), digest)
@@ -142,6 +147,22 @@ class PartWriter:
         for shard in self._open.values():
             shard.close()
         self._staging.discard()
+
+    def _require_readable(self, data: bytes, content: pa.Table, rows: int, name: str) -> None:
+        """Raise SpecError where readers would refuse a table: by its size, by what it unpacks to, or by its rows."""
+        location = f"{self._tree.parent.name}/{self._tree.name}: {name}"
+        try:
+            file, _ = table.open_table(data, location=location)
+            table.check_count(file, rows, location=location)
+            for what, nbytes, limit in (
+                ("size", len(data), limits.MAX_FILE),
+                ("size of the table", content.nbytes, limits.MAX_TABLE),
+            ):
+                if nbytes > limit:
+                    raise IntegrityError(Problem(location, what, f"at most {limit} bytes", f"{nbytes} bytes", ""))
+        except IntegrityError as error:
+            step = "Commit fewer checkpoints at a time, with shorter texts: each commit is a part of its own."
+            raise SpecError([replace(problem, next_step=step) for problem in error.problems]) from error
 
     def _next_sequence(self) -> int:
         names = [path.name for path in self._tree.iterdir()] if self._tree.is_dir() else []

@@ -394,14 +394,15 @@ def read_tree(files: Files, tree: str, names: tuple[str, ...], known: Snapshot |
             (count, partial(_from_either, read, files, tuple(own))) for count, read, own in known.pieces(tree, parts)
         ]
     own = list[Part]()
-    nbytes = 0
+    nbytes = file_bytes = 0
     for name, data in _indices(files, tree, names[len(parts) :]):
         location = f"{files.name}/{tree}/{name}/{layout.INDEX}"
         part, index = decode_index(data, tree, name, location=location, blocks_a_row=limits.blocks)
         kind_of(part, location=location.removesuffix(f"/{layout.INDEX}"))
         require_bytes(files, part, index, limits.nbytes)
         nbytes += index.get_total_buffer_size()
-        _require_room(f"{files.name}/{tree}", "size in memory of all indices", nbytes, bounds.MAX_INDICES)
+        limit = bounds.indices_in(file_bytes := file_bytes + len(data))
+        _require_room(f"{files.name}/{tree}", "size in memory of all indices", nbytes, limit)
         numbers = table.array_of(np.full(len(index), len(parts) + len(own), np.int32))
         indices.append(LazyTable.of(index.append_column(INDEX_SCHEMA.field("part"), numbers)))
         own.append(part)
@@ -439,7 +440,7 @@ def _indices(files: Files, tree: str, names: tuple[str, ...]) -> Iterator[tuple[
     """Yield names of parts with their indices; some are read together, the next after these were checked."""
     paths = {name: f"{tree}/{name}/{layout.INDEX}" for name in names}
     sizes = [files.size(path) or 0 for path in paths.values()]
-    _require_room(f"{files.name}/{tree}", "size of all indices", sum(sizes), bounds.MAX_INDICES)
+    _require_room(f"{files.name}/{tree}", "size of all indices", sum(sizes), bounds.MAX_FILE)
     for group in _together(names, sizes):
         yield from zip(group, files.read_many([paths[name] for name in group]), strict=True)
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ckptzoo import archs
 from ckptzoo.arguments import checked
 from ckptzoo.errors import IntegrityError, Problem, SpecError, UnknownNameError, ZooError
-from ckptzoo.format import table
+from ckptzoo.format import limits, table
 from ckptzoo.format.checks import row_limits
 from ckptzoo.format.durable import TEMPORARY, Staging, locked, naming
 from ckptzoo.format.files import Folder
@@ -103,6 +103,10 @@ def create(
         files[layout.README] = first_readme(card, arch).encode()
         with naming(root):
             for name, data in files.items():
+                if len(data) > limits.MAX_DOCUMENT:
+                    got, step = f"{len(data)} bytes", "Declare fewer tensors or groups."
+                    expected = f"at most {limits.MAX_DOCUMENT} bytes"
+                    raise SpecError(Problem(str(path), f"size of {name}", expected, got, step))
                 (staging.path / name).write_bytes(data)
             staging.publish(root)
     except BaseException as error:  # KeyboardInterrupt too: no half-made zoo stays
@@ -209,8 +213,10 @@ class Writer:
         self.path, self.arch, self._shard_bytes = root, arch, shard_bytes
         self._part: PartWriter | None = None
         self._pending: set[str] = set()
+        self._rows_bytes = 0
         self._taken: dict[str, set[str]] = {"id": set(), "unit": set()}
         self._seen_parts: set[str] = set()
+        self._index_bytes = 0
         self._ended = False
         self.created: dict[str, bytes] | None = None
         """The files that ``create`` wrote, where this writer's zoo has no more than these."""
@@ -255,7 +261,12 @@ class Writer:
             if row.get("member") is None and isinstance(row.get("id"), str):
                 row["member"] = row["id"]
             row["finite"] = is_finite
-        table.table_of(listed, table.METADATA_SCHEMA, location=f"{self.path.name}: rows")
+        checked_rows = table.table_of(listed, table.METADATA_SCHEMA, location=f"{self.path.name}: rows")
+        rows_bytes = self._rows_bytes + checked_rows.nbytes
+        if rows_bytes > limits.MAX_TABLE:
+            step = "Add fewer at a time, and commit what was added with writer.commit() before."
+            expected, got = f"at most {limits.MAX_TABLE} bytes in a part", f"{rows_bytes} bytes"
+            raise SpecError(Problem(f"{self.path.name}: rows", "size of the table", expected, got, step))
         if problems := list(value_problems(listed, location=f"{self.path.name}: rows")):
             raise SpecError(problems)
         ids = [str(row["id"]) for row in listed]
@@ -276,6 +287,7 @@ class Writer:
             )
         self._part.add({layout.RAW: stacked}, listed)
         self._pending.update(ids)
+        self._rows_bytes = rows_bytes
 
     def commit(self) -> str | None:
         """Publish what was added as one part and return its name; None when nothing was added.
@@ -283,19 +295,20 @@ class Writer:
         Raises
         ------
         SpecError
-            A checkpoint's id or a unit is in the zoo already; nothing is published, and what was added is kept.
+            A checkpoint's id or a unit is in the zoo already, or the part has more than readers take (docs/format.md);
+            nothing is published, and what was added is kept.
         """
         if self._part is None:
             return None
         part = self._part.commit(self.path, refuse=self._require_new_now)
-        self._part, self._pending, self.created = None, set(), None
+        self._part, self._pending, self._rows_bytes, self.created = None, set(), 0, None
         return part.name
 
     def discard(self) -> None:
         """Forget what was added since the last commit."""
         if self._part is not None:
             self._part.discard()
-        self._part, self._pending = None, set()
+        self._part, self._pending, self._rows_bytes = None, set(), 0
 
     def __enter__(self) -> Self:
         return self
@@ -329,6 +342,11 @@ class Writer:
     def _require_new_now(self, rows: list[dict[str, Any]]) -> None:
         self._read_new_parts()
         self._require_new(rows)
+        nbytes = self._index_bytes + (0 if self._part is None else self._part.index_bytes)
+        if nbytes > limits.MAX_FILE:
+            step, location = "Write what is to come into another zoo.", f"{self.path.name}/{layout.PARTS}"
+            expected = f"at most {limits.MAX_FILE} bytes"
+            raise SpecError(Problem(location, "size of all indices", expected, str(nbytes), step))
 
     def _require_new(self, rows: list[dict[str, Any]]) -> None:
         """Raise where the zoo has some of the ids or units, as far as its parts were read."""
@@ -351,8 +369,10 @@ class Writer:
         known = None if self._seen_parts else newest(files, trees)
         tree = read_tree(files, layout.PARTS, new, known, limits=row_limits(self.arch, None))
         for column, taken in self._taken.items():
-            taken.update(name for name in tree.rows[column].to_pylist() if name is not None)
+            for _, run in tree.rows.runs([column]):
+                taken.update(name for name in run[column].to_pylist() if name is not None)
         self._seen_parts.update(new)
+        self._index_bytes += sum(files.size(f"{part.path}/{layout.INDEX}") or 0 for part in tree.parts)
 
     def _checked(self, weights: Mapping[str, Any], count: int, *, single: bool) -> dict[str, NDArray[Any]]:
         location = f"{self.path.name}: weights"

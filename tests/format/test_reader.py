@@ -64,20 +64,20 @@ def test_tables_are_checked_before_others_are_read(files, monkeypatch):
 
 def test_indices_that_are_too_large_together_are_not_read(files, monkeypatch):
     nbytes = sum(size_of(files, name) for name in files.listed("parts"))
-    monkeypatch.setattr(limits, "MAX_INDICES", nbytes - 1)
+    monkeypatch.setattr(limits, "MAX_FILE", nbytes - 1)
     with pytest.raises(IntegrityError, match=f"size of all indices: expected at most {nbytes - 1} bytes, got {nbytes}"):
         read_trees(files)
     assert not files.indices
-    monkeypatch.setattr(limits, "MAX_INDICES", nbytes)
+    monkeypatch.setattr(limits, "MAX_FILE", nbytes)
     assert len(read_trees(files)["parts"].parts) == 6
 
 
 def test_indices_are_bounded_together_in_memory(files, monkeypatch):
     """Each of many small files may unpack to some megabytes."""
     most = sum(read_part(files, "parts", name)[1].get_total_buffer_size() for name in files.listed("parts"))
-    monkeypatch.setattr(limits, "MAX_INDICES", most)
+    monkeypatch.setattr(limits, "indices_in", lambda nbytes: most)
     assert len(read_trees(files)["parts"].parts) == 6
-    monkeypatch.setattr(limits, "MAX_INDICES", most - 1)
+    monkeypatch.setattr(limits, "indices_in", lambda nbytes: most - 1)
     with pytest.raises(IntegrityError, match=f"size in memory of all indices: expected at most {most - 1} bytes, got"):
         read_trees(files)
 
@@ -86,6 +86,8 @@ def test_columns_that_are_asked_for_at_once_are_bounded_and_their_rows_can_be_re
     rows = read_trees(files)["parts"].rows
     monkeypatch.setattr(limits, "columns_in", lambda nbytes: 100)
     assert len(rows.select(["seed"])) == 9
-    with pytest.raises(IntegrityError, match=r"size in memory of the columns: expected at most 100 bytes, got .* fewer"):
+    with pytest.raises(
+        IntegrityError, match=r"size in memory of the columns: expected at most 100 bytes, got .* fewer"
+    ):
         rows.select(["id", "seed"])
     assert rows.take(["id", "seed"], np.array([8, 0]))["id"].to_pylist() == ["m00008", "m00000"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from ckptzoo.errors import IntegrityError, Problem
-from ckptzoo.format import table
+from ckptzoo.format import limits
 from ckptzoo.format.files import DEREFERENCE, Folder, check_span, folders_of, leads_outside
 from ckptzoo.format.part import Part, read_part, read_rows
 from ckptzoo.format.splits import split_names
@@ -161,11 +161,11 @@ class OverlayFiles:
         """Return names of the files and folders in a folder, in order."""
         return self._folders.get(folder, ())
 
-    def read(self, name: str, *, max_bytes: int = table.MAX_FILE) -> bytes:
+    def read(self, name: str, *, max_bytes: int = limits.MAX_FILE) -> bytes:
         """Return a whole file."""
         return self.read_many([name], max_bytes=max_bytes)[0]
 
-    def read_many(self, names: Sequence[str], *, max_bytes: int = table.MAX_FILE) -> list[bytes]:
+    def read_many(self, names: Sequence[str], *, max_bytes: int = limits.MAX_FILE) -> list[bytes]:
         """Return several whole files."""
         for name in names:
             size = self.size(name)

@@ -425,13 +425,19 @@ def read_tree(files: Files, tree: str, names: tuple[str, ...], known: Snapshot |
     return Tree(tuple(parts), rows, LazyTable.joined(indices))
 
 
-def _from_either(read: Read, files: Files, parts: Sequence[Part], names: Sequence[str]) -> list[pa.Table]:
-    """Columns of the rows of parts from a snapshot, or from the parts where the snapshot is damaged."""
+def _from_either(read: Read, files: Files, parts: Sequence[Part], names: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield columns of the rows of parts from a snapshot, and from the parts where the snapshot is damaged."""
+    done = 0
     try:
-        return list(read(names))
+        for piece in read(names):
+            yield piece
+            done += len(piece)
     except IntegrityError as error:
         try:
-            return list(read_columns(files, parts, names))
+            for piece in read_columns(files, parts, names):
+                if done < len(piece):
+                    yield piece.slice(done)
+                done = max(0, done - len(piece))
         except ZooError:
             raise error from None
 

@@ -37,7 +37,7 @@ _MAGIC = b"PAR1"
 INDEX = "index:"
 """The prefix of the names of the index's columns; those of rows begin with their kind."""
 _STEP = "Remove it and run ckptzoo compact ZOO --index."
-_PIECE_ROWS = 2**20
+_PIECE_ROWS = 2**19
 """The number of rows of a column that are read together, and from another machine by as few requests as possible."""
 _CHECKED = "checked"
 """What the footer says of ids that differ."""

@@ -192,12 +192,12 @@ class Selection:
         for start, run in self.runs(["member", "step"]):
             stop = start + len(run)
             steps[start:stop] = run["step"].fill_null(-1).to_numpy()  # a member's only checkpoint may lack its step
-            texts = [
-                str(at) if text is None else f"{text} " for at, text in enumerate(run["member"].to_pylist(), start)
-            ]
+            texts = run["member"].to_pylist()
+            if run["member"].null_count:  # checkpoints without one are members of their own
+                texts = [f"\0{at}" if text is None else text for at, text in enumerate(texts, start)]
             # 16 bytes tell millions of members apart, and take a tenth of the memory of their names
             members[start:stop, 0] = np.fromiter(map(hash, texts), np.int64, len(texts))
-            members[start:stop, 1] = np.fromiter((hash(f"{text}/") for text in texts), np.int64, len(texts))
+            members[start:stop, 1] = np.fromiter((hash(text + "/") for text in texts), np.int64, len(texts))
         # lexsort sorts by its last key first
         order = np.lexsort((steps, members[:, 1], members[:, 0]))
         is_last = np.ones(len(order), np.bool_)

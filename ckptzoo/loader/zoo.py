@@ -222,6 +222,31 @@ class Zoo:
             raise self._selection.absent_column(name)
         return self._selection.columns([name])[name]
 
+    @checked
+    def metadata_runs(self, *names: str) -> Iterator[pa.Table]:
+        """The metadata some rows at a time, in the zoo's order, where those of all checkpoints need too much memory.
+
+        Parameters
+        ----------
+        names
+            of columns; none for all of them.
+
+        Raises
+        ------
+        UnknownNameError
+            There is no such column.
+
+        Examples
+        --------
+        >>> zoo = ckptzoo.open("cards/mnist-optunet")
+        >>> sum(len(run) for run in zoo.metadata_runs("id", "test_accuracy")) == len(zoo)
+        True
+        """
+        known = self._contents.raw.rows.schema.names
+        if unknown := [name for name in names if name not in known]:
+            raise self._selection.absent_column(unknown[0])
+        return (run for _, run in self._selection.runs(names or known))
+
     @property
     def ids(self) -> list[str]:
         """The checkpoints' ids, in the zoo's order."""

@@ -481,15 +481,24 @@ def read_trees(files: Files, known: Snapshot | None = None) -> dict[str, Tree]:
 
 def duplicate_problems(files: Files, raw: Tree) -> list[Problem]:
     """Checkpoint ids that are repeated, and units that were written by two parts."""
+    return _duplicates(files.name, raw)
+
+
+def ids_differ(raw: Tree) -> bool:
+    """Whether no id is repeated, and no unit was written by two parts."""
+    return not _duplicates("", raw)
+
+
+def _duplicates(location: str, raw: Tree) -> list[Problem]:
     problems: list[Problem] = []
     step = layout.SET_ASIDE
     if twice := _shared(lambda: _ids(raw)):
         got = f"{len(twice)} twice, such as {next(iter(twice))!r}"
-        problems.append(Problem(files.name, "ids", "each id once", got, step))
+        problems.append(Problem(location, "ids", "each id once", got, step))
     for unit, owners in _shared(lambda: _units(raw)).items() if len(raw.parts) > 1 else ():
         first, *others = (raw.parts[owner].name for owner in owners)
         for name in others:
-            problems.append(Problem(files.name, f"unit {unit!r}", "written once", f"in {first} and {name}", step))
+            problems.append(Problem(location, f"unit {unit!r}", "written once", f"in {first} and {name}", step))
     return problems
 
 

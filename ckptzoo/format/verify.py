@@ -44,7 +44,7 @@ def verify(path: str | Path, *, deep: bool = True, progress: Progress | None = N
         the zoo's folder.
     deep
         also read every shard, recompute every digest, and name other files and links out of the folder; otherwise only
-        what opening reads.
+        documents, indices and rows.
     progress
         called as bytes are read.
 

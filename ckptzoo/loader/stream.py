@@ -480,4 +480,4 @@ def _values(column: pa.ChunkedArray) -> NDArray[Any] | pa.Array:
 
 def _digest(rows: NDArray[np.int64]) -> str:
     # little-endian, so that a state is the same on every machine
-    return hashlib.sha256(np.ascontiguousarray(rows, "<i8")).hexdigest()
+    return hashlib.sha256(np.ascontiguousarray(rows, "<i8").data).hexdigest()

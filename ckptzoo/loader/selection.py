@@ -188,23 +188,30 @@ class Selection:
 
     def last_steps(self) -> NDArray[np.int64]:
         """The position of each member's checkpoint of the last step, in order."""
-        steps, members = np.empty(len(self.rows), np.int64), np.empty((len(self.rows), 2), np.int64)
+        count = len(self.rows)
+        # 12 bytes tell millions of members apart, and take a fraction of the memory of their names
+        first, second, steps = np.empty(count, np.int64), np.empty(count, np.int32), np.empty(count, np.int64)
         for start, run in self.runs(["member", "step"]):
-            stop = start + len(run)
-            steps[start:stop] = run["step"].fill_null(-1).to_numpy()  # a member's only checkpoint may lack its step
+            own = slice(start, start + len(run))
+            steps[own] = run["step"].fill_null(-1).to_numpy()  # a member's only checkpoint may lack its step
             texts = run["member"].to_pylist()
             if run["member"].null_count:  # checkpoints without one are members of their own
                 texts = [f"\0{at}" if text is None else text for at, text in enumerate(texts, start)]
-            # 16 bytes tell millions of members apart, and take a tenth of the memory of their names
-            members[start:stop, 0] = np.fromiter(map(hash, texts), np.int64, len(texts))
-            members[start:stop, 1] = np.fromiter((hash(text + "/") for text in texts), np.int64, len(texts))
-        # lexsort sorts by its last key first
-        order = np.lexsort((steps, members[:, 1], members[:, 0]))
-        is_last = np.ones(len(order), np.bool_)
-        for start in range(0, len(order) - 1, RUN_ROWS):
-            own = members[order[start : start + RUN_ROWS + 1]]
-            is_last[start : start + len(own) - 1] = (own[1:] != own[:-1]).any(axis=1)
-        return np.sort(order[is_last])
+            first[own] = np.fromiter(map(hash, texts), np.int64, len(texts))
+            second[own] = np.fromiter((hash(text + "/") for text in texts), np.int64, len(texts)).astype(np.int32)
+        order, start = np.argsort(first, kind="stable"), 0
+        last = [np.empty(0, np.int64)]
+        while start < count:
+            stop = min(start + RUN_ROWS, count)
+            while stop < count and first[order[stop]] == first[order[stop - 1]]:
+                stop += 1
+            rows = order[start:stop]
+            # lexsort sorts by its last key first
+            rows = rows[np.lexsort((steps[rows], second[rows], first[rows]))]
+            others = (first[rows[1:]] != first[rows[:-1]]) | (second[rows[1:]] != second[rows[:-1]])
+            last.append(rows[np.append(others, True)])
+            start = stop
+        return np.sort(np.concatenate(last))
 
     @cached_property
     def predicted(self) -> tuple[str, ...]:

@@ -140,7 +140,7 @@ def test_answers_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
         assert any("snapshots/" in problem.location for problem in ckptzoo.verify(folder))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("seed", range(60))
 def test_damaged_rows_are_seen_when_they_are_read_and_by_verify(tmp_path: Path, seed: int) -> None:
     """A byte that flipped, is lost or was added: in any column, whichever is read."""

@@ -82,7 +82,6 @@ class Spending:
         return printable(", ".join(parts))
 
     def cells(self) -> list[str]:
-        """Return the figures as a row of a table."""
         hours, energy = self.device_hours, self.kilowatt_hours
         return [
             printable(self.recipe or "-"),
@@ -109,11 +108,9 @@ class Cost:
     spendings: tuple[Spending, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything by name; unknown values are None."""
         return {"zoo": self.zoo, "spendings": [item.to_json() for item in self.spendings]}
 
     def print(self, console: Console | None = None) -> None:
-        """Print it as a table on a rich console, by default the standard output."""
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
         for name in ("recipe", "device", "engine"):
             table.add_column(name, overflow="fold")
@@ -149,6 +146,7 @@ def spendings(metadata: pa.Table) -> tuple[Spending, ...]:
         key: _Key = (recipe, row["device"], engine if isinstance(engine, str) else None)
         counts[key] = counts.get(key, 0) + 1
         # each draw holds the time of its chain up to it
+        # draws of a mode are members of their own in the zoo
         member = row["member"] if row["mode"] is None else (row["mode"], row["unit"])
         last = groups.setdefault(key, {}).setdefault(member, row)
         if (row["step"] or 0) > (last["step"] or 0):

@@ -69,6 +69,7 @@ def _ood_images(recipe: Recipe, ood: str, source: Source, folder: str | Path | N
     name = ood if "/" in ood else f"{ood}/test"
     dataset = name.partition("/")[0]
     data_folder = image_sets.folder_of(folder)
+    # data sets lie beside one another; resolve: a link leads to where its neighbours are
     candidates = (None,) if data_folder is None else (data_folder, data_folder.resolve().parent / dataset)
     found = next((item for place in candidates if (item := image_sets.find(name, place)) is not None), None)
     if found is None:

@@ -48,7 +48,6 @@ class _Steps:
         return outcome
 
     def table(self) -> Table:
-        """Return the steps as a table."""
         table = Table(title="What was done", title_justify="left", box=None, pad_edge=False)
         table.add_column("step")
         table.add_column("what", overflow="fold")
@@ -153,6 +152,7 @@ def _streamed(zoo: ckptzoo.Zoo, layer: str) -> int:
     total = 0
     for variant in ("raw", GAUGE):
         for batch in zoo.stream(layer, variant=variant, batch_size=BATCH, shuffle=True, seed=0):
+            # the sum reads every number: of a memory map nothing else would be read
             total += sum(tensor.nbytes for tensor in batch.tensors.values() if not np.isnan(tensor.sum()))
     return total
 

@@ -32,10 +32,8 @@ _REPORT_SECONDS = 1.0
 
 @dataclass(frozen=True, eq=False)
 class UnitTask:
-    """The training that a task does.
-
-    ``state`` is the content of the file ``state_name`` with the unit's saved state, None where it begins; ``kept`` are
-    the steps whose checkpoints are stored already.
+    """The training that a task does. ``state`` is the content of the file ``state_name`` with the unit's saved state,
+    None where it begins; ``kept`` are the steps whose checkpoints are stored already.
     """
 
     recipe: Recipe
@@ -67,12 +65,11 @@ class Report:
 
 @cache
 def version() -> str:
-    """Return the versions that bits depend on besides the recipe, the data and the device; sources too, because nodes
-    have copies.
-    """
+    """Return the versions that bits depend on, of sources too, because nodes have copies."""
     total = hashlib.sha256()
     for package in (builders, ckptzoo):
         root = Path(str(package.__file__)).parent
+        # sorted: the order of a folder differs between file systems
         for path in sorted(root.rglob("*.py")):
             total.update(f"{path.relative_to(root)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return f"{code_version()}, numpy {np.__version__}, sources {total.hexdigest()[:12]}"

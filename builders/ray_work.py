@@ -111,9 +111,7 @@ def work(
 
 @dataclass(frozen=True, eq=False)
 class _Driver:
-    """Runs units as tasks, and writes what they yield; ``done`` and ``failed`` collect the names of units, and the
-    errors of those that failed.
-    """
+    """Runs units as tasks and writes what they yield; collects names of those done, and errors of those failed."""
 
     ray: Any
     order: WorkOrder
@@ -132,7 +130,6 @@ class _Driver:
 
     @cached_property
     def claims(self) -> Claims:
-        """The claims of the units."""
         return Claims(self.order.build_folder.folder)
 
     @cached_property
@@ -146,6 +143,7 @@ class _Driver:
         began, noted = time.monotonic(), False
         try:
             while pending and not should_stop():
+                # woken without an event, too: ``should_stop`` is a question, and no event
                 ended, pending = await asyncio.wait(pending, timeout=_POLL_SECONDS, return_when=asyncio.FIRST_EXCEPTION)
                 for task in ended:
                     task.result()
@@ -168,6 +166,7 @@ class _Driver:
                 return await attempt.run()
             except _OutdatedError:
                 patience *= 2
+            # before RayError, from which it is derived: the training itself failed, as it would on any worker
             except errors.RayTaskError as error:
                 if not attempt.started:
                     raise _other_code(f"none that runs: {str(error).strip().splitlines()[-1]}") from error
@@ -239,6 +238,7 @@ class _Attempt:
             with driver.claims.held(unit.name) as claim:
                 if claim is None or driver.order.is_finished(unit):
                     return
+                # another process has saved the unit since its state was read: the task begins too early
                 if self._changed() != changed:
                     raise _OutdatedError
                 self.started = True
@@ -257,14 +257,17 @@ class _Attempt:
                 driver.progress.finish(len(unit.seeds))
         finally:
             if not finished:
+                # the next attempt counts the steps again
                 driver.progress.resume(-self._counted)
                 with suppress(driver.ray.exceptions.RayError):
+                    # force: the worker ends at once; a task within a step looks for nothing
                     driver.ray.cancel(reports, force=True)
 
     async def _take(self, report: Report) -> None:
         """Write the files of a report, and count its steps."""
         progress, members = self._driver.progress, len(self._unit.seeds)
         for name, data in report.files.items():
+            # a file server that is slow must not hold up the other units
             await asyncio.to_thread(self._folder.write, name, data)
         if self._counted or report.seconds:
             progress.advance(report.member_steps, report.seconds)

@@ -217,6 +217,7 @@ class Recipe:
         """The same recipe for another number of epochs; another digest, so that the two are never mixed up."""
         if epochs == self.epochs:
             return self
+        # of one that was shortened before, still the epochs of the original
         return dataclasses.replace(self, epochs=epochs, full_epochs=self.full_epochs or self.epochs)
 
     @cached_property
@@ -462,6 +463,7 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
     for key in ("dataset", "loss", "summary"):
         if not isinstance(getattr(recipe, key), str):
             yield wrong(key, "a string")
+    # positions and epochs are words of 32 bits in the counters of builders.rng
     for key, least, most in (("train", 1, 2**31), ("test", 1, 2**31), ("epochs", 1, 10**6), ("batch", 1, 2**20)):
         value = getattr(recipe, key)
         if type(value) is not int or not least <= value <= most:
@@ -490,6 +492,7 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _finite(value: object) -> bool:
+    # not isinstance: TOML's true is an int for Python
     return type(value) in (int, float) and math.isfinite(value)  # pyright: ignore[reportArgumentType]
 
 

@@ -61,11 +61,9 @@ class Found:
     failures: "tuple[Failure, ...]"
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything, as JSON-ready values."""
         return {**asdict(self), "folder": str(self.folder)}
 
     def print(self, console: Console | None = None) -> None:
-        """Print the front as a table, and where the files are, on a rich console, by default the standard output."""
         table = columns("architecture", "parameters", "accuracy", "of members", "trial")
         for network in self.front:
             least, most = min(network.accuracies), max(network.accuracies)
@@ -202,6 +200,7 @@ def _make_trial(
         if trial is None:
             return None
         recipe = with_architecture(training.recipe, trial.architecture)
+        # TPE may draw a network again, and training it again would give the same accuracies
         accuracies = next(
             (item.accuracies for item in known.networks() if item.architecture == trial.architecture), None
         )

@@ -58,11 +58,7 @@ _WAIT_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Network:
-    """A network that was trained.
-
-    ``trial`` is the number of its first trial; ``accuracy`` is the mean of ``accuracies``, which are those on the test
-    set from 0 to 1, one a member.
-    """
+    """A trained network, by its first ``trial``; its test ``accuracies``, one a member from 0 to 1, and their mean."""
 
     trial: int
     architecture: str
@@ -108,6 +104,7 @@ class Trials:
                 known = {study.study_name for study in optuna.get_all_study_summaries(storage)}
                 if not known:
                     optuna.create_study(storage=storage, study_name=name, directions=["minimize", "maximize"])
+            # one search a folder: claims are named by trials alone
             if known - {name}:
                 step = "Choose another folder, or give the arguments of that search."
                 raise ZooError(Problem(str(folder), "search", name, ", ".join(sorted(known)), step))
@@ -136,9 +133,7 @@ class Trials:
         return _networks(self._results())
 
     def front(self) -> list[Network]:
-        """Return the Pareto front by rising parameters: networks than which no other has as few parameters and as good
-        an accuracy, and one of them better.
-        """
+        """Return the Pareto front by rising parameters."""
         return sorted(_networks(self._study.best_trials), key=lambda network: network.parameters)
 
     def failures(self) -> list[Failure]:
@@ -161,6 +156,7 @@ class Trials:
 
     def _counting(self) -> list[FrozenTrial]:
         """Return the trials that have a result, have failed or are being made, in order."""
+        # not copied: trials are only read, and there may be thousands
         known = self._study.get_trials(deepcopy=False)
         return [
             trial
@@ -181,6 +177,7 @@ class Trials:
         if count >= limit:
             return None
         if count == 0:
+            # a point of comparison from the first trial on
             self._study.enqueue_trial(PUBLISHED)
         # each trial has random numbers of its own, whatever was drawn before and by whom
         seed = np.random.SeedSequence((self.seed, count)).generate_state(1)[0]

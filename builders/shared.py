@@ -64,11 +64,7 @@ MAX_PART_BYTES = 32 * 2**30
 
 @dataclass(frozen=True)
 class Planned:
-    """The result of ``plan``.
-
-    ``prefix`` is the build's name, with which ids begin. ``units`` and ``members`` count what is to be trained: nothing
-    where the zoo holds them all.
-    """
+    """The result of ``plan``: the prefix of ids, and the units and members to be trained, 0 where the zoo has all."""
 
     zoo: Path
     prefix: str
@@ -96,10 +92,8 @@ class Worked:
 
 @dataclass(frozen=True)
 class Merged:
-    """The result of one ``merge``.
-
-    ``parts`` are the names of the new parts; ``units`` and ``checkpoints`` count what was added, ``left`` the units of
-    the plan that are not finished.
+    """The result of one ``merge``. ``parts`` are the names of the new parts; ``units`` and ``checkpoints`` count what
+    was added, ``left`` the units of the plan that are not finished.
     """
 
     parts: tuple[str, ...]
@@ -180,6 +174,7 @@ def work(
         taken, spent = 0, 0.0
         try:
             taken, spent = job.train(order.units, console)
+        # the time is up, which is no error; a signal is one
         except Interrupted:
             if asked():
                 raise
@@ -228,6 +223,7 @@ def merge(to: str | Path, recipe: Recipe | str | Path | None = None, *, push_to:
             # what a call that was killed had added
             _publish(root, push_to)
         left = len(units) - len(ready)
+        # after publishing, so that a call that was killed before publishes again
         if not left:
             build_folder.remove()
     return Merged(tuple(parts), count, checkpoints, left)
@@ -243,11 +239,7 @@ def _publish(root: Path, address: str | None) -> None:
 
 @dataclass(frozen=True, eq=False)
 class WorkOrder:
-    """The units of a plan that a ``work`` is to train.
-
-    ``lacking`` are the requested units that the zoo lacks, ``units`` those of them that are neither finished nor set
-    aside.
-    """
+    """The requested units that the zoo is ``lacking``; ``units`` of them are neither finished nor set aside."""
 
     recipe: Recipe
     source: sources.Source
@@ -273,6 +265,7 @@ class WorkOrder:
         if plan.dataset_digest != source.digest:
             step = "Name the folder of the data that it was planned with by --data."
             raise ZooError(Problem(str(root), "data of the plan", plan.dataset_digest, source.digest, step))
+        # plans of older versions have no ``code``
         if plan.code not in (None, code_version()):
             step = "Work with that, so that all checkpoints are of one version, or plan the rest into another zoo."
             raise ZooError(Problem(str(root), "versions", str(plan.code), code_version(), step))
@@ -290,13 +283,10 @@ class WorkOrder:
         return cls(recipe, source, build_folder, plan, lacking, units)
 
     def is_finished(self, unit: Unit) -> bool:
-        """Return whether everything of a unit is stored."""
         return self.build_folder.is_finished(unit, self.plan.keep_steps)
 
     def worked(self, finished: Collection[str], failed: Mapping[str, str], member_steps: int, seconds: float) -> Worked:
-        """Return the result, from the names of the units that were finished here, and the errors of those that failed
-        here.
-        """
+        """Return the result, from the names of the units that were finished here, and the errors of the failed ones."""
         done = [item for item in self.units if item.name in finished]
         left = [item for item in self.lacking if not (item in done or self.is_finished(item))]
         if not self.build_folder.folder.exists():
@@ -383,7 +373,6 @@ def _planned_recipe(settled: BuildPlan, location: str, root: Path) -> Recipe:
 
 
 def _chosen(units: Sequence[Unit], name: str | None, share: tuple[int, int] | None, *, location: str) -> list[Unit]:
-    """Return the requested units."""
     if name is not None:
         chosen = [unit for unit in units if unit.name == name]
         if not chosen:

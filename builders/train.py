@@ -56,7 +56,6 @@ class Trainer:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe that is trained."""
         return self.data_source.recipe
 
     def start(self, seeds: Sequence[int], weights: Mapping[str, NDArray[Any]] | None = None) -> TrainingState:
@@ -74,6 +73,7 @@ class Trainer:
                 return
             groups = state.split(self._group_size(len(state)))
             for done in [self.workers.submit(self.engine, self.data_source, group, stop) for group in groups]:
+                # raises what a worker raised
                 done.result()
             state.step = stop
 
@@ -290,6 +290,7 @@ def _check_shapes(recipe: Recipe, source: Source) -> None:
     try:
         with torch.inference_mode():
             got = str(tuple(archs.get(recipe.architecture)()(torch.zeros(1, *raw.shape[1:])).shape))
+    # torch's error for shapes that do not fit
     except RuntimeError as error:
         got = f"{type(error).__name__}: {error}"
     if got != str(expected):
@@ -299,10 +300,7 @@ def _check_shapes(recipe: Recipe, source: Source) -> None:
 
 
 def device_kind(device: str) -> str:
-    """Return the kind of an available device, ``"cpu"`` or ``"cuda"``.
-
-    Raises ZooError: there is no such device.
-    """
+    """Return the kind of an available device, ``"cpu"`` or ``"cuda"``. Raises ZooError: there is no such device."""
     kind = device.partition(":")[0]
     if kind not in ("cpu", "cuda"):
         raise ZooError(Problem("build", "device", "cpu or cuda", device, "Choose one of them with --device."))

@@ -25,10 +25,8 @@ _SPAN_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Taken:
-    """Steps of a unit that were just taken.
-
-    ``step`` counts the optimiser steps of the unit so far; ``member_steps`` those of all members together since the
-    last time, and ``seconds`` their time.
+    """Steps of a unit that were just taken. ``step`` counts the optimiser steps of the unit so far; ``member_steps``
+    those of all members together since the last time, and ``seconds`` their time.
     """
 
     step: int
@@ -38,10 +36,8 @@ class Taken:
 
 @dataclass(frozen=True, eq=False)
 class UnitTraining(ABC):
-    """Brings units from where they were saved to their ends.
-
-    At most ``save_seconds`` of work are lost when the process is killed; more where saving takes more than 1 % of it.
-    ``counter`` counts the joules that the device uses.
+    """Brings units from where they were saved to their ends. At most ``save_seconds`` of work are lost when the process
+    is killed; more where saving takes more than 1 % of it. ``counter`` counts the joules that the device uses.
     """
 
     build_folder: BuildFolder
@@ -90,9 +86,7 @@ class UnitTraining(ABC):
         """Return how long the whole will take at a number of member-steps a second."""
 
     def train(self, units: Sequence[Unit], console: Console) -> tuple[int, float]:
-        """Train units that are not finished, and held by no other process; return the member-steps and the seconds
-        taken.
-        """
+        """Train unfinished units that no other process holds; return the member-steps and the seconds taken."""
         finished = [unit for unit in units if self.is_finished(unit)]
         members = sum(len(unit.seeds) for unit in units)
         ready = sum(len(unit.seeds) for unit in finished)
@@ -156,6 +150,7 @@ class UnitTraining(ABC):
         state = self.start(unit)
         total = self.build_folder.restore(unit, state)
         if not all(self.is_stored(unit, stop) for stop in self.stops(unit) if stop < state.step):
+            # at_stop stores the checkpoints of a step when it is there, and a state cannot go back
             # it has passed what somebody has removed since
             state, total = self.start(unit), Spent()
         yield Taken(state.step, state.step * len(state), 0.0)
@@ -175,6 +170,7 @@ class UnitTraining(ABC):
                     saved = time.monotonic()
                     interval = max(self.save_seconds, (saved - began) / _SAVING_SHARE)
                 if stop_now:
+                    # after the save: what was asked to stop has lost nothing
                     raise Interrupted(
                         f"{unit.name}: stopped at step {state.step} and saved. Run the same command to carry on."
                     )
@@ -182,6 +178,7 @@ class UnitTraining(ABC):
                 self.at_stop(unit, state, total)
                 yield Taken(state.step, 0, 0.0)
         self.finish(unit)
+        # last: a process that is killed before takes the unit up at its end
         self.build_folder.forget_state(unit)
 
     def _report(self, progress: Progress, member_steps: int, seconds: float) -> None:

@@ -44,9 +44,8 @@ def sealed(arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, str]) -> byte
 
 
 def read_facts(path: Path, expected: Mapping[str, str]) -> Mapping[str, str] | None:
-    """Return the metadata of a file, without a look at its tensors; None where there is none with a seal.
-
-    Raises IntegrityError: it is no file, is damaged, or belongs to another unit, step or plan than ``expected``.
+    """Return the metadata of a file, without a look at its tensors; None where there is none with a seal. Raises
+    IntegrityError: it is no file, is damaged, or belongs to another unit, step or plan than ``expected``.
     """
     if not _is_there(path):
         return None
@@ -57,6 +56,7 @@ def read_facts(path: Path, expected: Mapping[str, str]) -> Mapping[str, str] | N
         return None
     except SafetensorError as error:
         raise _damaged(path, "a whole safetensors file", str(error)) from error
+    # before the other facts: files of older versions have none of them
     if "seal" not in facts:
         return None
     for name, value in expected.items():
@@ -66,9 +66,7 @@ def read_facts(path: Path, expected: Mapping[str, str]) -> Mapping[str, str] | N
 
 
 def read(path: Path, expected: Mapping[str, str]) -> tuple[dict[str, NDArray[Any]], Mapping[str, str]] | None:
-    """Return the tensors and the metadata of a file, after all its bytes were compared with its seal; see
-    ``read_facts``.
-    """
+    """Return tensors and metadata of a file, all of whose bytes were compared with its seal; see ``read_facts``."""
     facts = read_facts(path, expected)
     if facts is None:
         return None
@@ -82,9 +80,8 @@ def read(path: Path, expected: Mapping[str, str]) -> tuple[dict[str, NDArray[Any
 
 
 def read_small(path: Path) -> bytes:
-    """Return the bytes of a file that may be replaced by anything, such as a pipe, which would block a reader.
-
-    Raises FileNotFoundError: there is none. Raises IntegrityError: it is no file.
+    """Return the bytes of a file that may be replaced by anything, such as a pipe, which would block a reader. Raises
+    FileNotFoundError: there is none. Raises IntegrityError: it is no file.
     """
     try:
         with open(path, "rb", opener=regular) as file:
@@ -111,6 +108,7 @@ def _check_seal(path: Path) -> None:
     """Compare all bytes with the seal in the header."""
     total = hashlib.sha256()
     with open(path, "rb", opener=regular) as file:
+        # safetensors: 8 bytes with the length of the header, little-endian, then the header in JSON, then the tensors
         length = file.read(8)
         header = file.read(int.from_bytes(length, "little"))
         found = _SEAL.search(header)

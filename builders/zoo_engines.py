@@ -39,6 +39,7 @@ def engines_of(extras: Iterable[str | None]) -> Counter[str]:
     # the rows of a unit have one text
     for text, count in Counter(extras).items():
         extra = json.loads(text or "{}")
+        # other writers put any JSON into this column
         name = extra.get("engine") if isinstance(extra, dict) else None
         if isinstance(name, str):
             found[name] += count

@@ -53,6 +53,7 @@ def build(
 
     Stopped or killed at any moment, the same command carries on; when the zoo holds them all, it adds nothing.
     """
+    # imported in the command: torch takes seconds, which --help and mistakes need not wait for
     from builders.build import build as train
 
     def report(built: "Built", console: Console) -> None:

@@ -117,6 +117,7 @@ class PlanChoice:
             metavar="ZOO", help="The zoo's folder, with a recipe as the argument: chooses one of several plans."
         ),
     ] = None
+    # hidden: a folder with one plan, the usual case, needs none of them
     epochs: Annotated[int | None, typer.Option(min=1, hidden=True)] = None
     precision: Annotated[str | None, typer.Option(hidden=True)] = None
     architecture: Annotated[str | None, typer.Option(hidden=True)] = None
@@ -151,6 +152,7 @@ class Work:
 
     def options(self) -> dict[str, Any]:
         """Return keyword arguments of ``builders.shared.work``."""
+        # a task of a cluster starts in another folder
         folder = None if self.data is None else self.data.absolute()
         return {"folder": folder, "device": self.device, "threads": self.threads, "save_seconds": self.save_every}
 
@@ -211,6 +213,7 @@ def parse_seconds(text: str) -> float:
         seconds = float(text[:-1]) * units[text[-1:]]
     except (KeyError, ValueError):
         seconds = 0.0
+    # the comparison is false for NaN, too
     if not 0 < seconds < _CENTURY:
         raise typer.BadParameter(f"expected a time such as 90s, 50m or 8h, got {text!r:.80}.", param_hint="--for")
     return seconds

@@ -135,6 +135,7 @@ def inputs(
         raise typer.BadParameter(f"expected a name that ends in .npy, got {output.name!r}.", param_hint="--output")
     wanted = Recipe.load(recipe)
     arrays = sources.test_inputs(wanted, sources.load(wanted, data), limit)
+    # np.save would write into the file itself; write_file replaces it whole
     buffer = io.BytesIO()
     np.save(buffer, arrays, allow_pickle=False)
     write_file(output, buffer.getvalue())

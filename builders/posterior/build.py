@@ -66,7 +66,6 @@ class BuiltDraws:
     left: int | None = None
 
     def line(self) -> str:
-        """Return the result in a sentence for people."""
         if self.left is not None:
             then = f"{counted(self.left, 'unit')} left" if self.left else "the command without --share adds the draws"
             return f"{self.zoo}: {counted(self.modes, 'mode')} done here; {then}."
@@ -268,6 +267,7 @@ def build(
         with request.training(build_folder, plan, save_seconds, counter) as job:
             steps_taken, seconds = train_all(job, units, console)
         part, count, diverged = _merge(root, build_folder, units)
+        # the zoo of Gaussians is written behind the draws, and before the folder goes
         # of all units: a process that was killed here had merged the draws alone
         gaussian = _merge_gaussians(root, build_folder, model, plan.units)
         build_folder.remove()
@@ -282,6 +282,7 @@ def _settle_beside_others(root: Path, build_folder: BuildFolder, request: DrawRe
     while True:
         is_settled = (folder / PLAN).exists()
         try:
+            # a plan is written once and read by all, so that reading it needs no lock
             if is_settled:
                 return request.settle(root, build_folder)
             with locked_build_folder(root, folder.name) as locked:
@@ -305,6 +306,7 @@ def _take_share(
     steps, seconds = 0, 0.0
     try:
         steps, seconds = job.train(mine, console)
+        # of all units, so that the last of the shares says that the draws can be added
         left = [unit for unit in units if not job.is_finished(unit)]
     except (ZooError, OSError):
         # a call without a share has added all draws, and removed the folder
@@ -402,6 +404,7 @@ def _merge_gaussians(root: Path, build_folder: BuildFolder, model: Method, units
         summary = f"Means and standard deviations of the Gaussian posteriors in {root.name}."
         card = ckptzoo.Card(path.name, summary=summary, dataset=model.recipe.dataset)
         ckptzoo.create(path, arch=arch, card=card, symmetry=archs.symmetry(name))
+    # modes of an earlier call, or of one that was killed behind this part
     present = set(ckptzoo.open(path).ids) if any(path.glob("parts/*")) else set[str]()
     with ckptzoo.append(path) as writer:
         for unit in with_gaussians:

@@ -113,6 +113,7 @@ class CyclicalSghmc(MarkovChain):
             rate = self.rate_at(state.step)
             velocity.mul_(1 - self.friction).sub_(gradient, alpha=rate)
             if place >= cycle_steps - self.noisy * epoch_steps:
+                # the variance 2 eta alpha T / N: of a mean loss, hence the division by N
                 deviation = math.sqrt(2 * rate * self.friction * self.temperature / self.recipe.train)
                 velocity.add_(noise[state.step], alpha=deviation)
             position.add_(velocity)

@@ -164,6 +164,7 @@ def last_layer(
             features = features.double()
             if has_bias:
                 features = torch.cat([features, features.new_ones(len(features), 1)], 1)
+            # H = S S^T, so that the sum of H over a batch is one product of the stacked rows of S^T
             rows = root(outputs).transpose(1, 2).flatten(0, 1)
             totals = _added(totals, (features.T @ features, rows.T @ rows))
         return totals
@@ -187,6 +188,7 @@ class _Network:
         """Return the outputs, and the layer's inputs at each time that it was used."""
         self._given.clear()
         with torch.no_grad():
+            # the hook has seen the layer's inputs when this returns
             outputs = torch.func.functional_call(self._module, self._weights, (inputs,))
         return outputs, list(self._given)
 
@@ -207,9 +209,7 @@ def _last_linear(architecture: str, weights: Tensors, inputs: TrainingInputs) ->
 
 
 def row_function(architecture: str, loss: str, weights: Tensors) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function from inputs (B, ...) to the rows (B R, P) of A, for any architecture; each thread needs its
-    own.
-    """
+    """Return a function from inputs (B, ...) to the rows (B R, P) of A; each thread needs its own."""
     module, names, root = _module(architecture), parameter_names(architecture), losses.get(loss).hessian_root
     constants = {name: tensor for name, tensor in weights.items() if name not in names}
 
@@ -240,9 +240,7 @@ def _gram(architecture: str, loss: str, weights: Tensors) -> Callable[[torch.Ten
 
 
 def _batch(architecture: str, loss: str, weights: Tensors, inputs: TrainingInputs) -> int:
-    """Return the number of examples that G is computed from at a time; it does not depend on the threads, so that no
-    bit does.
-    """
+    """Return how many examples G is computed from at a time, whatever the threads, so that no bit depends on them."""
     if architecture == _OPTUNET:
         return optunet.BATCH
     example = next(inputs.batches(0, 1, _device(weights)))

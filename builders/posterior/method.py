@@ -28,6 +28,7 @@ from ckptzoo.schema.documents import digest_of
 SETTINGS = FOLDER / "posterior"
 """The settings of every method, ``<method>.toml``, or ``<method>-<architecture>.toml`` where an architecture has its
 own, or all whose names begin alike, as in ``dropout-resnet18.toml``; each number comes with its source."""
+# 2^18 float64 numbers are 2 MiB
 _STEPS_AT_ONCE, _NUMBERS_AT_ONCE = 16, 2**18
 """Steps whose noise is drawn at once, and numbers that are drawn at once at most."""
 VERSION = 1
@@ -42,14 +43,8 @@ def number(least: float, most: float = math.inf, *, above: bool = False, whole: 
 
 @dataclass(frozen=True, eq=False)
 class Surroundings:
-    """What a method computes with.
-
-    Parameters
-    ----------
-    data_source, source
-        the training set as engines read it by the recipe of the chain, and as loaded.
-    engine
-        the name of the engine that takes steps or evaluates gradients.
+    """The environment of a method: the training set as loaded, ``source``, and as engines read it by the recipe of the
+    chain, ``data_source``; and the name of the engine that takes steps or evaluates gradients.
     """
 
     data_source: Feed
@@ -241,6 +236,7 @@ class Method(ABC):
             value, least, most = getattr(self, item.name), item.metadata["least"], item.metadata["most"]
             above, whole = item.metadata["above"], item.metadata["whole"]
             kinds = (int,) if whole else (int, float)
+            # not isinstance: true and false are integers for Python
             fits = type(value) in kinds and math.isfinite(value) and (least < value if above else least <= value)
             if not fits or value > most:
                 kind = "an integer" if whole else "a number"
@@ -296,12 +292,8 @@ def standard_normals(keys: NDArray[np.uint64], purpose: int, index: int, like: t
 class StepNormals:
     """The standard normal numbers of consecutive steps, drawn for many steps at once: alone each costs much the same.
 
-    Parameters
-    ----------
-    keys, purpose
-        see ``rng.normals``.
-    like
-        (M, P), whose precision and device the numbers have.
+    ``keys`` and ``purpose`` are those of ``rng.normals``; the numbers have the precision and the device of ``like`` (M,
+    P).
     """
 
     def __init__(self, keys: NDArray[np.uint64], purpose: int, like: torch.Tensor) -> None:

@@ -19,6 +19,7 @@ from ckptzoo.text import excerpt
 
 MODE_WEIGHTS = "mode_weights"
 """In ``extra`` of a draw: the digest of the weights of the member that it is taken around."""
+# 64 bits tell the members of a zoo apart, and stand in each row
 _DIGITS = 16
 
 
@@ -26,14 +27,8 @@ _DIGITS = 16
 class FoundModes:
     """What draws are taken around, one by one.
 
-    Parameters
-    ----------
-    names
-        members of a zoo, or chains: the values of the column ``mode``.
-    seeds
-        of the members or chains.
-    weights
-        ``{name: (M, *shape)}`` of the members; None where chains start at random weights.
+    ``names`` of members of a zoo, or of chains, are values of the column ``mode``. ``weights`` are ``{name: (M,
+    *shape)}`` of the members; None where chains start at random weights.
     """
 
     names: tuple[str, ...]
@@ -58,19 +53,10 @@ class FoundModes:
 
 
 def find_modes(model: Method, count: int, start: str | Path | None) -> FoundModes:
-    """The members to start from, or the names and seeds of chains.
+    """Return ``count`` members of the zoo ``start``, or the names and seeds of chains.
 
-    Parameters
-    ----------
-    count
-        how many modes are wanted.
-    start
-        the zoo of the members; None for chains.
-
-    Raises
-    ------
-    ZooError
-        The method starts otherwise, or the zoo has too few members of the recipe that are finite and did not diverge.
+    Raises ZooError: the method starts otherwise, or the zoo has too few members of the recipe that are finite and did
+    not diverge.
     """
     if model.modes_are == "chain":
         if start is not None:
@@ -125,6 +111,7 @@ def present_draws(table: Any, model: Method, modes: FoundModes) -> tuple[int, ..
     counts: list[int] = []
     for name in modes.names:
         count = 0
+        # up to the first gap: draws are taken in order, and a mode is run again from its start
         while (name, count) in held:
             count += 1
         counts.append(count)
@@ -151,6 +138,7 @@ def check_starts(table: Any, model: Method, modes: FoundModes, *, location: str)
 
     Engines and devices round differently, so that two zoos may have members with the same ids and other weights.
     """
+    # chains have names and no digests
     digests = dict(zip(modes.names, modes.digests, strict=False))
     for (mode, _), text in draws_of(table, model).items():
         extra = json.loads(text or "{}")

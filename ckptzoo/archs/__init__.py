@@ -40,22 +40,11 @@ _OPTUNET_PIXELS = 28
 class _Family:
     """Architectures whose names differ in numbers.
 
-    Parameters
-    ----------
-    shown
-        what people read.
-    pattern
-        of a whole name; its groups hold numbers, joined by hyphens.
-    module
-        of ``ckptzoo.archs``; its declaration is next to it, in ``<module>_spec``.
-    factory
-        the class in the module.
-    arguments
-        those before the numbers, the same for the whole family.
-    fits
-        whether the numbers, positive integers of up to 5 digits, make a network.
-    stacked
-        the function in the module that computes the outputs of many members at once, where there is one.
+    ``shown`` is the name that people read, ``pattern`` that of a whole name, whose groups hold numbers, joined by
+    hyphens. ``factory`` is the class in ``module`` of ``ckptzoo.archs``, whose declaration is next to it, in
+    ``<module>_spec``; ``arguments`` are those before the numbers, the same for the whole family. ``fits`` says whether
+    the numbers, positive integers of up to 5 digits, make a network, and ``stacked`` names the function in the module
+    that computes the outputs of many members at once, where there is one.
     """
 
     shown: str
@@ -84,6 +73,7 @@ def _are_width_and_classes(numbers: tuple[int, ...]) -> bool:
 
 def _are_optunet(numbers: tuple[int, ...]) -> bool:
     channels1, kernel1, pool, channels2, kernel2, groups, *_ = numbers
+    # convolutions without padding: 29 - kernel1 outputs a side, which the max-pool divides
     reaches = kernel1 <= _OPTUNET_PIXELS and kernel2 <= (_OPTUNET_PIXELS + 1 - kernel1) // pool
     return numbers != OPTUNET and reaches and channels1 % groups == channels2 % groups == 0 and _are_widths(numbers)
 
@@ -293,6 +283,7 @@ def _find(name: object) -> tuple[_Family, tuple[int, ...]] | None:
     """The family of a name and the numbers in it."""
     for family in _FAMILIES:
         match = re.fullmatch(family.pattern, name) if isinstance(name, str) else None
+        # patterns exclude one another, so that the first that fits is the only one
         if match is not None:
             numbers = tuple(int(number) for part in match.groups() for number in part.split("-"))
             return (family, numbers) if family.fits(numbers) else None

@@ -83,7 +83,7 @@ def prune(
 
 
 def _known(root: Path, text: str) -> str:
-    """The address under which the cache has a zoo, from what a person typed."""
+    """Return the address under which the cache has a zoo, from what a person typed."""
     from ckptzoo.errors import UnknownNameError, ZooError
     from ckptzoo.remote import cached_zoos, candidates
 

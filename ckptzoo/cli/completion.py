@@ -71,6 +71,7 @@ def complete_condition(incomplete: str) -> Iterable[str]:
     """
     matched = _CONDITION.fullmatch(incomplete)
     before, begun = (incomplete, "") if matched is None else (matched[1], matched[2] or "")
+    # no column begins within quotation marks
     is_text = any(before.count(quote) % 2 for quote in "'\"")
     words = before.replace("(", " ( ").split()
     if is_text or before[-1:] not in ("", " ", "(") or (words and words[-1].lower() not in ("and", "or", "not", "(")):
@@ -94,7 +95,7 @@ def complete_ids(context: typer.Context, incomplete: str) -> Iterable[str]:
 
 
 def complete_gauges(incomplete: str) -> Iterable[str]:
-    """Names of gauges."""
+    """Return names of gauges."""
     return [name for name in get_args(layout.GaugeName) if name.startswith(incomplete)]
 
 
@@ -205,5 +206,6 @@ def _layers(address: str) -> Iterable[str]:
 
 
 def _read(path: Path) -> bytes:
+    # one byte more than documents may have, so that unseal refuses larger ones
     with path.open("rb") as file:
         return file.read(MAX_BYTES + 1)

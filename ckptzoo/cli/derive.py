@@ -174,6 +174,7 @@ def align(
     network, shape = _network(root, module), parse_input_shape(input_shape)
     scaled = None if gauge is None else gauge_named(gauge, "align")
     if on is not None:
+        # shares would each begin to make it
         if to == BARYCENTRE:
             keep_barycentre(
                 root, label=label, gauge=scaled, barycentre_zoo=barycentre_zoo, module=network, input_shape=shape
@@ -376,6 +377,7 @@ def dedupe(
     try:
         with bar("evaluating") as progress:
             near = near_copies(chosen, module=network, input_shape=shape, saved_in=saved_in, progress=progress)
+    # damage ends the command; without a network or inputs only the outputs are not compared
     except IntegrityError:
         raise
     except ZooError as error:
@@ -439,6 +441,7 @@ def _inputs(root: Path, named: str, data: Path | None, *, for_activations: bool 
     from ckptzoo.hub.contributions.inputs import inputs_of
 
     path = Path(named)
+    # a file that is not there is named as one, and no data set
     if path.exists() or path.suffix in (".npy", ".npz"):
         return _inputs_in(path)
     name = named if "/" in named else f"{named}/test"

@@ -114,6 +114,7 @@ def export(
         raise typer.BadParameter("--data and --module are for --set, and --module for --align; leave them out.")
     size = MAX_SHARD_SIZE if max_shard_size is None else parse_size(max_shard_size, location="--max-shard-size")
     chosen = _chosen(opened(zoo, where), ids, several=average or soup)
+    # before weights are read and averaged, which may take hours
     check_target(output, zoo=chosen, force=force)
     network, gauge = _network(chosen, module), variant or "raw"
     labelled = held = None

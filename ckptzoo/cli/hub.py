@@ -248,7 +248,7 @@ def pull(
         typer.Option(
             "--layers",
             metavar="NAMES",
-            help="Only these layers or tensors: conv1,fc.",
+            help="Only these tensors, layers or modules of layers: conv1,fc.",
             autocompletion=complete_layers,
         ),
     ] = None,
@@ -279,6 +279,7 @@ def pull(
         with bar("pulling", nbytes=True) as progress:
             try:
                 results = (fetch(zoo, output, layers=_split(layers), progress=progress, **options),)
+            # a repository is a zoo or a collection of zoos, which only its files tell
             except IntegrityError as error:
                 if error.problem.what != layout.ZOO or layers is not None:
                     raise
@@ -389,6 +390,7 @@ def contribute(
         raise SpecError(
             replace(problem, next_step=problem.next_step.partition("\n")[0]) for problem in error.problems
         ) from error
+    # without --new the part lies in a temporary folder
     if dry_run and new is None and result.folder is not None:
         shutil.rmtree(result.folder.parent, ignore_errors=True)
         result = replace(result, folder=None)

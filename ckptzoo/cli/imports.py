@@ -157,6 +157,7 @@ def import_(
             source,
             to,
             adapter=adapter,
+            # a file of --names is such a table alone, or a contribution.toml with the table [names]
             names=names if names == "order" else (table or {}).get("names", table),
             arch=arch,
             module=modules or None,

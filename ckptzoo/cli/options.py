@@ -184,6 +184,7 @@ class _Trimmed:
     def write(self, text: str) -> int:
         return self._stream.write(re.sub(r" +(?=\n)", "", text))
 
+    # rich also asks for isatty(), encoding and flush()
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 

@@ -29,6 +29,7 @@ class _Checking:
                 error.message = _reworded(error.message, values.get(parameter.name))
             raise
         if not ctx.resilient_parsing:  # as completion and help parse
+            # click's parser also returns the parameters in the order in which they stand, each as often as it was given
             given, _, order = command.make_parser(ctx).parse_args(args=words)  # type: ignore[attr-defined]
             for parameter in dict.fromkeys(order):
                 problem = _problem(parameter, given.get(parameter.name), ctx.params.get(parameter.name), order)
@@ -79,6 +80,7 @@ def _problem(parameter: Any, given: Any, value: Any, order: list[Any]) -> str | 
         return f"expected it once, got it {count} times. Give it once."
     if any(not text.strip() for text in texts):
         return "expected a value, got an empty text. Leave it out, or give one."
+    # no path of the system may have one; Python raises ValueError for it far from here
     if any("\0" in text for text in texts):
         return "expected a text without zero bytes, got one with them. Correct it."
     return next(filter(None, (_problem_of_item(parameter, item) for item in _items(value))), None)

@@ -125,6 +125,7 @@ def _ready(service: "Service", address: str) -> None:
 
     with service.database.writing() as connection:
         set_setting(connection, "address", (service.url or address).rstrip("/"))
+    # what goes to a pipe or a file is kept back otherwise, and whoever started the server waits for this line
     print(f"{service.root}: serving at {address}", flush=True)
 
 
@@ -303,6 +304,7 @@ def backup(
         from ckptzoo.server.doctor import LAST_BACKUP
         from ckptzoo.server.store.database import set_setting
 
+        # after the copy: of one that failed, serve doctor would take this for the last backup
         set_setting(connection, LAST_BACKUP, f"{datetime.now(UTC).isoformat(timespec='seconds')} {to.absolute()}")
     _show_copied(f"{to}", copied, as_json)
 
@@ -383,6 +385,7 @@ def doctor(root: Root, as_json: AsJson = False) -> None:
 def _grace(text: str) -> "timedelta":
     from datetime import timedelta
 
+    # less than an hour is refused, because addresses of uploads are valid for one (ServerLimits.address_seconds)
     units = {"h": 1.0, "d": 24.0, "w": 168.0}
     try:
         hours = float(text[:-1]) * units[text[-1]]
@@ -455,5 +458,6 @@ def _need_server() -> None:
     """Raise unless the server's packages are installed."""
     from ckptzoo.errors import require
 
+    # those that ckptzoo.server imports at its beginning; oidc's are asked for where a provider is made
     for module in ("jinja2", "limits", "markdown_it", "nh3", "prometheus_client", "starlette", "uvicorn", "yaml"):
         require(module, "server")

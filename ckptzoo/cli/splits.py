@@ -125,6 +125,7 @@ def _by_part(fractions: Fractions) -> dict[str, float]:
 def _files(lists: list[str]) -> str | dict[str, str]:
     """Return one file, or that of each part."""
     named = [text.partition("=") for text in lists]
+    # a file's name may have = in it
     if len(lists) == 1 and (not named[0][1] or Path(lists[0]).exists()):
         return lists[0]
     files = {part: file for part, _, file in named if file}

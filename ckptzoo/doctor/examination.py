@@ -16,6 +16,7 @@ from ckptzoo.doctor import hub, installation, machine
 from ckptzoo.doctor import zoo as zoo_checks
 from ckptzoo.text import counted, printable
 
+# HUGGING_FACE_HUB_TOKEN is the earlier name of HF_TOKEN, which huggingface_hub still reads.
 _SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 """Environment variables whose values must not be shown in any message."""
 
@@ -65,7 +66,7 @@ class Examination(PrintedResult):
 
 
 def _with_extras_together(checks: Sequence[Check]) -> Iterator[Check]:
-    """The checks with one for all extras that are installed and one for those that are not."""
+    """Yield the checks with one for all extras that are installed and one for those that are not."""
     extras = [check for check in checks if check.name.startswith(installation.EXTRA) and check.outcome != PROBLEM]
     for check in checks:
         if check not in extras:

@@ -186,6 +186,7 @@ def page(
 
 def _is_page(path: Path) -> bool:
     """Return whether a file is one for browsers, or is empty."""
+    # letters of a doctype may be of either case (HTML Standard, section 13.1.1)
     beginning = START.strip().encode()
     with path.open("rb") as file:
         return file.read(len(beginning)).lower() in (beginning, b"")
@@ -198,6 +199,7 @@ def _variant(zoo: Zoo) -> str | None:
 
 def _code(where: str | None, *, several: bool) -> str:
     """Return the members of a page as a program selects them, where ``zoo`` is the zoo."""
+    # in ASCII: marks of direction and letters that look like others would make the condition read as another one
     text = "zoo" if where is None else f"zoo.where({where!a})"
     return f"{text}.last_steps()" if several else text
 
@@ -249,7 +251,6 @@ class _Content:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """The gauges that are shown."""
         return tuple(self.usable)
 
     @property
@@ -268,6 +269,7 @@ class _Content:
         found = columns.measures(self.last, self.variant, self.rows)
         header["measures"] = []
         for measure in found:
+            # columns of the metadata are copied as conditions, which have to select exactly the members shown
             data[measure.name] = measure.values.astype("<f4" if measure.kind.of_variant else "<f8")
             if measure.is_null.any():
                 data[f"{measure.name}:null"] = measure.is_null.astype(np.uint8)

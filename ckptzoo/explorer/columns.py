@@ -91,6 +91,7 @@ def sampled(ids: pa.ChunkedArray, limit: int) -> NDArray[np.int64]:
     if len(ids) <= limit:
         return np.arange(len(ids))
     digests = (hashlib.blake2b(id.encode(), digest_size=8, key=b"ckptzoo page").digest() for id in ids.to_pylist())
+    # big-endian, so that numbers are in the order of the digests
     keys = np.frombuffer(b"".join(digests), ">u8")
     return np.sort(np.argsort(keys, kind="stable")[:limit])
 
@@ -129,6 +130,7 @@ def variant_column(zoo: Zoo, variant: str, name: str) -> pa.ChunkedArray:
 def numbers(column: pa.ChunkedArray) -> tuple[Values, NDArray[np.bool_]]:
     """Return a column of numbers as float64, and where it is null."""
     is_null = column.is_null().to_numpy().astype(bool)
+    # Arrow's safe cast refuses integers beyond 2**53, which float64 rounds
     filled = column.cast(pa.float64(), safe=False).fill_null(float("nan")) if len(column) else column
     return np.asarray(filled.to_numpy(), np.float64), is_null
 
@@ -139,8 +141,10 @@ def category(zoo: Zoo, name: str, rows: NDArray[np.int64]) -> Category | None:
     counts = [item for item in column.value_counts().to_pylist() if item["values"] is not None]
     if not 0 < len(counts) <= MAX_VALUES:
         return None
+    # Arrow counts in the order in which values come
     counts.sort(key=lambda item: (-item["counts"], item["values"]))
     texts = [item["values"] for item in counts]
+    # index_in gives null for what is not in the set: here for null alone
     codes = pc.call_function("index_in", [column], pc.SetLookupOptions(pa.array(texts, pa.string())))
     known = codes.fill_null(NULL).to_numpy().astype(np.uint8)
     return Category(name, tuple(texts), known[rows], tuple(item["counts"] for item in counts), column.null_count)
@@ -171,5 +175,6 @@ def constant_or_values(column: pa.ChunkedArray, rows: NDArray[np.int64]) -> Any:
     if pa.types.is_integer(column.type):
         fits = not is_null.any() and np.abs(values).max(initial=0) < 2**31
         return values[rows].astype("<i4" if fits else "<f8")
+    # numpy warns of numbers beyond float32, which become infinite
     with np.errstate(over="ignore"):
         return values[rows].astype("<f4")

@@ -85,6 +85,10 @@ def html_page(facts: Facts, figures: list[LayerFigure], data: bytes, card: Card 
         ]
     )
     # the data come last: what stands before them is painted while they are read
+    # a script of a type that is none of a script's is data, which nothing runs (HTML Standard, section 4.12.1);
+    # a title holds text alone, where <bdi> would be shown as it is
+    # base64 has no <, so that the data cannot end their script; main takes the focus of the skip link by its tabindex
+    # (HTML Standard, sections 4.12.1.3 and 6.6.3)
     start = head(own.script_hash, own.style_hash)
     return f"""{start}<meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
@@ -194,6 +198,7 @@ def _checks(facts: Facts) -> list[tuple[str, str]]:
 
 
 def _true(column: Any) -> int:
+    # Arrow's sum of no values is null
     return int(pc.call_function("sum", [column.cast("int64")]).as_py() or 0)
 
 

@@ -41,7 +41,6 @@ class Histogram:
     beyond: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return every figure by name."""
         return {
             "edges": self.edges.tolist(),
             "counts": self.counts.tolist(),
@@ -74,6 +73,7 @@ def histogram(values: Values, is_null: NDArray[np.bool_], scale: Scale = "linear
 def _edges(values: Values, scale: Scale) -> Values:
     """Return edges of bins for finite values, at least one; positive ones on a logarithmic scale."""
     low, high = float(values.min()), float(values.max())
+    # halves between whole numbers are exact below 2**52
     if scale == "linear" and high - low <= _MAX_WHOLE and abs(high) < 2**50 and (values == np.floor(values)).all():
         return np.arange(low - 0.5, high + 1.0, 1.0)
     on_scale = np.log10(values) if scale == "log" else values

@@ -14,6 +14,7 @@ def shown(text: object, *, limit: int = MAX_TEXT) -> str:
     >>> shown("<b>\\u202e")
     '<bdi>&lt;b&gt;\\\\u202e</bdi>'
     """
+    # bdi: text from right to left changes no order around it (HTML Standard, 4.5.24)
     return f"<bdi>{html.escape(printable(shortened(str(text), limit)))}</bdi>"
 
 

@@ -22,6 +22,7 @@ SIDE = 4096
 BASIS = 2048
 """Members whose components are taken for those of all, where members and parameters are both more than ``SIDE``."""
 BINS = 60
+# The least int16; scores reach from -32,767 to 32,767.
 MISSING = -(2**15)
 """The score of a member that has none."""
 _BATCH_BYTES = 16 * 2**20
@@ -64,7 +65,6 @@ class ValueCounts:
     not_finite: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return every figure by name."""
         return {"counts": self.counts.tolist(), "beyond": self.beyond, "not_finite": self.not_finite}
 
 
@@ -79,7 +79,6 @@ class LayerWeights:
         self.parameters = sum(zoo.arch[name].size for name in tensors)
 
     def take(self, rows: NDArray[Any]) -> "LayerWeights":
-        """Return the weights of some members."""
         return LayerWeights(self.zoo.take(rows), self.tensors, self.variant)
 
     def rows(self) -> Iterator[NDArray[Any]]:
@@ -137,7 +136,6 @@ class ValueCounter:
         self._counts, self._finite, self._all = np.zeros(len(edges) - 1, np.int64), 0, 0
 
     def add(self, values: NDArray[Any]) -> None:
-        """Count all values of an array."""
         flat = values.reshape(-1)
         for start in range(0, len(flat), _PIECE):
             piece = flat[start : start + _PIECE].astype(np.float64)

@@ -32,9 +32,8 @@ class Evaluation:
 
 
 def evaluation_of(extra: Mapping[str, Any], dataset: str | None) -> Evaluation | None:
-    """A row's evaluation, as ``contribute`` wrote it or from the numbers of a builder's recipe.
-
-    Rows are untrusted: None where they say nothing, or nothing that makes sense.
+    """A row's evaluation, as ``contribute`` wrote it or from the numbers of a builder's recipe. Rows are untrusted:
+    None where they say nothing, or nothing that makes sense.
     """
     values = extra.get(EVALUATION_KEY, extra)
     if not isinstance(values, Mapping):
@@ -42,6 +41,7 @@ def evaluation_of(extra: Mapping[str, Any], dataset: str | None) -> Evaluation |
     values = cast(Mapping[str, Any], values)
     name = values.get("dataset", dataset)
     mean, std = finite_numbers(values.get("mean")), finite_numbers(values.get("std"))
+    # one number or one a channel; where both are of several channels, of as many
     if not isinstance(name, str) or not mean or not std or min(std) <= 0 or len({1, len(mean), len(std)}) > 2:
         return None
     return Evaluation(name, mean, std)

@@ -33,12 +33,12 @@ def read_tiny_imagenet(known: KnownSet, split: str, folder: Path) -> ImageSet | 
 
 def read_textures(known: KnownSet, split: str, folder: Path) -> ImageSet | None:
     """``images/<class>/<class>_<number>.jpg``, all of them whatever the split, by name, scaled to 64x64; see ``Form``.
-
     The aspect is not kept. Labels are the places of the classes in the order of their names.
     """
     root = folder / "images"
     if split != "test" or not known.is_named_by(folder) or not root.is_dir():
         return None
+    # a folder lists its entries in any order
     names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
     known.check_class_names(names, f"{folder.name}/images")
     paths, labels = _listed(

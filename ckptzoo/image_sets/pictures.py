@@ -38,10 +38,7 @@ _MODES = ("1", "L", "P", "RGB", "CMYK")
 
 
 class Picture(NamedTuple):
-    """An encoded picture.
-
-    ``where`` is its origin, for messages; ``content`` is a file, or its bytes.
-    """
+    """An encoded picture; ``where`` is its origin, for messages, and ``content`` is a file, or its bytes."""
 
     where: str
     content: Path | bytes
@@ -61,10 +58,8 @@ class Shape(NamedTuple):
 
 
 def decode(picture: Picture, shape: Shape) -> Images:
-    """Decode a picture to (C, S, S) uint8.
-
-    Scaling is Pillow's bilinear filter, whose support grows with the scale, so that it does not alias. Raises
-    ``IntegrityError`` if it is no JPEG or PNG picture, is damaged, or has another size.
+    """Decode a picture to (C, S, S) uint8. Scaling is Pillow's bilinear filter, whose support grows with the scale, so
+    that it does not alias. Raises ``IntegrityError`` if it is no JPEG or PNG picture, is damaged, or has another size.
     """
     module: Any = require("PIL.Image", "hub", package="pillow")
     where, content = picture
@@ -78,6 +73,7 @@ def decode(picture: Picture, shape: Shape) -> Images:
                 raise file_error(where, "picture", f"at most {_MAX_PIXELS:,} pixels", f"{width} x {height}")
             if found.mode not in _MODES:
                 raise file_error(where, "picture", f"one of the modes {', '.join(_MODES)}", found.mode)
+            # some JPEG files of TinyImageNet are grey
             pixels = found.convert("L" if shape.channels == 1 else "RGB")
     except IntegrityError:
         raise
@@ -178,6 +174,7 @@ def _write(path: Path, dimensions: tuple[int, ...], blocks: Iterator[Images]) ->
                 file.write(block.data)
         with _disk_errors(path):
             file.flush()
+            # before the rename, so that no crash leaves the name with half of the bytes
             os.fsync(file.fileno())
             temporary.replace(path)
 

@@ -32,10 +32,7 @@ _HELD_BYTES = 2**28
 
 
 def fetch(known: KnownSet) -> Mapping[str, Any]:
-    """The splits of a data set, through ``datasets``.
-
-    Raises ``ZooError`` if it is not available there, or nothing could be fetched.
-    """
+    """The splits of a data set, through ``datasets``; raises ``ZooError`` if nothing could be fetched."""
     step = f"Name a folder that holds its files with --data or {FOLDER_VARIABLE}."
     if known.table is None:
         raise ZooError(Problem(known.name, "data set", "files in a folder", "no folder", f"{step} {known.source}"))
@@ -50,10 +47,8 @@ def fetch(known: KnownSet) -> Mapping[str, Any]:
 
 
 def from_datasets(known: KnownSet, split: str, splits: Mapping[str, Any]) -> ImageSet:
-    """``train`` or ``test`` from a ``datasets.DatasetDict``.
-
-    Raises ``IntegrityError`` if it lacks the split or a column, its classes are in another order, or a picture is
-    damaged.
+    """``train`` or ``test`` from a ``datasets.DatasetDict``. Raises ``IntegrityError`` if it lacks the split or a
+    column, its classes are in another order, or a picture is damaged.
     """
     layout = known.table or HubTable(known.name)
     name, where = layout.splits[split], f"{layout.address}, {layout.splits[split]}"
@@ -101,6 +96,7 @@ def read_parquet(known: KnownSet, split: str, folder: Path) -> ImageSet | None:
             _check_columns(known, layout, file.schema_arrow.names, path.name)
             names = names or _names_of(file.schema_arrow, layout.label)
             groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+            # unpacked, as the footers say, before anything is unpacked
             nbytes = sum(group.total_byte_size for group in groups)
             if nbytes > MAX_BYTES:
                 raise file_error(path, "size", f"at most {size(MAX_BYTES)} unpacked", size(nbytes), known.step)

@@ -542,7 +542,7 @@ class Zoo:
         Parameters
         ----------
         names
-            tensors, or layers for all their tensors; none for everything.
+            tensors, or layers or modules for all their tensors; none for everything.
         variant
             the gauge.
         columns
@@ -594,7 +594,7 @@ class Zoo:
         Parameters
         ----------
         names
-            tensors, or layers for all their tensors; none for everything.
+            tensors, or layers or modules for all their tensors; none for everything.
         variant
             the gauge.
         max_bytes
@@ -766,7 +766,7 @@ class Zoo:
         Parameters
         ----------
         names
-            tensors, or layers for all their tensors.
+            tensors, or layers or modules for all their tensors.
         variant
             the gauge.
         columns

@@ -57,16 +57,15 @@ def seal(content: Document) -> bytes:
 
 
 def unseal(data: bytes, *, location: str) -> tuple[Document, str]:
-    """Parse a document and check its form and digest.
-
-    Returns the content without its digest, and the digest. Raises ``IntegrityError`` if it is not JSON, has duplicate
-    keys, is not in canonical form, or its digest disagrees.
+    """Parse a document and check its form and digest. Returns the content without its digest, and the digest. Raises
+    ``IntegrityError`` if it is not JSON, has duplicate keys, is not in canonical form, or its digest disagrees.
     """
     value = parse(data, location=location)
     digest = value.pop("digest", None)
     expected = digest_of(value)
     if digest != expected:
         raise _damaged(location, "digest of the content", expected, str(digest))
+    # one content has one encoding, so that files can be compared by their bytes
     if data != canonical({**value, "digest": digest}) + b"\n":
         raise _damaged(location, "encoding", "canonical JSON", "the same content in other bytes")
     return value, expected
@@ -105,10 +104,8 @@ def _damaged(location: str, what: str, expected: str, got: str) -> IntegrityErro
 
 @dataclass(frozen=True)
 class Identity:
-    """The content of zoo.json.
-
-    ``architecture`` and ``symmetry`` are the digests of those documents; ``symmetry`` is None where the table
-    was not known when the zoo was made.
+    """The content of zoo.json. ``architecture`` and ``symmetry`` are the digests of those documents; ``symmetry`` is
+    None where the table was not known when the zoo was made.
     """
 
     name: str
@@ -139,6 +136,7 @@ class Identity:
             not isinstance(name, str)
             or not isinstance(architecture, str)
             or not (symmetry is None or isinstance(symmetry, str))
+            # further fields would be those of a later version
             or len(content) != 5
         ):
             expected, got = "format, version, name, architecture, symmetry", ", ".join(sorted(content))

@@ -83,6 +83,7 @@ class Provider:
         The provider sends the user back to ``redirect``, an address of this server. ``browser`` is a secret of the
         user's browser that ``finish`` checks; ``following`` is the page that is shown next.
         """
+        # 32 bytes are 43 characters, the least for a verifier (RFC 7636, section 4.1)
         state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
         attempt = _Attempt(verifier, nonce, browser, following, time.monotonic() + _SECONDS)
         with self._lock:
@@ -101,8 +102,10 @@ class Provider:
         provider says no; with 502 where the provider gives no sound answer.
         """
         with self._lock:
+            # taken out: a state that was seen by others is of no use a second time
             attempt = self._attempts.pop(query.get("state", ""), None)
         # as bytes, because text has to be ASCII
+        # an answer that belongs to another browser would sign its user in to somebody else's account
         is_own = attempt is not None and secrets.compare_digest(attempt.browser.encode(), browser.encode())
         if attempt is None or not is_own or attempt.ends < time.monotonic():
             raise Refusal(400, "Signing in: expected a fresh answer of the provider to this browser. Start again.")
@@ -138,6 +141,7 @@ class Provider:
             claims = CodeIDToken(
                 decoded.claims, decoded.header, options, {"nonce": attempt.nonce, "client_id": self._client[0]}
             )
+            # seconds that the clocks of the provider and this machine may differ
             claims.validate(leeway=60)
             user: dict[str, Any] = about.json()
             if user["sub"] != claims["sub"]:  # to be checked by section 5.3.2
@@ -156,6 +160,7 @@ class Provider:
             address = f"{self.issuer}/.well-known/openid-configuration"
             try:
                 found: dict[str, Any] = _json(address)
+                # has to be checked by OpenID Connect Discovery 1.0, section 4.3
                 if found["issuer"].rstrip("/") != self.issuer:
                     raise ValueError(f"issuer: expected {self.issuer}, got {found['issuer']!r:.100}")
                 for name in ("authorization_endpoint", "token_endpoint", "jwks_uri", "userinfo_endpoint"):
@@ -169,6 +174,7 @@ class Provider:
         from authlib.integrations.requests_client import OAuth2Session
 
         scope = "openid profile"
+        # plain would show the verifier to whoever sees the first request (RFC 7636, section 7.2)
         return OAuth2Session(*self._client, scope=scope, redirect_uri=redirect, code_challenge_method="S256")
 
     def _no_answer(self, error: Exception) -> Refusal:
@@ -205,6 +211,7 @@ def provider_in(path: Path) -> Provider:
     ]
     if not problems:
         parts = urlsplit(content["issuer"])
+        # the client's secret goes to the token endpoint (RFC 6749, section 3.2)
         if parts.scheme != "https" and parts.hostname not in _LOCAL:
             problems.append(Problem(str(path), "issuer", "an https address", content["issuer"][:100], "Use https."))
     if problems:

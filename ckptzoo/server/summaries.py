@@ -182,12 +182,14 @@ class Summaries:
         if readme is None:
             return Summary()
         with self._blobs.path(readme.sha256).open("rb") as file:
+            # the end may cut a character in two
             text = file.read(MAX_FRONT_MATTER).decode(errors="replace")
         try:
             card = front_matter(text)
         except ValueError:
             return Summary()
         own = card.get("ckptzoo")
+        # a bool is an instance of int, and no count
         numbers = {name: own[name] for name in _FACTS if type(own.get(name)) is int} if isinstance(own, dict) else {}
         return Summary(
             title=str(card.get("pretty_name") or "")[:_MAX_TEXT],

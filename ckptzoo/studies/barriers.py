@@ -41,10 +41,8 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Lines:
-    """Scores on the lines between P pairs, in one way.
-
-    ``points`` are (T,) from 0 to 1; ``losses`` and ``accuracies`` are (P, T); ``distances`` are (P,) between the
-    weights of both networks, for Gaussians the 2-Wasserstein distance.
+    """Scores on the lines between P pairs, in one way. ``points`` are (T,) from 0 to 1; ``losses`` and ``accuracies``
+    are (P, T); ``distances`` are (P,) between the weights of both networks, for Gaussians the 2-Wasserstein distance.
     """
 
     points: Values
@@ -103,7 +101,6 @@ class Simplices:
         return np.maximum(rises.max(1), self.centre_rise)
 
     def to_json(self) -> dict[str, Any]:
-        """Spreads over the simplices."""
         return {"centre": _spread(self.centre_rise), "greatest": _spread(self.greatest_rise)}
 
 
@@ -111,22 +108,11 @@ class Simplices:
 class ZooBarriers:
     """The barriers within one zoo.
 
-    Parameters
-    ----------
-    kind
-        what its networks are: the recipe, or the method with what sets its posterior.
-    width, widths
-        channels of the largest group of the symmetry table, and the different numbers of all groups, in their order.
-    set, inputs
-        what the networks were scored on.
-    members, usable
-        of the zoo, and those that are finite and did not diverge, at their last step.
-    pairs
-        ids of both networks of each pair.
-    simplices
-        way to its simplices; empty where none were asked for.
-    least_pairs
-        how many of the pairs, the first, have lines in the way ``least of all permutations``.
+    ``kind`` is the recipe, or the method with what sets its posterior. ``width`` counts the channels of the largest
+    group of the symmetry table, and ``widths`` has the different numbers of all groups, in their order. ``usable``
+    counts the members that are finite and did not diverge, at their last step. ``pairs`` are ids; the first
+    ``least_pairs`` of them have lines in the way ``least of all permutations``. ``simplices`` maps ways, and is empty
+    where none were asked for.
     """
 
     name: str
@@ -148,7 +134,9 @@ class ZooBarriers:
         found: dict[str, float] = {}
         for way, lines in self.lines.items():
             height, distance = lines.barriers.height, lines.distances
+            # figures without spread would give 0 / 0
             if len(height) >= LEAST_PAIRS and np.isfinite(height).all() and height.std() and distance.std():
+                # Spearman's correlation is Pearson's of the ranks, which argsort of argsort are
                 ranks = [np.argsort(np.argsort(values)) for values in (height, distance)]
                 found[way] = float(np.corrcoef(ranks[0], ranks[1])[0, 1])
         return found
@@ -162,7 +150,6 @@ class ZooBarriers:
         return f"widths {some if len(self.widths) <= 4 else f'{min(self.widths):,} to {self.width:,}'}"
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         names = ("name", "kind", "width", "set", "inputs", "members", "usable", "least_pairs", "widths")
         return {
             **{name: getattr(self, name) for name in names},
@@ -175,9 +162,8 @@ class ZooBarriers:
 
 @dataclass(frozen=True, eq=False)
 class BarrierStudy(StudyResult):
-    """Barriers of one zoo or of several, drawn as ``barriers.png``, and of several widths as ``widths.png``.
-
-    ``draws`` is the number of draws of a Gaussian for one prediction.
+    """Barriers of zoos, drawn as ``barriers.png``, and of several widths as ``widths.png``. ``draws`` is the number of
+    draws of a Gaussian for one prediction.
     """
 
     file: ClassVar[str] = "barriers.json"
@@ -187,7 +173,6 @@ class BarrierStudy(StudyResult):
     seed: int
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         return {"seed": self.seed, "draws": self.draws, "zoos": [zoo.to_json() for zoo in self.zoos]}
 
     def _lines(self) -> Iterator[RenderableType]:
@@ -352,6 +337,7 @@ class _Plan:
                 raise UnknownNameError(zoo.name, "variant", variant, zoo.variants)
         self.table = own_table(zoo)
         resized = any(group.resizes for group in self.table.groups)
+        # gauges of scales alone repeat the weights as trained where no group is resized
         self.gauges: list[GaugeName] = [
             gauge for gauge in gauges if resized or "permutations" in GAUGES[gauge].collapses
         ]
@@ -363,7 +349,9 @@ class _Plan:
             raise ZooError(Problem(zoo.name, "least barrier", "OptuNets", str(self.arch.forward), step))
         self.module = module
         self.evaluator = import_with_torch("evaluation").Evaluator(self.arch, labelled, module=module)
+        # the activations of a Gaussian depend on the draw: it is aligned by its means and deviations alone
         self.recorded = 0 if self.is_gaussian else recorded
+        # one generator each for pairs, simplices and points, so that the number of one changes none of the others
         self.pairs = _pairs(len(self.zoo), pairs, np.random.default_rng([seed, 0]))
         self.least = min(least, len(self.pairs))
         groups = min(pairs, len(self.zoo) // simplex) if simplex else 0
@@ -377,9 +365,9 @@ class _Plan:
         return len(self.pairs) * ways + 2 * len(self.groups) + self.least
 
     def measure(self, points: Values, draws: int, seed: int, advance: Any) -> ZooBarriers:
-        """Measure lines and simplices."""
         evaluation = import_with_torch("evaluation")
         given, evaluator = self.labelled, self.evaluator
+        # one noise for all networks and points: losses differ by means and deviations and not by the draw
         noise = evaluation.standard_noise(self.arch, draws, seed) if self.is_gaussian else None
         parts: dict[str, list[Lines]] = {}
 
@@ -404,6 +392,7 @@ class _Plan:
                 add(f"{ALIGNED}, {gauge}", {**first, **aligned.reference}, aligned.weights)
             for variant in self.variants:
                 add(variant, read_networks(self.zoo, some[:, 0], variant), read_networks(self.zoo, some[:, 1], variant))
+            # the first pairs of the study are searched: those of them that are in this batch
             for place in range(min(self.least, start + len(some)) - start):
                 one, other = (
                     {name: array[place : place + 1] for name, array in item.items()} for item in (first, second)
@@ -449,6 +438,7 @@ class _Plan:
             if way == ALIGNED:
                 element = symmetry.barycentre(lambda weights=weights: [weights], self.table).element
                 weights = symmetry.apply(element, weights, self.table)
+            # Dirichlet's distribution with parameters of 1 is the uniform one on the simplex
             shares = np.concatenate([np.eye(k), np.full((1, k), 1 / k), rng.dirichlet(np.ones(k), SIMPLEX_POINTS)])
             corners = {name: array[None] for name, array in weights.items()}
             found.append((evaluation.combined(self.evaluator, corners, shares[None], noise).loss[0], shares[k + 1 :]))
@@ -467,6 +457,7 @@ class _Plan:
 
 def _pairs(members: int, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
     """(P, 2) different members: disjoint pairs where there are enough, else different ones; at most all."""
+    # pairs that share no member are independent of one another
     if 2 * count <= members:
         return rng.permutation(members)[: 2 * count].reshape(count, 2)
     # rejection, because the list of all pairs of many members is long
@@ -489,6 +480,7 @@ def _spread(values: Values) -> dict[str, Any] | None:
 
 def _means(values: Values) -> list[float | None]:
     means = values.mean(0)
+    # JSON has neither infinities nor NaN (RFC 8259, section 6)
     return [float(value) if np.isfinite(value) else None for value in means]
 
 

@@ -40,10 +40,10 @@ class Convergence:
     @property
     def above(self) -> float:
         """The share with R-hat above ``MAX_R_HAT``."""
+        # NaN compares as False, and would count as mixed
         return float(np.nanmean(np.where(np.isnan(self.r_hat), np.nan, self.r_hat > MAX_R_HAT)))
 
     def to_json(self) -> dict[str, Any]:
-        """Summaries by name."""
         return {
             "numbers": len(self.r_hat),
             "above": self.above,
@@ -68,10 +68,8 @@ def are_comparable(chains: Sequence[NDArray[np.int64]]) -> bool:
 
 
 def convergence_of(chains: Sequence[NDArray[np.int64]], numbers: NDArray[Any]) -> Convergence:
-    """How far comparable chains have converged in some numbers, (K, n) of K samples.
-
-    Raises ``MissingExtraError`` if arviz-stats is not installed.
-    """
+    """The convergence of comparable chains in (K, n) numbers; raises ``MissingExtraError`` without arviz-stats."""
+    # arviz-stats is needed only where chains are compared
     from ckptzoo.measure.convergence import convergence
 
     return Convergence(*convergence(numbers[np.stack(chains)]))
@@ -84,6 +82,7 @@ def transpositions_by_lag(
     found: dict[int, tuple[float, int]] = {}
     for lag in _LAGS:
         pairs = [(chain[start], chain[start + lag]) for chain in chains for start in range(len(chain) - lag)]
+        # lags ascend: a chain that is too short for this one is too short for the next
         if not pairs:
             break
         some = np.array([pairs[place] for place in evenly(len(pairs), _PAIRS)])

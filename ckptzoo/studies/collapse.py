@@ -118,7 +118,6 @@ class Collapse(StudyResult):
         return table
 
     def _conclusions(self) -> Iterator[str]:
-        """Say what the tables show, and how p-values and intervals are computed."""
         if not self.correlations:
             yield "The mutual information is the same for all pairs, so there is nothing to correlate."
             return
@@ -201,6 +200,7 @@ def collapse(
     finite = flags(last.metadata, "finite", missing=True)
     for name in (own, other):
         finite &= last.predictions(name).finite
+    # two members are a single pair, which has no correlation
     if finite.sum() < 3:
         expected, got = f"3 or more with finite logits on {own} and {other}", f"{int(finite.sum())} of {len(last)}"
         raise ZooError(Problem(zoo.name, "members", expected, got, "Select others."))
@@ -243,12 +243,10 @@ def collapse(
 
 
 def _information(predictions: Predictions, done: Callable[[int], None]) -> Values:
-    """(M, M) the mutual information of every pair.
-
-    ``done`` is called with the inputs of each step.
-    """
+    """(M, M) the mutual information of every pair. ``done`` is called with the inputs of each step."""
     M, inputs, classes = predictions.logits.shape
     pairs = PairwiseInformation(M)
+    # all members at a time: every pair meets on every input
     width = max(1, READ_BYTES // (M * classes * predictions.logits.dtype.itemsize))
     for start in range(0, inputs, width):
         logits = predictions.logits[:, start : start + width]
@@ -260,7 +258,6 @@ def _information(predictions: Predictions, done: Callable[[int], None]) -> Value
 
 
 def _sets(zoo: Zoo, own: str | None, ood: str | None) -> tuple[str, str]:
-    """The networks' own set, and the other one."""
     labelled, others = default_sets(zoo)
     got = ", ".join(f"{name} (a sample)" if is_sample(name) else name for name in zoo.predicted) or "none"
     # of other data than MNIST it is not known here which further sets the networks can see

@@ -85,7 +85,6 @@ class Gaussian:
     pruned: dict[str, list[float]]
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         return {
             "mean": vars(self.mean),
             "draws": vars(self.draws),
@@ -99,25 +98,12 @@ class Gaussian:
 class CompactStudy(StudyResult):
     """Gaussians fitted to samples as they are and aligned; drawn as ``compact.png``.
 
-    Parameters
-    ----------
-    samples, usable
-        those of the study, and those to choose from.
-    chains
-        how many chains they are of; 0 for independent members.
-    members
-        the quality of all samples together.
-    gaussians
-        name to Gaussian.
-    pruned_member
-        name to the accuracies of one sample for each of ``KEPT``, pruned by the aligned Gaussian.
-    merged
-        how many samples were averaged to the accuracy of their mean, as sampled and aligned.
-    convergence
-        of weights as sampled and aligned, and of the logits; empty where there is one chain, or chains differ
-        in length.
-    lag
-        lag in draws to the mean transpositions between draws so far apart in a chain, and their most.
+    There are ``samples`` of ``usable`` ones, of ``chains`` chains, 0 where they are independent members. ``members`` is
+    the quality of all together; ``pruned_member`` maps names to the accuracies of one sample for each of ``KEPT``,
+    pruned by the aligned Gaussian; ``merged`` maps numbers of averaged samples to the accuracies of their mean, as
+    sampled and aligned; ``convergence`` is that of weights, as sampled and aligned, and of probabilities, empty where
+    there is one chain, or chains differ in length; ``lag`` maps lags in draws to the mean transpositions between draws
+    so far apart in a chain, and their most.
     """
 
     file: ClassVar[str] = "compact.json"
@@ -140,7 +126,6 @@ class CompactStudy(StudyResult):
     seed: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         names = ("name", "set", "inputs", "samples", "usable", "chains", "draws", "seed", "pruned_member")
         return {
             **{name: getattr(self, name) for name in names},
@@ -300,11 +285,11 @@ class _Job:
         self.evaluator = evaluator
         self.variational = None if variational is None else _gaussian_of(variational, usable)
         self.names = parameter_names(usable.arch)
+        # biases and gains have one axis
         self.pruned = [name for name in self.names if len(usable.arch[name].shape) > 1]
         self._advance = counter(6 + (variational is not None), progress)
 
     def run(self) -> CompactStudy:
-        """Compute all parts of the study."""
         samples = {name: np.asarray(self.zoo[name][:]) for name in self.arch.names}
         first = symmetry.align(samples, {name: array[0] for name, array in samples.items()}, self.table).weights
         self._advance()
@@ -369,11 +354,13 @@ class _Job:
         total, alone = np.zeros(()), 0.0
         for start in range(0, K, size):
             logits = self.evaluator.outputs({name: array[start : start + size] for name, array in weights.items()})
+            # softmax does not change with a shift; without the largest logit no exponential overflows
             logits = logits.astype(np.float64) - logits.max(2, keepdims=True)
             alone += float((logits.argmax(2) == targets).mean(1).sum())
             likelihoods = np.exp(logits)
             total = total + (likelihoods / likelihoods.sum(2, keepdims=True)).sum(0)
         found = total.argmax(1)
+        # tiny: a label to which all networks give 0 would cost infinitely many nats
         loss = -np.log(np.maximum(total[np.arange(len(targets)), targets] / K, np.finfo(np.float64).tiny)).mean()
         agreement = 1.0 if answers is None else float((found == answers).mean())
         return Quality(float((found == targets).mean()), float(loss), alone / K, agreement), found
@@ -381,6 +368,7 @@ class _Job:
     def _gaussian(
         self, mean: Mapping[str, Values], sigma: Mapping[str, Values], samples: Weights, answers: NDArray[np.int64]
     ) -> Gaussian:
+        # seeded anew for each Gaussian: all are drawn with the same noise
         rng = np.random.default_rng([self.seed, 0])
         drawn = {name: mean[name] + sigma[name] * rng.standard_normal((self.draws, *mean[name].shape)) for name in mean}
         at_mean, _ = self._quality(
@@ -388,10 +376,13 @@ class _Job:
         )
         together, _ = self._quality(self._complete(drawn, samples), answers)
         every = np.concatenate([sigma[name].ravel() for name in self.names])
+        # a deviation of 0 has the logarithm -inf, which is counted in the first bin
         with np.errstate(divide="ignore"):
             logarithms = np.clip(np.log10(every), BINS[0], BINS[-1])
+        # a weight that all samples share has deviation 0, and is kept before others
         ratios = {name: np.abs(mean[name]) / np.maximum(sigma[name], np.finfo(np.float64).tiny) for name in self.pruned}
         rules = {
+            # the greatest keys are kept, and so the least deviations
             SIGMA: {name: -sigma[name] for name in self.pruned},
             SIZE: {name: np.abs(mean[name]) for name in self.pruned},
             RATIO: ratios,
@@ -409,6 +400,7 @@ class _Job:
         ordered = np.sort(np.concatenate([keys[name].ravel() for name in self.pruned]))
         stacked = {name: np.asarray(array, np.float64)[None].repeat(len(KEPT), 0) for name, array in network.items()}
         for place, kept in enumerate(KEPT):
+            # the greatest key stays even where the share of few weights rounds to none
             least = ordered[min(len(ordered) - 1, round((1 - kept) * len(ordered)))]
             for name in self.pruned:
                 stacked[name][place] *= keys[name] >= least
@@ -418,12 +410,15 @@ class _Job:
     def _merged(self, samples: Weights, aligned: Weights) -> dict[int, tuple[float, float]]:
         """Accuracies of means of 1, 2, 4, ... samples, evenly spaced."""
         counts = [2**power for power in range(int(np.log2(len(self.zoo))) + 1)]
+        # all samples together too, where their number is no power of two
         counts += [len(self.zoo)] * (counts[-1] != len(self.zoo))
         chosen = [evenly(len(self.zoo), count) for count in counts]
         accuracies: list[list[float]] = []
         for weights in (samples, aligned):
             means = {
-                name: np.stack([np.mean(weights[name][rows], 0, np.float64) for rows in chosen]) for name in self.names
+                # summed in float64: weights are float32
+                name: np.stack([np.mean(weights[name][rows], 0, np.float64) for rows in chosen])
+                for name in self.names
             }
             (scores,) = self.evaluator.scores([self._complete(means, samples)])
             accuracies.append(scores.accuracy.tolist())

@@ -31,10 +31,7 @@ Read = Callable[[str], NDArray[Any]]
 
 @dataclass(frozen=True)
 class LayerDifference:
-    """How the parameters of one layer differ.
-
-    ``distance`` is the norm of the difference; ``angle`` is in degrees, NaN where one of them is zero.
-    """
+    """The difference of one layer's parameters: its norm, and the angle in degrees, NaN where one of them is zero."""
 
     layer: str
     size: int
@@ -49,7 +46,6 @@ class LayerDifference:
         return self.distance / self.first if self.first else (math.inf if self.distance else 0.0)
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         return {**asdict(self), "relative": self.relative}
 
 
@@ -80,7 +76,6 @@ class DifferenceStudy(StudyResult):
         return self.equal_tensors == self.tensors
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         return {
             "first": self.names[0],
             "second": self.names[1],
@@ -191,10 +186,8 @@ def differences(
 
 
 def _shared_names(first: Architecture, second: Architecture, names: tuple[str, str]) -> dict[str, str]:
-    """Every tensor of the first to the name that the second stores it under.
-
-    Raises ``ZooError`` if one has a tensor that the other lacks, or in another shape.
-    """
+    """Map the first's tensor names to the second's; raises ``ZooError`` for missing tensors or other shapes."""
+    # tied tensors are stored once, and not by both under the same of their names
     known = {name: tensor for tensor in second.tensors for name in (tensor.name, *tensor.aliases)}
     own = {name: tensor for tensor in first.tensors for name in (tensor.name, *tensor.aliases)}
     lacking = [repr(name) for name in own if name not in known]
@@ -223,6 +216,7 @@ def _compared(by_layer: Mapping[str, list[str]], first: Read, second: Read) -> t
     for place, tensors in enumerate(by_layer.values()):
         sizes.append(0)
         for name in tensors:
+            # squares of float16 overflow from 256 on
             ours, theirs = np.asarray(first(name)).astype(np.float64), np.asarray(second(name)).astype(np.float64)
             # not finite ones give infinities and NaN, which are shown
             with np.errstate(invalid="ignore", over="ignore"):
@@ -236,6 +230,7 @@ def _line(layer: str, size: int, squares: NDArray[np.float64]) -> LayerDifferenc
     first, second, distance = (float(value) for value in np.sqrt(squares))
     angle = math.nan
     if first > 0 and second > 0 and math.isfinite(first * second):
+        # the arccosine of a product near 1 would lose half of the digits of a small angle; rounding can leave [0, 1]
         sine = (distance**2 - (first - second) ** 2) / (4 * first * second)
         angle = math.degrees(2 * math.asin(math.sqrt(min(max(sine, 0.0), 1.0))))
     return LayerDifference(layer, size, first, second, distance, angle)
@@ -267,6 +262,7 @@ def _aligned(
 
 
 def _same_bits(first: NDArray[Any], second: NDArray[Any]) -> bool:
+    # compared as bytes, as NaN differs from itself and -0.0 equals 0.0
     ours, theirs = np.ascontiguousarray(first), np.ascontiguousarray(second)
     return ours.dtype == theirs.dtype and np.array_equal(
         ours.reshape(-1).view(np.uint8), theirs.reshape(-1).view(np.uint8)

@@ -74,12 +74,10 @@ class LayerDiscrepancy:
 
     @property
     def median(self) -> float:
-        """The median of the twenty."""
         return float(np.median(self.mmd2))
 
     @property
     def mean(self) -> float:
-        """The mean of the twenty."""
         return float(self.mmd2.mean())
 
     @property
@@ -94,19 +92,16 @@ class LayerDiscrepancy:
 
     @property
     def spread(self) -> float | None:
-        """How far Y's checkpoints are from their mean (root mean square), as a multiple of how far X's are from theirs.
-
-        None where X's are all equal.
-        """
+        """The root mean square of Y's checkpoints about their mean, over X's; None where X's are all equal."""
         within_x, within_y, _ = self.squares
         return float(np.sqrt(within_y / within_x)) if within_x > 0 else None
 
     @property
     def offset(self) -> float | None:
         """How far the two means are apart, in units of how far X's checkpoints are from theirs; unbiased in the square.
-
         None where X's are all equal; 0 where the unbiased square is negative.
         """
+        # |E x - E y|^2 = E|x - y|^2 - (E|x - x'|^2 + E|y - y'|^2) / 2, and E|x - x'|^2 is twice X's variance
         within_x, within_y, across = self.squares
         return float(np.sqrt(max(0.0, 2 * across - within_x - within_y) / within_x)) if within_x > 0 else None
 
@@ -161,7 +156,6 @@ class Discrepancy(StudyResult):
 
     @property
     def mean(self) -> float:
-        """Average over layers of the means."""
         return float(self.weights @ [item.mean for item in self.layers])
 
     @property
@@ -226,7 +220,6 @@ class Discrepancy(StudyResult):
 
 
 def _cells(item: LayerDiscrepancy | Discrepancy) -> list[str]:
-    """The cells of the table for a layer, or for the average."""
     figures = [f"{100 * value:.3f}" for value in (item.median, item.mean, item.most)]
     return figures if item.p is None else [*figures, f"{item.p:.3g}"]
 
@@ -338,6 +331,7 @@ def mmd(
                 whole.include(distances)  # distances are sums over columns: those of the tensors add up
         layers.append(measured(layer, whole, permutations))
         if len(names) == 1:
+            # a tensor that is a layer alone is not measured twice
             tensors.append(replace(layers[-1], name=names[0]))
     return Discrepancy(
         x=side_x,
@@ -397,6 +391,7 @@ def measure_share(
     -0.001
     """
     sides = _Sides(zoo_x, zoo_y, variant, variant if variant_y is None else variant_y, device, saved_in)
+    # every n-th block, so that the blocks of a large tensor are spread over all shares
     chosen = sides.blocks[share[0] :: share[1]]
     total, done = sum(block.nbytes for block in chosen), 0
     for block in chosen:
@@ -436,6 +431,7 @@ class _Sides:
                 self.blocks.append(_Block(len(self.blocks), name, index, elements * nbytes // max(1, size)))
         self._saved = None
         if saved_in is not None:
+            # sums of other blocks, or on another device, differ in their last bits
             kinds = [_digest(self.x, variant_x), _digest(self.y, variant_y), BLOCK_BYTES, str(device)]
             self._saved = SavedBlocks(Path(saved_in), digest_of(kinds))
 

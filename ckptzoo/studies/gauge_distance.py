@@ -55,7 +55,6 @@ class OrderDistance:
         return random_transpositions(self.n)
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         random = {"moved": self.random_moved, "transpositions": self.random_transpositions, "tau": 0.0}
         return {**asdict(self), "random": random}
 
@@ -85,16 +84,12 @@ class Scaling:
 
 @dataclass(frozen=True)
 class LayerDistance:
-    """``||variant - raw|| / ||raw||`` of one layer, L2 norms over its floating tensors; the spread is over checkpoints.
-
-    ``relative`` is None where every raw norm is 0.
-    """
+    """``||variant - raw|| / ||raw||`` of a layer's floating tensors; None where every raw norm is 0."""
 
     layer: str
     relative: Spread | None
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         return asdict(self)
 
 
@@ -151,6 +146,7 @@ def _scaling(group: Group, scales: StackedTensor, read: _Read) -> Scaling:
     for rows in _batches(len(scales), scales.shape[1] * 8):
         array = scales[rows]
         values.add(np.abs(array))
+        # |ln s| is the same for s and 1 / s, so that shrinking and growing count alike
         sizes.add(np.abs(np.log(np.abs(array))))
         negative += int((array < 0).sum())
         read(array.nbytes)
@@ -171,6 +167,7 @@ def _layer_distance(zoo: Zoo, variant: str, layer: str, read: _Read) -> LayerDis
             flat = before.reshape(len(before), -1).astype(np.float64)
             size[rows] += _squares(flat)
             change[rows] += _squares(after.reshape(len(after), -1) - flat)
+    # a layer of zeros has 0 / 0, which Spread leaves out
     with np.errstate(invalid="ignore", divide="ignore"):
         return LayerDistance(layer, Spread.of(np.sqrt(change / size)))
 

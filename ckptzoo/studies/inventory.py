@@ -67,10 +67,7 @@ class VariantSummary:
 
 @dataclass(frozen=True)
 class PredictionSummary:
-    """Outputs of a whole zoo on a set of inputs, those of retracted checkpoints left out.
-
-    ``nbytes`` is the size of its shards, the retracted checkpoints included.
-    """
+    """A whole zoo's outputs on a set of inputs; retracted checkpoints count in ``nbytes`` of the shards alone."""
 
     set: str
     checkpoints: int
@@ -84,28 +81,14 @@ class PredictionSummary:
 class Inventory(PrintedResult):
     """The contents of a zoo, or of a selection of one.
 
-    Parameters
-    ----------
-    diverged, not_finite, retracted
-        checkpoints too, not members; the last of the whole zoo.
-    total
-        checkpoints of the zoo, the retracted ones left out.
-    layers
-        layer to its tensors' names and shapes.
-    test_accuracy
-        of each member's last step, where it is finite and did not diverge; None where none was measured.
-    stated
-        the number of values in ``test_accuracy`` that contributors state and nobody measured in the zoo.
-    told
-        distinct values of the columns in ``ORIGIN``, with the number of checkpoints that have each.
-    untold
-        the number of checkpoints without a value, for the columns of ``told``; what holds for them where
-        licence or contributor is lacking, the zoo's page says.
-    groups
-        the symmetries of each group of channels; none where the zoo has no symmetry table.
-    columns
-        of the metadata in which some checkpoint of the selection has a value, and ``extra.<key>`` for what is
-        within the column ``extra``.
+    ``total`` counts the zoo's checkpoints but for the retracted ones; ``diverged``, ``not_finite`` and ``retracted``
+    count checkpoints too, not members, the last of the whole zoo. ``layers`` maps layers to their tensors' names and
+    shapes. ``test_accuracy`` is over the last steps of members that are finite and did not diverge, None where none was
+    measured; ``stated`` of its values contributors state and nobody measured in the zoo. ``told`` has the distinct
+    values of the columns in ``ORIGIN``, with the number of checkpoints that have each, and ``untold`` the number
+    without one: the zoo's page says what holds for these where licence or contributor is lacking. ``groups`` are the
+    symmetries of each group of channels. ``columns`` are those in which some checkpoint of the selection has a value,
+    and ``extra.<key>`` for what is within the column ``extra``.
     """
 
     name: str
@@ -145,7 +128,6 @@ class Inventory(PrintedResult):
         return {**asdict(self), "layers": layers, "nbytes": self.nbytes}
 
     def print(self, console: Console | None = None) -> None:
-        """Print it as tables on a rich console, by default the standard output."""
         (console or Console()).print(Group(*self.lines()), markup=False, highlight=False)
 
     def lines(self) -> Iterator[RenderableType]:
@@ -362,13 +344,11 @@ class ZooListing(PrintedResult):
     path: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Everything by name."""
         zoos = {folder: item.to_json() for folder, item in self.zoos.items()}
         about = {"name": self.name, "path": self.path, "is_collection": self.is_collection}
         return {**about, "zoos": zoos, "notes": list(self.notes)}
 
     def print(self, console: Console | None = None) -> None:
-        """Print a table on a rich console, by default the standard output."""
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
         table.add_column("zoo", no_wrap=True)
         for name in ("checkpoints", "members", "size", "test accuracy"):
@@ -404,6 +384,7 @@ def take_stock(address: str, where: Filters = None) -> Inventory | ZooListing:
     64
     """
     path = Path(address)
+    # an empty path is the working folder
     names = zoo_folders(path) if address and path.is_dir() and not (path / layout.ZOO).exists() else []
     if names and not (path / layout.COLLECTION).exists():
         listed = _listing(path.resolve().name, {folder: open_zoo(path / folder) for folder in names}, where)
@@ -423,10 +404,7 @@ def take_stock(address: str, where: Filters = None) -> Inventory | ZooListing:
 
 
 def _listing_of(collection: Collection, folders: Sequence[str], where: Filters) -> ZooListing:
-    """List the zoos of a collection as they are now, and how they differ from its record.
-
-    ``folders`` are the zoos' folders, where the collection is on this machine.
-    """
+    """List the zoos of a collection as they are now, here in ``folders``, and how they differ from its record."""
     zoos, notes = dict[str, Zoo](), list[str]()
     entries = {entry.folder: entry for entry in collection.entries}
     for folder in dict.fromkeys((*entries, *folders)):
@@ -495,5 +473,6 @@ def _largest(column: pa.ChunkedArray) -> float | None:
 
 def _ordered(counts: Mapping[Any, int]) -> dict[str, int]:
     """The distinct values, the most frequent first; empty ones are left out."""
+    # equally frequent ones by their text, whatever the order of the rows
     ordered = sorted(counts, key=lambda value: (-counts[value], str(value)))
     return {str(value): counts[value] for value in ordered if value}

@@ -153,7 +153,6 @@ class Marginals(StudyResult):
         return table
 
     def _conclusions(self) -> Iterator[str]:
-        """Say what the tests show together."""
         if self.members < LEAST:
             yield f"Too few members to compare marginals: expected {LEAST} or more, got {self.members}."
         elif not self.within.pairs:
@@ -259,7 +258,6 @@ def marginals(zoo: Zoo, variant: str = "canonical", *, seed: Seed = 0, progress:
 
 
 def _cells(tests: PairTests, variants: Sequence[str]) -> list[str]:
-    """The cells of the table for these pairs."""
     cells = [f"{tests.pairs:,}"]
     for variant in variants:
         cells += [f"{tests.share(variant):.1%}", f"{tests.median(variant):.2g}"]

@@ -46,7 +46,6 @@ class Largest:
     after: Values
 
     def to_json(self) -> dict[str, Any]:
-        """Quantiles over the networks."""
         return {"layer": self.layer, "before": quantiles(self.before), "after": quantiles(self.after)}
 
 
@@ -70,7 +69,6 @@ class ConvexCheck:
         return (self.convex_mass - self.mass) / self.mass
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         return {**asdict(self), "difference": self.difference}
 
 
@@ -78,26 +76,13 @@ class ConvexCheck:
 class Masses(StudyResult):
     """Masses of M networks as trained and at the least mass that scales reach; drawn as ``mass.png``.
 
-    Parameters
-    ----------
-    formulation
-        what scales may do where there are BatchNorms; see ``ckptzoo.symmetry.min_mass``.
-    registered
-        the name of the architecture in ``ckptzoo.archs``; None where it has none.
-    members
-        M, networks that are finite, there and at the least mass, and did not diverge; each at its last step.
-    before, after
-        (M,) sums of squared weights, biases apart, of what is on a path from input to output.
-    gap
-        (M,) certified: the least mass is below ``after`` by at most this, relative to it.
-    worst
-        the network with the largest gap.
-    degenerate
-        (M,) channels that no path joins to input and output; they have no least mass.
-    layers
-        largest elements, from input to output.
-    convex
-        networks that cvxpy solved too.
+    ``formulation`` says what scales may do where there are BatchNorms; see ``ckptzoo.symmetry.min_mass``.
+    ``registered`` is the architecture's name in ``ckptzoo.archs``, None where it has none. The ``members`` are finite,
+    as trained and at the least mass, and did not diverge. ``before`` and ``after`` are (M,) sums of squared weights,
+    biases apart, of what is on a path from input to output; the least mass is certified to be below ``after`` by at
+    most the (M,) ``gap``, relative to it, which is largest in the network ``worst``. ``degenerate`` are (M,) numbers of
+    channels that no path joins to input and output; they have no least mass. ``convex`` are the networks that cvxpy
+    solved too.
     """
 
     file: ClassVar[str] = "mass.json"
@@ -341,6 +326,7 @@ def _figures(values: Values) -> list[str]:
 def largest_of(tensor: NDArray[np.generic]) -> Values:
     """The largest absolute values of each layer."""
     flat = tensor.reshape(len(tensor), -1)
+    # without a copy of all absolute values
     return np.maximum(flat.max(axis=1), -flat.min(axis=1)).astype(np.float64)
 
 

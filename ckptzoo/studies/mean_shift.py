@@ -17,6 +17,7 @@ RUNS = BANDWIDTHS + len(QUANTILES)
 """Runs of mean shift for one curve."""
 WIDE = 1024
 """Points with more coordinates than this are replaced by their principal components."""
+# well above the rounding of distances from inner products, about 1e-7 of the largest (PointSet)
 _SAME = 1e-5
 """Points closer than this fraction of the median distance count as one."""
 _RANK = 1e-14
@@ -84,7 +85,6 @@ class ModeCurve:
         return best
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         steadiest = self.steadiest
         return {
             "points": self.points,
@@ -109,17 +109,13 @@ class ModeCurve:
 
 @dataclass(frozen=True, eq=False)
 class WeightSpace:
-    """The weights of one layer, or of all.
-
-    ``curves`` maps variants to what mean shift finds, None where all members have the same weights.
-    """
+    """The weights of one layer, or of all; ``curves`` has None for a variant in which all members are equal."""
 
     label: str
     parameters: int
     curves: dict[str, ModeCurve | None]
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         curves = {name: None if curve is None else curve.to_json() for name, curve in self.curves.items()}
         return {"label": self.label, "parameters": self.parameters, "curves": curves}
 
@@ -144,6 +140,7 @@ class PointSet:
         centred = columns - columns.mean(axis=0)
         self._gram += centred @ centred.T
         self.width += columns.shape[1]
+        # of wide points the inner products are enough
         self._columns = [*self._columns, centred] if self.width <= WIDE else []
 
     def coordinates(self) -> Values:
@@ -172,6 +169,7 @@ def mode_curve(points: Values, done: Callable[[], None]) -> ModeCurve | None:
         for _ in range(RUNS):
             done()
         return None
+    # more than half of the pairs can be copies of one point
     median = float(np.median(pairs)) or float(pairs.max())
     same = distances <= _SAME * median
     distinct = int((same.argmax(axis=1) == np.arange(len(points))).sum())
@@ -184,6 +182,7 @@ def mode_curve(points: Values, done: Callable[[], None]) -> ModeCurve | None:
             # bin_seeding is off by default: every point is a seed
             labels = cluster.MeanShift(bandwidth=bandwidth).fit(points).labels_
         done()
+        # no label is -1: by default (cluster_all) points within no kernel join the nearest mode
         return np.bincount(labels)
 
     modes = np.array([len(mode_sizes(float(bandwidth))) for bandwidth in bandwidths], np.int64)

@@ -58,7 +58,6 @@ class Modes(StudyResult):
     spaces: tuple[WeightSpace, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         names = ("name", "variant", "architecture", "parameters", "members", "usable", "left_out", "layers")
         return {
             **{name: getattr(self, name) for name in names},
@@ -112,11 +111,11 @@ class Modes(StudyResult):
         return table
 
     def _conclusions(self) -> Iterator[str]:
-        """Say what the table shows."""
         known = [
             (curve, space.label, variant)
             for space in self.spaces
             for variant, curve in space.curves.items()
+            # two points are two modes or one: no number is between
             if curve is not None and curve.distinct > 2
         ]
         if not known:
@@ -241,7 +240,6 @@ def _coordinates(zoo: Zoo, names: list[str], variant: str) -> Iterator[NDArray[n
 
 
 def _cells(curve: ModeCurve | None) -> list[str]:
-    """The cells of a row of the table."""
     if curve is None:
         return ["1"] * len(QUANTILES) + ["-"] * 3
     modes = ["-" if item.modes is None else f"{item.modes:,}" for item in curve.estimates]

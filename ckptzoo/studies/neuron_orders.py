@@ -42,13 +42,14 @@ class NeuronOrder:
         ``perms`` are the group's (K, g * k) permutations: channel i of the variant is channel ``perms[:, i]`` of raw.
         Returns (K, v, n): v is 1 for blocks, else the number of blocks; each last axis holds 0 to n - 1.
         """
+        # argsort of a permutation is its inverse, from raw places to those of the variant
         ranks = np.argsort(perms, axis=1).reshape(len(perms), self.g, self.k)
+        # blocks move as a whole: the first channel of each shows where it goes
         return ranks[:, None, :, 0] // self.k if self.blocks else ranks % self.k
 
     def keys(self, keys: NDArray[np.float64], *, largest: bool = False) -> NDArray[np.float64]:
-        """The keys of what is ordered, (K, v, n), from those of the group's raw channels, (K, g * k).
-
-        ``largest`` says whether a block goes by the largest of its keys; by default by the smallest, as in gauges.
+        """The keys of what is ordered, (K, v, n), from those of the group's raw channels, (K, g * k). ``largest`` says
+        whether a block goes by the largest of its keys; by default by the smallest, as in gauges.
         """
         by_block = keys.reshape(len(keys), self.g, self.k)
         if not self.blocks:
@@ -57,9 +58,8 @@ class NeuronOrder:
 
 
 def orders(symmetry: Symmetry) -> tuple[NeuronOrder, ...]:
-    """The orders of a table, from input to output, without those of a single thing and those of Fixed groups.
-
-    Groups that are ``Like`` another share its order. The first group that names a block permutation decides it.
+    """The orders of a table, from input to output, without those of a single thing and those of Fixed groups. Groups
+    that are ``Like`` another share its order. The first group that names a block permutation decides it.
     """
     ordered: list[NeuronOrder] = []
     outers: set[str] = set()

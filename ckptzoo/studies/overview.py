@@ -54,11 +54,7 @@ class Pair:
 
 @dataclass(frozen=True, eq=False)
 class Trajectories:
-    """Test accuracies along the training.
-
-    ``steps`` are (S,) int64, rising; ``accuracies`` are (M, S), NaN where a member has no such checkpoint or nothing
-    was measured.
-    """
+    """Test accuracies (M, S) at ``steps`` (S,) that rise, NaN where a member has no measured checkpoint."""
 
     steps: NDArray[np.int64]
     accuracies: NDArray[np.float64]
@@ -78,26 +74,12 @@ class Overview(StudyResult):
     """The accuracies, weight distributions and trajectories of a zoo.
 
     Drawn as ``accuracy.png``, ``marginals.png``, ``scatter.png`` and ``trajectories.png``, without those for which the
-    zoo has nothing to show.
-
-    Parameters
-    ----------
-    variants
-        those that are shown: ``raw``, and the derived one where there is one.
-    shown
-        checkpoints whose weights are shown: each member's last step, finite and not diverged.
-    accuracies
-        known test accuracies of each member's last step, those apart that diverged or are not finite.
-    diverged
-        of the latter; NaN where none was measured.
-    marginals
-        of the weight tensors, in the architecture's order.
-    left_out
-        weight tensors beyond ``MAX_PANELS``, which are evenly spaced through the network.
-    pair
-        two output weights; None where no tensor has an output neuron with two incoming weights.
-    trajectories
-        accuracies along the training; None where no member has several steps.
+    zoo has nothing to show. ``variants`` are ``raw``, and the derived one where there is one; ``shown`` counts the
+    checkpoints whose weights are shown: each member's last step, finite and not diverged. ``accuracies`` are the known
+    test accuracies of these, and ``diverged`` those of the others, NaN where none was measured. ``marginals`` are those
+    of the weight tensors, in the architecture's order, without those beyond ``MAX_PANELS``, which are ``left_out``,
+    evenly spaced through the network. ``pair`` is None where no tensor has an output neuron with two incoming weights,
+    and ``trajectories`` where no member has several steps.
     """
 
     file: ClassVar[str] = "summary.json"
@@ -231,6 +213,7 @@ def pair_of(zoo: Zoo, variants: Sequence[str], *, seed: int) -> Pair | None:
     last = candidates[-1].size // shape[0] - 1
     rows = np.arange(len(zoo))
     if len(zoo) > MAX_POINTS:
+        # sorted, as rows are read in the order of the files
         rows = np.sort(np.random.default_rng(seed).choice(len(zoo), MAX_POINTS, replace=False))
     chosen = zoo.take(rows)
     points = {
@@ -253,6 +236,7 @@ def _ends(weights: NDArray[np.generic]) -> NDArray[np.float64]:
 def trajectories_of(metadata: pa.Table) -> Trajectories | None:
     """The trajectories of a zoo's rows; None where fewer than ``MIN_STEPS`` steps were measured of any member."""
     accuracy = metadata["test_accuracy"].fill_null(float("nan")).to_numpy().astype(np.float64)
+    # a row without a step has no place along the training
     step = metadata["step"].fill_null(-1).to_numpy()
     known = np.isfinite(accuracy) & (step >= 0)
     members = metadata["member"].combine_chunks().dictionary_encode().indices.fill_null(-1).to_numpy()[known]

@@ -38,26 +38,12 @@ Values = NDArray[np.float64]
 class PairStudy(StudyResult):
     """Distances of all pairs, and barriers of the nearest and of random ones; drawn as ``pairs.png``.
 
-    Parameters
-    ----------
-    members, usable
-        of the study, and those to choose from.
-    edges
-        (BINS + 1,) of the histograms.
-    sampled, least
-        (BINS,) pairs by their distance as they are, and modulo permutations.
-    distances
-        of all pairs, as they are and modulo permutations.
-    nearest
-        ids of both members and the distance, in ascending order.
-    neighbours
-        (members,) the distance of each to its nearest one.
-    components
-        sizes of the connected parts that the nearest pairs make, the largest first.
-    barriers
-        ``nearest`` and ``random`` pairs to their barriers, in nats; no random ones where the nearest are all.
-    barrier_distances
-        and to their distances.
+    The study has ``members`` of ``usable`` ones. ``sampled`` and ``least`` are (BINS,) numbers of pairs by their
+    distance as they are, and modulo permutations, between the (BINS + 1,) ``edges``; ``distances`` are the spreads of
+    both. ``nearest`` has ids of both members and the distance, in ascending order; ``neighbours`` are (members,)
+    distances of each to its nearest one; ``components`` are sizes of the connected parts that the nearest pairs make,
+    the largest first. ``barriers`` maps ``nearest`` and ``random`` to the barriers of these pairs, in nats, and
+    ``barrier_distances`` to their distances; there are no random ones where the nearest are all.
     """
 
     file: ClassVar[str] = "pairs.json"
@@ -79,7 +65,6 @@ class PairStudy(StudyResult):
     seed: int
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         names = ("name", "gauge", "members", "usable", "set", "seed")
         spreads = {name: Spread.of(values) for name, values in self.barriers.items()}
         neighbours = Spread.of(self.neighbours)
@@ -211,11 +196,14 @@ def pairs(
     least = symmetry.pair_distances(weights, table)
     rows, columns_ = np.triu_indices(len(chosen), 1)
     between, sampled = least[rows, columns_], _distances(weights, chosen)[rows, columns_]
+    # stable: of equal distances the first pairs are taken on every machine
     order = np.argsort(between, kind="stable")[:nearest]
     near = np.stack([rows[order], columns_[order]], 1)
     top = float(max(between.max(), sampled.max()))
+    # members that are all equal have no range
     edges = np.linspace(0, top if top > 0 else 1, BINS + 1)
     some = {"nearest": near}
+    # random pairs differ from the nearest only where these are not all
     if len(order) < len(rows):
         others = np.random.default_rng([seed, 0]).choice(len(rows), len(order), replace=False)
         some["random"] = np.stack([rows[others], columns_[others]], 1)
@@ -245,6 +233,7 @@ def pairs(
         least=np.histogram(between, edges)[0],
         distances=(all_sampled, all_least),
         nearest=tuple((ids[one], ids[other], float(least[one, other])) for one, other in near),
+        # no member is its own neighbour
         neighbours=np.where(np.eye(len(chosen), dtype=bool), np.inf, least).min(1),
         components=_components(near, len(chosen)),
         set=None if labelled is None else labelled.set,
@@ -259,6 +248,7 @@ def _distances(weights: dict[str, NDArray[Any]], zoo: Zoo) -> Values:
     flat = np.concatenate(
         [weights[name].reshape(len(zoo), -1).astype(np.float64) for name in parameter_names(zoo.arch)], axis=1
     )
+    # |a - b|^2 = |a|^2 + |b|^2 - 2 a b needs no (K, K, d) differences; rounding can bring it below 0
     squares = np.square(flat).sum(1)
     return np.sqrt(np.maximum(squares[:, None] + squares - 2 * flat @ flat.T, 0))
 

@@ -118,7 +118,6 @@ class MethodResult:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         return {
             "method": self.method,
             "label": self.label,
@@ -185,7 +184,6 @@ class Posteriors(StudyResult):
         return next(item for item in self.entries if method in (item.method, item.label) and item.modes == modes)
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         names = ("target", "samples", "members", "starts", "ensembles", "set", "seed", "architecture", "published_of")
         return {
             **{name: getattr(self, name) for name in names},
@@ -401,9 +399,11 @@ def posteriors(
     last = target.last_steps()
     members = last.metadata["member"].to_pylist()
     started = {row["mode"] for group in groups for row in group.rows}
+    # draws stay near the member from which their mode started, which is no independent draw of the target then
     free = usable_rows(last.metadata) & ~np.isin(np.array(members, dtype=object), list(started))
     ensembles = _ensembles(np.flatnonzero(free), ensemble, replicates, seed, target)
     rest = free.copy()
+    # a target that holds the ensemble's own members would seem too near
     rest[np.concatenate(ensembles)] = False
     if rest.sum() < 2:
         expected, got = "2 or more beside those of ensembles and starts", str(int(rest.sum()))
@@ -476,12 +476,14 @@ class _Group:
         """The modes with the most draws, one a replicate."""
         rows = list(self._by_mode().values())
         most = max(map(len, rows))
+        # mmd takes two checkpoints or more
         return [places for places in rows if len(places) == most and most > 1][:replicates]
 
     def several(self, modes: int, draws: int, replicates: int) -> list[list[int]]:
         """The first draws of as many modes, other modes for each replicate; of all modes where there are fewer."""
         rows = [places[:draws] for places in self._by_mode().values()]
         size = min(modes, len(rows))
+        # disjoint blocks of modes: replicates share none
         blocks = [rows[start : start + size] for start in range(0, len(rows) - size + 1, size)][:replicates]
         return [[place for places in block for place in places] for block in blocks if size > 1]
 
@@ -503,6 +505,7 @@ def _groups(samples: Zoo) -> list[_Group]:
     labels = {key: _label(key[0], items, of_method[key[0]]) for key, items in groups.items()}
     shared = {label for label, count in Counter(labels.values()).items() if count > 1}
     return [
+        # recipes that differ in nothing that is printed are told by their digests
         _Group(key[0], f"{label} {key[1].removeprefix('sha256:')[:8]}" if label in shared else label, groups[key])
         for key, label in labels.items()
     ]
@@ -539,6 +542,7 @@ def _distances(target: Zoo, zoo: Zoo, step: Any) -> tuple[dict[str, float], dict
     for family, variant in REMOVALS.items():
         compared = mmd(target, zoo, variant)
         values = (compared.median, compared.mean, compared.most)
+        # the tables of arXiv 2310.08287 print 100 MMD^2
         found |= {f"{family}_{name}": 100 * value for name, value in zip(STATISTICS, values, strict=True)}
         whole[family] = compared
         step()
@@ -546,7 +550,6 @@ def _distances(target: Zoo, zoo: Zoo, step: Any) -> tuple[dict[str, float], dict
 
 
 def _layer_distances(replicates: Sequence[Mapping[str, Discrepancy]]) -> dict[str, dict[str, LayerMeans]]:
-    """Mean distances of layers over replicates."""
     return {
         family: {
             same[0].name: LayerMeans(
@@ -635,4 +638,5 @@ def _text(value: float | None) -> str:
 
 
 def _latex(text: str) -> str:
+    # characters that TeX reads as commands
     return "".join(f"\\{character}" if character in "_%&#$" else character for character in text)

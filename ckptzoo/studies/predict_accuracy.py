@@ -63,7 +63,6 @@ class Score:
         return self.split == BY_MEMBER
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         names = ("variant", "features", "regressor", "split")
         return {**{name: getattr(self, name) for name in names}, "r2": self.r2.to_json(), "tau": self.tau.to_json()}
 
@@ -104,7 +103,6 @@ class PredictAccuracy(StudyResult):
         return next((score for score, its in zip(self.scores, found, strict=True) if its == asked), None)
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         names = ("name", "target", "checkpoints", "members", "splits", "left_out", "without_flat")
         return {**{name: getattr(self, name) for name in names}, "scores": [item.to_json() for item in self.scores]}
 
@@ -232,10 +230,7 @@ def predict_accuracy(
 
 
 def statistics(zoo: Zoo, variant: str) -> Values:
-    """(N, 7 * tensors) mean, variance and the quantiles 0, 1/4, 1/2, 3/4, 1 of each tensor of floats.
-
-    Reads one tensor of some checkpoints at a time.
-    """
+    """(N, 7 * tensors) mean, variance and the quantiles 0, 1/4, 1/2, 3/4, 1 of each tensor of floats."""
     found: list[Values] = []
     for name in _floats(zoo):
         tensor = zoo[name, variant]
@@ -266,6 +261,7 @@ def _permuted(zoo: Zoo, copies: int, seed: int) -> list[Values]:
     found: list[Values] = []
     for number in range(copies):
         drawn = symmetry.GroupElement.random(table, len(zoo), np.random.default_rng([seed, 1, number]))
+        # copies differ by permutations alone, as drawn scales would change the features' spread
         ones = {name: np.ones_like(scale) for name, scale in drawn.scales.items()}
         moved = symmetry.apply(symmetry.GroupElement(drawn.perms, ones), weights, table)
         flat = [np.asarray(moved[name]).reshape(len(zoo), -1).astype(np.float64) for name in _floats(zoo)]
@@ -286,6 +282,7 @@ def _with_target(zoo: Zoo, target: str) -> tuple[Zoo, Values]:
         step = f"Name a column of numbers, such as {TARGET}; {_listed(zoo)}"
         raise ZooError(Problem(zoo.name, f"target {target!r}", "a column of numbers", "none", step)) from None
     kept = np.isfinite(values) & usable_rows(zoo.metadata)
+    # R2 is relative to the variance of the target, which must not be 0
     if kept.sum() < _LEAST or np.ptp(values[kept]) == 0:
         got = f"{kept.sum():,} of {len(zoo):,}" if kept.sum() < _LEAST else "one value for all"
         step = f"Choose others, or another target; {_listed(zoo)}"
@@ -298,6 +295,7 @@ def _trained_on(members: NDArray[Any], kind: str, seed: int, number: int) -> NDA
     """(N,) the checkpoints on the training side of a split."""
     units = members if kind == BY_MEMBER else np.arange(len(members)).astype(str)
     distinct = np.unique(units)
+    # one stream a split; those of the copies begin with [seed, 1]
     drawn = np.random.default_rng([seed, 0, number]).permutation(distinct)
     return np.isin(units, drawn[: round(0.7 * len(distinct))])
 
@@ -336,5 +334,8 @@ def _regressor(name: str, seed: int) -> Any:
     from sklearn.preprocessing import StandardScaler
 
     if name == TREES:
+        # the seed counts above 10,000 examples, where scikit-learn holds some out to stop early, and above 200,000,
+        # from which it draws those that determine the bins
         return HistGradientBoostingRegressor(random_state=seed)
+    # one penalty for all coefficients needs features of one scale
     return make_pipeline(StandardScaler(), RidgeCV(_PENALTIES))

@@ -70,6 +70,7 @@ def layer_components(
     size = sum(zoo.arch[name].size for name in tensors)
     count = _member_count(len(zoo), size)
     if count < len(zoo):
+        # sorted, as rows are read in the order of the files
         zoo = zoo.take(np.sort(np.random.default_rng(seed).choice(len(zoo), count, replace=False)))
     components: dict[str, Components] = {}
     for variant in variants if count > 1 else ():

@@ -13,10 +13,8 @@ _PAPER = "arxiv-2310.08287"
 
 @dataclass(frozen=True)
 class PublishedFigure:
-    """A figure of a table.
-
-    ``read_as`` is the number to compare with: the printed one, another where ``doubt`` says which, or None where none
-    is known; ``doubt`` says why the printed one cannot be right, and is empty where it can.
+    """A figure of a table. ``read_as`` is the number to compare with: the printed one, another where ``doubt`` says
+    which, or None where none is known; ``doubt`` says why the printed one cannot be right, and is empty where it can.
     """
 
     printed: float

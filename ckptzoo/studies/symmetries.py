@@ -22,9 +22,8 @@ from ckptzoo.text import Progress, counted, printable
 
 @dataclass(frozen=True)
 class GaugeCounts:
-    """The occurrences of something in the checkpoints in the gauge; None where it was not looked for.
-
-    ``checkpoints`` is the number of checkpoints that have it, ``total`` its occurrences in all of them.
+    """The occurrences of something in the checkpoints in the gauge; None where it was not looked for. ``checkpoints``
+    is the number of checkpoints that have it, ``total`` its occurrences in all of them.
     """
 
     checkpoints: int
@@ -36,28 +35,12 @@ class Symmetries(StudyResult):
     """The symmetries of a zoo's networks, and the effect of one gauge on them.
 
     Drawn as ``margins.png``, ``scales.png`` and ``transpositions.png``, without those for which there is nothing to
-    show.
-
-    Parameters
-    ----------
-    gauged
-        checkpoints in the gauge; all figures below are theirs.
-    left_out
-        checkpoints that were left as they were, not finite or not representable in the gauge.
-    ties
-        pairs of neighbouring channels with equal keys.
-    unresolved
-        checkpoints with ties that nothing resolves.
-    dead
-        channels that nothing writes.
-    clamped
-        filters that could not be brought to unit norm.
-    margins
-        (M,) smallest gap between neighbouring keys, of the checkpoints where channels were ordered.
-    closest
-        the checkpoint with the smallest margin above 0, and that margin; None where there is none.
-    moves, scalings, distances
-        how far raw checkpoints are from the variant; none where no checkpoint is in the gauge.
+    show. ``gauged`` checkpoints are in the gauge, and all figures are theirs; ``left_out`` ones were left as they were,
+    not finite or not representable in it. ``ties`` are pairs of neighbouring channels with equal keys, ``unresolved``
+    ones are in checkpoints where nothing resolves them; ``dead`` channels are those that nothing writes; ``clamped``
+    filters could not be brought to unit norm. ``margins`` are (M,) smallest gaps between neighbouring keys, of the
+    checkpoints where channels were ordered; ``closest`` is the checkpoint with the smallest above 0, and that margin.
+    ``moves``, ``scalings`` and ``distances`` say how far raw checkpoints are from the variant.
     """
 
     file: ClassVar[str] = "symmetries.json"
@@ -234,6 +217,7 @@ def symmetries(zoo: Zoo, variant: str = "canonical", *, progress: Progress | Non
     gauged, gauged_rows = zoo.take(inside), rows.filter(pa.array(inside))
     margins = gauged_rows["margin"].to_numpy().astype(np.float64)
     ordered = np.isfinite(margins)  # NaN where no channel was ordered
+    # margins of 0 are ties, which are counted apart
     above = np.where(ordered & (margins > 0), margins, np.inf)
     closest = int(above.argmin()) if np.isfinite(above).any() else None
     moves, scalings, distances = gauge_distance(gauged, variant, symmetry, progress) if len(gauged) else ((), (), ())

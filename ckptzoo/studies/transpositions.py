@@ -66,27 +66,13 @@ class PlantedPair:
 class Transpositions(StudyResult):
     """The fate of planted permutations, over P pairs; drawn as ``transpositions.png``.
 
-    Parameters
-    ----------
-    left_out
-        planted members without a pair: not finite, diverged, or without their reference.
-    runs, planted
-        (P,) of each pair the run and the number of transpositions that was planted.
-    found
-        (P,) the number of transpositions that bring the trained member closest to the reference.
-    apart
-        (P,) the number between the permutation that was found and the planted one; 0 where they are the same.
-    distances
-        way to (P,), Euclidean distances of the trained parameters.
-    steps
-        kept steps, ascending, and for each (S, P) as ``found`` and ``apart``; -1 where a pair has no such step.
-    points
-        (T,) from 0, the reference, to 1, the member; and (P, T) the number of transpositions between the
-        reference and the network there.
-    set, inputs
-        what barriers were measured on; None and 0 without.
-    barriers
-        way to (P,), of the loss in nats; empty without inputs.
+    ``left_out`` counts planted members without a pair: not finite, diverged, or without their reference. ``planted``
+    has the (P,) numbers of planted transpositions, ``found`` those that bring the trained member closest to the
+    reference, and ``apart`` those between the permutation that was found and the planted one. ``distances`` maps ways
+    to (P,) Euclidean distances of the trained parameters. ``found_at`` and ``apart_at`` are (S, P) at the kept
+    ``steps``, -1 where a pair has no such step; ``along`` is (P, T), the numbers between the reference and the network
+    at ``points``, from 0, the reference, to 1, the member. ``barriers`` maps ways to (P,), of the loss in nats, and is
+    empty without inputs.
     """
 
     file: ClassVar[str] = "transpositions.json"
@@ -128,6 +114,7 @@ class Transpositions(StudyResult):
         taus = {
             name: float(kendall_tau_b(*pair))
             for name, pair in both.items()
+            # NaN has no rank
             if len(pair[0]) > 1 and all(np.isfinite(values).all() for values in pair)
         }
         return {name: tau for name, tau in taus.items() if np.isfinite(tau)}
@@ -199,7 +186,6 @@ class Transpositions(StudyResult):
         return table
 
     def _conclusions(self) -> Iterator[str]:
-        """Say what the columns are, and what they show."""
         yield (
             "found: the permutation that brings the member closest to the reference, as transpositions. apart: between "
             "it and what was planted."
@@ -278,6 +264,7 @@ def transpositions(
     taus, size = np.linspace(0, 1, points), pairs_at_once(zoo.arch)
     total = sum(len(pair.rows) for pair in pairs) + len(pairs) * (points - 2 + (len(WAYS) if labelled else 0))
     advance = counter(total, progress)
+    # -1 stands where a pair has no such step
     found_at = np.full((len(steps), len(pairs)), -1, np.int64)
     apart_at = found_at.copy()
     found, apart = np.zeros((2, len(pairs)), np.int64)
@@ -289,6 +276,7 @@ def transpositions(
         some = [pairs[place] for place in batch]
         planted = _stacked([pair.element for pair in some])
         for number, step in enumerate(steps):
+            # the last step is aligned once, below, with what the line between both needs
             earlier = np.array([step in pair.rows and step < pair.last for pair in some])
             if earlier.any():
                 rows = [pair.rows[step] for pair, has in zip(some, earlier, strict=True) if has]
@@ -309,6 +297,7 @@ def transpositions(
             if evaluator is not None:
                 heights[way][batch] = line_barriers(evaluator, first, weights, taus)
                 advance(len(batch))
+        # both ends are known: nothing at the reference, and what was found at the member
         for place in range(1, points - 1):
             between = symmetry.align(_between(first, second, taus[place]), first, table).element
             along[batch, place] = transpositions_in_total(between, table)
@@ -356,6 +345,7 @@ def planted_pairs(zoo: Zoo, table: Symmetry) -> tuple[list[PlantedPair], int]:
         # of a network that diverged all steps say so
         rows_of.setdefault(entry["member"], {})
         if "of" in planted:
+            # a reference names no other member
             facts_of[entry["member"]] = planted
         if usable[row]:
             rows_of[entry["member"]][entry["step"] or 0] = row
@@ -395,6 +385,7 @@ def _stacked(elements: list[GroupElement]) -> GroupElement:
 def _between(first: Weights, second: Weights, tau: float) -> Weights:
     """The networks at tau of the lines, with the counters of the first."""
     return {
+        # integers, such as BatchNorm's count of batches, have nothing between two values
         name: array if array.dtype.kind in "iub" else ((1 - tau) * array + tau * second[name]).astype(array.dtype)
         for name, array in first.items()
     }

@@ -146,6 +146,7 @@ def advance(data_source: Feed, state: TrainingState, stop: int, kind: type[Netwo
             network.load(state.weights, state.momentum, member)
             step = state.step
             for batch in data_source.batches(state.keys[member : member + 1], state.step, stop):
+                # at epochs alone, so that where a member stops does not depend on when states are saved
                 if stopped is not None and step % epoch_steps == 0 and not network.is_finite():
                     stopped[member] = True
                     break

@@ -18,6 +18,7 @@ class CompiledNetwork(Network):
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         super().__init__(recipe, device)
+        # an epoch has two sizes of batches: two compilations, instead of kernels for any size
         self.forward = torch.compile(self.module, dynamic=False)
 
 

@@ -51,6 +51,7 @@ class GraphNetwork(Network):
         captured.targets.copy_(batch.targets[0])
         if captured.scales is not None and batch.scales is not None:
             captured.scales.copy_(batch.scales[0])
+        # a replay reads the memory of the capture, so that everything is copied there
         self._rate.fill_(batch.rate)
         captured.graph.replay()
 

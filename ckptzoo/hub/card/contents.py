@@ -318,7 +318,6 @@ class Quality:
     unit: str = ""
 
     def value(self, number: float) -> str:
-        """Format one value."""
         return f"{self.times * number:.2f}{self.unit}" if self.unit else format_number(float(number))
 
 
@@ -417,8 +416,6 @@ def histogram(values: ArrayLike, scale: Scale | None = None, *, unit: str = "") 
     from the others, the bins are those of the middle 98 %; two lines more say how many are beyond the bins. The text
     does not depend on the order of the values.
 
-    Examples
-    --------
     >>> print(histogram([81, 82, 83, 84, 91]))
     80 - 85  4  ████████████████████████████████
     85 - 90  0
@@ -481,6 +478,7 @@ def format_range(low: float, high: float) -> str:
 
 def counts(column: pa.ChunkedArray) -> dict[str, int]:
     """Count each text in a column, the most frequent first; nulls are left out."""
+    # Arrow counts in the order in which texts come, which is that of the rows
     numbers = {str(item["values"].as_py()): item["counts"].as_py() for item in column.drop_null().value_counts()}
     return dict(sorted(numbers.items(), key=lambda item: (-item[1], item[0])))
 

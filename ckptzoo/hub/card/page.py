@@ -166,6 +166,7 @@ def training(rows: pa.Table) -> str:
     """Return a line for each recipe and data set, and settings that all checkpoints of a recipe share, if any."""
     numbered = rows.select([*_RECIPE_COLUMNS]).append_column("row", pa.array(range(len(rows)), pa.int64()))
     keys = numbered.group_by([*_RECIPE_COLUMNS]).aggregate([("row", "list")]).to_pylist()
+    # Arrow groups on several threads: lists come in any order
     recipes = [(key, rows.take(pa.array(sorted(key["row_list"])))) for key in keys]
     recipes = [(key, own_rows) for key, own_rows in recipes if any(key[column] for column in _RECIPE_COLUMNS)]
     if not recipes:

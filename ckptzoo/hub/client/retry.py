@@ -225,6 +225,7 @@ def request_timeouts(retry_policy: HubRetryPolicy) -> Iterator[None]:
 
     def set_timeouts(request: Any) -> None:
         if not any((request.extensions.get("timeout") or {}).values()):
+            # where httpx hands a request's timeouts to its transport
             request.extensions = {**request.extensions, "timeout": timeouts}
 
     def refuse_long_wait(response: Any) -> None:

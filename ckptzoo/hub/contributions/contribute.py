@@ -106,6 +106,7 @@ def rename_part(folder: Path, part: str, sequence: int) -> str:
     """Give a part the number that it has in the zoo; its digest does not cover its name. Returns the new name."""
     # a part is named by six digits, a hyphen and the start of its digest
     name = f"{sequence:06d}{part[6:]}"
+    # both names are in one folder, so that the part is never seen in part
     (folder / layout.PARTS / part).rename(folder / layout.PARTS / name)
     return name
 
@@ -386,7 +387,6 @@ def _open_pull_request(
     submission: Submission,
     progress: StageProgress | None,
 ) -> Contribution:
-    """Open the pull request."""
     assert contribution.folder is not None
     folder = contribution.folder / contribution.part
     files: dict[str, Path | bytes] = {f"{contribution.part}/{path.name}": path for path in sorted(folder.iterdir())}

@@ -107,7 +107,7 @@ def copies(submitted: Zoo, target: TargetZoo | None) -> Copies:
 
 
 def _of_zoo(target: TargetZoo, mine: list[_Described], index: Index | None) -> tuple[list[_Described], int]:
-    """Descriptions of a zoo's checkpoints that can be copies, and of how many nothing is known."""
+    """Return descriptions of a zoo's checkpoints that can be copies, and of how many nothing is known."""
     stored = {} if index is None else {k: v for k, v in target.fingerprints.items() if v.startswith(_KIND)}
     shared = {checkpoint.fingerprint for checkpoint in mine}
     missing = [name for name in target.zoo.ids if name not in stored]
@@ -180,6 +180,7 @@ def digests(weights: Weights) -> list[str]:
     hashes = [hashlib.sha256() for _ in range(K)]
     for name, array in weights.items():
         for sha256, tensor in zip(hashes, array, strict=True):
+            # the same bytes in other shapes or under other names are another network
             sha256.update(f"{name} {tensor.dtype} {tensor.shape}\n".encode())
             sha256.update(np.ascontiguousarray(tensor).tobytes())
     return [sha256.hexdigest() for sha256 in hashes]

@@ -77,6 +77,7 @@ class Evaluator:
         own = isinstance(heldout, Labelled)
         self._examples = heldout.inputs if own else heldout.images
         self._labels, self._set = (heldout.targets, heldout.set) if own else (heldout.labels, heldout.name)
+        # evaluation mode: dropout is off, and BatchNorm uses its running statistics
         self._torch, self._module = torch, factory().eval()
         self._check_names()
         shape = self._examples.shape[1:]
@@ -205,24 +206,23 @@ def network_factory(arch: Architecture, module: str | Factory | None) -> Factory
 
 
 def no_forward(arch: Architecture) -> str:
-    """That the network of an architecture is not known, with the option that names it."""
+    """Return that the network of an architecture is not known, with the option that names it."""
     return f"ckptzoo.archs has no forward function for {arch.name} (--module FILE.py:NAME gives one)"
 
 
 def lacking_options(arch: Architecture, *, network: bool, inputs: bool) -> str:
-    """Options of commands that evaluate checkpoints, with placeholders; empty where nothing is lacking.
+    """Return the options of commands that evaluate checkpoints, with placeholders; empty where nothing is lacking.
 
-    Parameters
-    ----------
-    network, inputs
-        whether the network was named, and whether inputs were or need not be.
+    ``network`` and ``inputs`` say whether the network was named, and whether inputs were or need not be.
     """
     module = "" if network or archs.known(arch.forward) else " --module FILE.py:NAME"
     return module + ("" if inputs else " --inputs FILE.npz")
 
 
 def may_take_images(arch: Architecture) -> bool:
-    """Whether inputs may be images, by their shape or that of the first weights; flat ones of 8 by 8 pixels or more."""
+    """Return whether inputs may be images, by their shape or that of the first weights; flat ones of 8 by 8 pixels or
+    more.
+    """
     shape = arch.input_shape or arch.tensors[0].shape[1:]
     if len(shape) == 3:
         return True

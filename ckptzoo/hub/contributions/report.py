@@ -108,7 +108,6 @@ class CheckpointSummary:
     measured_loss: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return all values, ready for JSON."""
         return {
             "id": self.id,
             "claimed_test_accuracy": _finite_or_none(self.claimed),
@@ -186,7 +185,7 @@ def unmeasured(checks: Sequence[Check], summaries: Sequence[CheckpointSummary]) 
 
 
 def said_as(*, claimed: bool, stated: bool) -> str:
-    """How figures are given, by the headers of the table's columns: ``claimed``, ``stated`` or both; may be empty."""
+    """Return how figures are given, by the headers of the table's columns: ``claimed``, ``stated``, both or neither."""
     return " or ".join(["claimed"] * claimed + ["stated"] * stated)
 
 

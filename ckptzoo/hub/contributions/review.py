@@ -200,7 +200,6 @@ class Changes:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the files of new parts."""
         return sum(stored.size for stored in self.files.values())
 
     def check(self) -> Check:
@@ -255,7 +254,6 @@ class Changes:
 
 
 def _parts_of(listing: Listing) -> list[str]:
-    """Return names of the raw parts in a listing."""
     folders = (name.split("/")[1] for name in listing.files if name.startswith("parts/") and "/" in name[6:])
     return sorted({part for part in folders if layout.PART_NAME.fullmatch(part)})
 
@@ -297,6 +295,7 @@ def fetch(
     digest is not the one that the hub lists is fetched once more, so that damage on the way is not taken for a damaged
     part.
     """
+    # by its commit: the pull request may get others while it is fetched
     remote = open_remote(f"hf://datasets/{repo}@{changes.head.commit}", endpoint=client.endpoint, token=client.token)
     done = 0
     for name, stored in changes.files.items():
@@ -413,6 +412,7 @@ def review(
     report = CheckReport(())
     with tempfile.TemporaryDirectory(prefix="ckptzoo-review-") as temporary:
         folder, network = Path(temporary, "zoo"), own_network(target.zoo.arch, module)
+        # sizes come first: a stranger's parts may be of any size, and nothing is fetched of more than max_bytes
         if changes.parts and sizes.outcome == "passed":
             evaluators = EvaluatorPool(target.zoo.arch, module, data, own)
             report = _check_parts(client, result, changes, target, folder, evaluators, progress)
@@ -518,6 +518,7 @@ def _merge(result: Review, client: Client, changes: Changes) -> Review:
         detail = f"{' and '.join(moved)} moved on during the review; review it again"
         return replace(result, checks=(*result.checks, Check("merged", "failed", detail)))
     comment = f"Reviewed at {result.head}: {len(result.checks)} checks, none failed."
+    # ckptzoo serve refuses to merge others; huggingface.co takes no such condition, hence the looks before and behind
     expected = {"expected_head": result.head, "expected_target": result.main}
     try:
         commit = client.pull_requests.merge(result.repository, result.number, comment, **expected)

@@ -64,7 +64,6 @@ class TargetZoo:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the raw weights."""
         return len(self.zoo) * self.zoo.arch.nbytes
 
     @property

@@ -33,6 +33,7 @@ def metadata(checkpoint: Checkpoint, zoo: str, facts: Document) -> dict[str, str
         **row,
         **{key: _text(value) for key, value in short.items()},
         "architecture": checkpoint.arch.name,
+        # as huggingface_hub's save_torch_state_dict has it; loaders of torch ask for it
         "format": "pt",
         "variant": checkpoint.variant,
         "zoo": zoo,
@@ -50,6 +51,7 @@ def config(checkpoint: Checkpoint, arch: Architecture, zoo: Zoo, facts: Document
         row["extra"] = parse_extra(row["extra"]) or row["extra"]
     dtypes = {tensor.dtype for tensor in arch.tensors if "float" in tensor.dtype}
     document: Document = {
+        # keys of config.json in transformers
         "architectures": [arch.name],
         **({"dtype": dtypes.pop()} if len(dtypes) == 1 else {}),
         **row,

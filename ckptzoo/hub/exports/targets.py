@@ -169,6 +169,7 @@ class _Job:
     def write_folder(self, folder: Path, max_shard_size: int) -> list[str]:
         """Write all files of a folder; return their names."""
         shards = shards_of(self._arch, max_shard_size)
+        # shards have the metadata that huggingface_hub gives them; the row is in config.json
         described = metadata(self._checkpoint, self._zoo.name, self._facts) if len(shards) == 1 else {"format": "pt"}
         for file, names in shards.items():
             self._write(folder / file, names, described)

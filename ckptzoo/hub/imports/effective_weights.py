@@ -47,20 +47,12 @@ class Effective:
 def effective(tensors: Mapping[str, NDArray[Any]], location: str) -> Effective:
     """Bring a state dict to the tensors that its network computes with.
 
-    Raises
-    ------
-    SpecError
-        A tensor is there both as it is and in parts, or a kernel may be unfolded in two ways.
-
-    Notes
-    -----
     A pruned weight is ``weight_orig * weight_mask``. With weight normalisation it is ``g v / |v|``, the norm over all
     axes but those of ``g`` (Salimans and Kingma 2016, arXiv 1602.07868). With spectral normalisation it is
     ``W / (u' W v)``, as in evaluation mode (Miyato et al. 2018, arXiv 1802.05957). The last two are computed in double
-    precision. Tested in tests/hub/imports/test_one_architecture.py.
+    precision. Raises ``SpecError``: a tensor is there both as it is and in parts, or a kernel may be unfolded in two
+    ways.
 
-    Examples
-    --------
     >>> pruned = {"fc.weight_orig": np.array([2.0, 3.0]), "fc.weight_mask": np.array([1.0, 0.0])}
     >>> effective(pruned, "a.pt").tensors["fc.weight"].tolist()
     [2.0, 0.0]
@@ -219,6 +211,7 @@ def _parametrised(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[_Rule]:
         target = f"{before}.{tensor}".removeprefix(".")
         sizes = {last: shapes[f"{stem}.{last}"] for last in sorted(inside)}
         parts = tuple(f"{stem}.{last}" for last in sizes)
+        # of torch.nn.utils.parametrizations.weight_norm: original0 is the magnitude g, original1 the direction v
         if set(sizes) == {"original0", "original1"} and _is_magnitude(*sizes.values()):
             yield _Rule(target, parts, _WEIGHT_NORM, _rescaled)
         elif set(sizes) == {"original", "0._u", "0._v"} and _unfoldings(
@@ -246,6 +239,7 @@ def _is_magnitude(magnitude: tuple[int, ...], direction: tuple[int, ...]) -> boo
 def _unfoldings(kernel: tuple[int, ...], left: tuple[int, ...], right: tuple[int, ...]) -> list[int]:
     """Return the axes of a kernel that may be the rows of the matrix whose singular vectors are given."""
     size = int(np.prod(kernel, dtype=np.int64))
+    # torch unfolds along axis 0, transposed convolutions along axis 1 (torch.nn.utils.spectral_norm)
     axes = (0,) if len(kernel) == 2 and kernel[0] == kernel[1] else range(min(2, len(kernel)))
     return [axis for axis in axes if left == (kernel[axis],) and right == (size // max(1, kernel[axis]),)]
 

@@ -35,8 +35,6 @@ def exported_row(facts: Mapping[str, Any]) -> dict[str, Any]:
 
     ``facts``, for which ``is_exported`` is true, are objects of JSON, or the texts of a header.
 
-    Examples
-    --------
     >>> exported_row({"id": "m3", "seed": "3", "test_accuracy": "0.5", "zoo": "few", "variant": "raw",
     ...               "architecture": "mine"})
     {'own_id': 'm3', 'own_member': 'm3', 'seed': 3, 'claimed_test_accuracy': 0.5, 'extra': {'exported_from': 'few'}}
@@ -101,6 +99,7 @@ def _value(kind: str, value: Any) -> Any:
     with suppress(ValueError):
         if kind == "timestamp":
             found = datetime.fromisoformat(value) if isinstance(value, str) else None
+            # rows have times in UTC; JSON and headers may leave the zone out
             return found if found is None or found.tzinfo else found.replace(tzinfo=UTC)
         if kind == "string":
             return value if isinstance(value, str) and value.isprintable() and len(value) <= 1000 else None

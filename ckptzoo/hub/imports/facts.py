@@ -30,8 +30,6 @@ def row_of(facts: Mapping[str, Any], *, location: str, percent: bool = False) ->
     and values that JSON lacks are left out. A row that ``export`` wrote is restored (``exported``). With ``percent``
     accuracies go up to 100. Raises ``ZooError`` where an accuracy is no fraction from 0 to 1.
 
-    Examples
-    --------
     >>> row_of({"optim::lr": 0.1, "test_acc": 0.5, "hostname": "n1"}, location="a")
     {'claimed_test_accuracy': 0.5, 'extra': {'optim': {'lr': 0.1}}}
     """
@@ -105,6 +103,7 @@ def _is_storable(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return len(value) <= 1000 and all(_is_storable(item) and not isinstance(item, list) for item in value)
     if isinstance(value, float):
+        # JSON has no NaN and no infinities
         return math.isfinite(value)
     if isinstance(value, bool) or value is None:
         return value is not None

@@ -109,8 +109,6 @@ def related(sizes: Mapping[str, int], *, can_compare: bool) -> Related:
     ``sizes`` are in bytes by path, in order. Without ``can_compare`` (files cannot be read a second time), files whose
     names alone say that they hold one network, such as ``net.pt`` and ``net.safetensors``, are not related.
 
-    Examples
-    --------
     >>> found = related({"a/model.safetensors": 9, "a/pytorch_model.bin": 9, "b.pt": 9}, can_compare=True)
     >>> found.kept, found.compared
     ({'a/pytorch_model.bin': 'a/model.safetensors'}, {'a/model.safetensors': ('a/pytorch_model.bin',)})

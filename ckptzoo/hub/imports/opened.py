@@ -75,6 +75,7 @@ class OpenedFile(SourceFile):
                     pieces.append(piece)
                     size += len(piece)
             except ERRORS as error:
+                # gzip and bz2 report damage by an OSError without a number; one with a number is the system's
                 if isinstance(error, OSError) and error.errno is not None:
                     raise
                 got = f"{type(error).__name__}: {error}"
@@ -93,20 +94,10 @@ class OpenedSource(Source):
     ``include`` and ``exclude`` are patterns of the shell (``*.pt``, ``seed0``, ``runs/*/best.pt``) that a path, its
     last part or one of its folders fits; an empty ``include`` takes every file.
 
-    Attributes
-    ----------
-    forms
-        by path, of the files that were met, in order.
-    opened
-        paths of the files that were read.
-    passed_over
-        paths of files that no adapter sees, and why.
-    broken
-        archives among the files that cannot be read to their end, and why.
-    reasons
-        why files are passed over that hold the network of another one, known before a pass meets them.
-    facts
-        files that say something about checkpoints, and where rows have it.
+    By path, ``forms`` has the files that were met, in order; ``passed_over`` those that no adapter sees, and why;
+    ``reasons`` why files are passed over that hold the network of another one, known before a pass meets them;
+    ``facts`` files that say something about checkpoints, and where rows have it. ``opened`` are the files that were
+    read, ``broken`` the archives that cannot be read to their end, and why.
     """
 
     def __init__(self, source: Source, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
@@ -240,6 +231,7 @@ class OpenedSource(Source):
         else:
             try:
                 stream = _buffered(file.open())
+                # peek() reads once at most, and returns what is in the buffer, be it less or more than was asked for
                 head = stream.peek(HEAD_BYTES)[:HEAD_BYTES]
             except ZooError as error:  # of a member of an archive
                 self.broken.append((path, error))
@@ -361,7 +353,6 @@ class _Counted(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer; return the number of bytes."""
         data = self._stream.read(len(buffer))
         buffer[: len(data)] = data
         self.count += len(data)
@@ -391,4 +382,5 @@ def _fits(path: str, patterns: Sequence[str]) -> bool:
         return False
     parts = path.split("/")
     whole = accumulate(parts, lambda before, part: f"{before}/{part}")
+    # fnmatch() would follow the system's rule for upper and lower case
     return any(fnmatchcase(text, pattern.rstrip("/")) for text in {*parts, *whole} for pattern in patterns)

@@ -40,6 +40,7 @@ class Reader:
                 try:
                     form = read_form(data[:HEAD_BYTES], name, location=location)
                     self.forms[form.words] = self.forms.get(form.words, 0) + 1
+                    # JSON and plain numbers: nothing in it needs the process that reads what may be hostile
                     if form.name == "safetensors":
                         parts.append([read_state_dict(BytesIO(data), location, name, Limits(), with_moments=True)])
                     else:
@@ -100,4 +101,5 @@ def differences(kept: States, other: States) -> tuple[int, int]:
         for name, array in two.tensors.items()
         if name in one.tensors and one.tensors[name].shape == array.shape
     ]
+    # by bytes, because NaN differs from itself
     return sum(one.astype(two.dtype, copy=False).tobytes() != two.tobytes() for one, two in pairs), len(pairs)

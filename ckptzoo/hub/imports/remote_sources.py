@@ -49,6 +49,7 @@ def _of_web(url: str) -> Blob:
     retry_policy, connections = RetryPolicy(), Connections()
 
     def request() -> int:
+        # of one byte: Content-Range also names the size of the whole file (RFC 9110, section 14.4)
         sent = {"Range": "bytes=0-0"}
         with http.get(connections, url, location=url, cancel=CancelToken(), headers=sent) as answer:
             total = answer.headers.get("content-range", "").rpartition("/")[2]
@@ -100,7 +101,6 @@ class RepositorySource(Source):
         self._store, self._inside, self._names = store, inside, sorted(names, key=natural)
 
     def files(self) -> Iterator[SourceFile]:
-        """Iterate over all files; unread ones are not fetched."""
         self.position = 0
         for name in self._names:
             entry = self._store.entries[name]
@@ -131,7 +131,6 @@ class _RemoteFile(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Return the offset of the next byte."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
@@ -148,7 +147,6 @@ class _RemoteFile(io.RawIOBase):
         return target
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer as far as the next piece goes; 0 at the end."""
         if self._position >= self._size:
             return 0
         piece = self._take(len(buffer))
@@ -157,7 +155,6 @@ class _RemoteFile(io.RawIOBase):
         return len(piece)
 
     def close(self) -> None:
-        """End the request."""
         self._stop()
         super().close()
 

@@ -59,6 +59,7 @@ BATCH_FILES, BATCH_BYTES = 256, 64 * 2**20
 """Files that are read together; two such batches are in memory."""
 _MAX_LISTED = 20
 _MAX_NOTES, _MAX_FOLDERS = 200, 10_000
+# what is left out of files is counted by its text, where the number of entries differs from file to file
 _OPTIMISER = re.compile(r"(\w+\.)*(optim|optimi[sz]er)(_state(_dict)?)?: \d+ entr", re.IGNORECASE)
 
 
@@ -180,13 +181,7 @@ def import_zoo(
 
 
 def licence_of(source: str | Path, chosen: Adapter, license: str | None) -> str:
-    """The licence of rows: the one that was named, or that of the format.
-
-    Raises
-    ------
-    ZooError
-        There is none.
-    """
+    """Return the licence of rows, the one that was named or that of the format; raise ``ZooError`` without one."""
     if (found := license or chosen.license) is not None:
         return found
     step = "Give --license with the SPDX identifier that its authors name, or LicenseRef-unknown."
@@ -235,6 +230,8 @@ def _with_tensors_of(arch: Architecture, factory: Factory) -> "nn.Module":
         return module
     from torch.nn import utils
 
+    # parametrizations are those of torch 1.9 and later; weight_norm and spectral_norm of before are hooks, and remove_*
+    # raises ValueError where a layer has no such hook
     for layer in module.modules():
         for name in list(getattr(layer, "parametrizations", {})):
             utils.parametrize.remove_parametrizations(layer, name)
@@ -287,6 +284,7 @@ class _Importer:
         """Import everything; what was read before an error is published."""
         with ExitStack() as stack:
             self.reader = Reader(stack.enter_context(ReadingProcess(Limits())), self.source.address)
+            # one thread each: parts have the source's order
             self.readers = stack.enter_context(ThreadPoolExecutor(1))
             self.writers = stack.enter_context(ThreadPoolExecutor(1))
             self._read_ahead: tuple[_Batch, Future[list[States | ZooError]]] | None = None
@@ -299,6 +297,8 @@ class _Importer:
                 self._check_found()
             except BaseException as error:
                 self._finish_quietly()
+                # a file that is refused says nothing against those before it; after a defect or an interrupt they are
+                # read again
                 if isinstance(error, ZooError):
                     self.target.commit()
                 else:
@@ -322,7 +322,6 @@ class _Importer:
             self._skip(*self.source.broken.pop(0))
 
     def _take(self, found: Found | FoundArrays | PassedOver | Broken) -> None:
-        """Read a file into the batch."""
         if isinstance(found, PassedOver):
             self._passed_over[found.path] = found.reason
             return

@@ -143,6 +143,7 @@ def in_architecture(tensors: Tensors, made: Fit, arch: Architecture) -> tuple[di
         array = tensors[own]
         if array.dtype != dtype:
             stored[tensor.name] = _dtype_name(array.dtype)
+            # the cast of NaN to an integer is undefined in C
             array = (np.nan_to_num(np.rint(array)) if dtype.kind in "iu" else array).astype(dtype)
         arrays[tensor.name] = array if array.shape == tensor.shape else array.reshape(tensor.shape)
     facts: dict[str, Any] = {}
@@ -190,8 +191,6 @@ def is_causal(array: NDArray[Any]) -> bool:
     Its matrix is square, has at least two rows, and holds one value up to the diagonal and another one above it, of
     which one is 0 or minus infinity.
 
-    Examples
-    --------
     >>> is_causal(np.tril(np.ones((1, 1, 4, 4)))), is_causal(np.eye(4))
     (True, False)
     """
@@ -312,7 +311,9 @@ def widest(dtypes: Sequence[str]) -> str | None:
     if len({_family(name) for name in names}) > 1:
         return None
     if _family(names[0]) == "float":
+        # neither of float16 and bfloat16 holds the numbers of the other
         return "float64" if "float64" in names else "float32"
+    # numpy takes int64 and uint64 together to float64, which holds neither
     found = np.result_type(*names).name
     return found if found in ITEMSIZE and _family(found) == "int" else None
 

@@ -68,6 +68,7 @@ def _is_same(
             for item in _items(found, label, target):
                 met += 1
                 most = _COMPARED if source.is_local else _COMPARED_AFAR
+                # a power of two shares no bit with the number before it
                 if met > most and (not source.is_local or met & (met - 1)):
                     continue
                 if isinstance(found, Found) and found.size > _COMPARED_BYTES and equal + differing:

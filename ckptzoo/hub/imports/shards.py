@@ -10,6 +10,7 @@ from ckptzoo.hub.imports.opened import OpenedFile
 from ckptzoo.hub.imports.sources import SourceFile
 from ckptzoo.hub.untrusted import Limits
 
+# huggingface_hub and transformers pad the numbers to five digits.
 _SHARD = re.compile(
     r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>(?:\.\w+)?\.(?:safetensors|bin|pt|pth|msgpack|h5))",
     re.IGNORECASE,

@@ -53,7 +53,6 @@ class SourceFile:
 
     @property
     def name(self) -> str:
-        """The last part of the path."""
         return self.path.rpartition("/")[2]
 
     @property
@@ -89,31 +88,17 @@ class Blob:
 
     @classmethod
     def of(cls, path: Path) -> "Blob":
-        """Return the bytes of a local file."""
         return cls(str(path), path.resolve().name, path.stat().st_size, _opener(path))
 
 
 class Source(ABC):
     """A source whose files can be read from first to last any number of times.
 
-    Attributes
-    ----------
-    name
-        the folder's or the archive's name without suffixes: the same for a folder and an archive of it.
-    nbytes
-        bytes in all, as ``position`` counts them.
-    position
-        bytes that the last pass has read or skipped.
-    is_local
-        whether looking into a file costs no request.
-    is_reopened
-        whether a file may be opened again during a pass.
-    in_order
-        whether all of it has to be read to know its files.
-    dangling
-        paths of links that lead to no file.
-    repository
-        the address of the hub's repository that it is, or is in; empty where there is none.
+    ``name`` is the folder's or the archive's name without suffixes, the same for a folder and an archive of it.
+    ``nbytes`` are bytes in all, as ``position`` counts those that the last pass has read or skipped. ``is_local`` says
+    that looking into a file costs no request, ``is_reopened`` that a file may be opened again during a pass,
+    ``in_order`` that all of it has to be read to know its files. ``dangling`` has the paths of links that lead to no
+    file; ``repository`` is the address of the hub's repository that it is or is in, empty where there is none.
     """
 
     is_local = True
@@ -188,6 +173,7 @@ def natural(path: str) -> tuple[list[Any], str]:
     >>> sorted(["fold_10/a", "fold_2/a", "fold_2"], key=natural)
     ['fold_2', 'fold_2/a', 'fold_10/a']
     """
+    # int() refuses texts of more than 4,300 digits
     parts = re.split(r"([0-9]{1,18})", path)
     return [int(part) if place % 2 else part for place, part in enumerate(parts)], path
 
@@ -212,6 +198,7 @@ class FolderSource(Source):
             for entry in entries:
                 path = f"{prefix}{entry.name}"
                 try:
+                    # links to folders may lead back to one above them
                     if entry.is_dir(follow_symlinks=False):
                         yield from self._walk(Path(entry.path), f"{path}/")
                     elif entry.is_file():
@@ -271,6 +258,7 @@ class ZipSource(Source):
             limited = _ZipBytes(packed, self.address)
             try:
                 archive = zipfile.ZipFile(cast("IO[bytes]", limited))
+            # NotImplementedError: a version or a compression that zipfile does not know
             except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
                 got = f"{type(error).__name__}: {error}"
                 _refuse(self.address, "archive", "a whole zip archive", got, _FETCH_AGAIN)
@@ -295,6 +283,7 @@ class ZipSource(Source):
         if info.flag_bits & _ENCRYPTED:
             step = "Decrypt the archive, and import that."
             _refuse(self.address, f"member {excerpt(path)!r}", "unencrypted bytes", "an encrypted one", step)
+        # zipfile gives no more bytes of a member than its entry says, so that checking entries bounds what is read
         if info.file_size > max(_ALWAYS_ALLOWED, _EXPANSION * info.compress_size):
             _refuse_expansion(self.address, path, info.file_size, info.compress_size)
         return path
@@ -358,7 +347,6 @@ class _ZipBytes:
         self.seek, self.tell, self.seekable, self.close = packed.seek, packed.tell, packed.seekable, packed.close
 
     def read(self, size: int = -1) -> bytes:
-        """Return at most ``size`` bytes."""
         if self.opened:
             return self._packed.read(size)
         data = self._packed.read(_DIRECTORY_BYTES + 1 if size < 0 else min(size, _DIRECTORY_BYTES + 1))
@@ -378,13 +366,11 @@ class _Checked(io.RawIOBase, IO[bytes]):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer; return the number of bytes."""
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
     def read(self, size: int = -1) -> bytes:
-        """Return at most ``size`` bytes."""
         try:
             return self._stream.read(size)
         except (zipfile.BadZipFile, EOFError, zlib.error) as error:
@@ -400,6 +386,7 @@ def _checked_path(name: str, location: str) -> str:
     if len(name) > _MAX_PATH:
         got = f"{len(name)} characters, {excerpt(name, 40)!r}"
         _refuse(location, "member", f"a path of at most {_MAX_PATH}", got, "Do not use this archive.")
+    # others would unpack such members outside of their folder (CWE-22), on Windows by backslashes and drives too
     path = name.removeprefix("./")
     parts = path.split("/")
     if not path.isprintable() or "\\" in path or any(part in ("", ".", "..") for part in parts) or ":" in parts[0]:

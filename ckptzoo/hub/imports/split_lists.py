@@ -154,6 +154,7 @@ def _numbers(file: Path, count: int, *, header: bool) -> list[int]:
     first = {}
     numbers: list[int] = []
     for line, text in lines[1 if header else 0 :]:
+        # isdigit() holds for digits of all scripts and for superscripts, of which int() refuses the latter
         if not text.isascii() or not text.isdigit():
             step = "The first line may be a header: say so with header=True (--header)." if line == 1 else _STEP
             raise ZooError(Problem(str(file), f"line {line}", "the number of a checkpoint", repr(text)[:80], step))
@@ -229,6 +230,7 @@ def _json_parts(file: Path) -> tuple[str | None, _Lists]:
 
 def _table(file: Path) -> tuple[str, _Lists]:
     """Return the kind of the names, and the names of every part."""
+    # without strict, csv passes over quotes that do not end
     rows = csv.reader(_text(file), strict=True)
     try:
         head = [text.strip().lower() for text in next(rows, [])]

@@ -58,7 +58,6 @@ class TarMember(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer with the next bytes; return their number."""
         data = self._reader.take(min(len(buffer), self.left))
         buffer[: len(data)] = data
         self.left -= len(data)
@@ -146,6 +145,7 @@ class TarReader:
     def _header(self) -> tarfile.TarInfo | None:
         """Return the next header; None at the mark of the end."""
         block = self.take(BLOCK)
+        # POSIX ends an archive with two such blocks; some writers have one
         if block.count(0) == BLOCK:
             self._check_end()
             return None
@@ -168,6 +168,7 @@ class TarReader:
         kept: dict[bytes, bytes] = {}
         at = 0
         while at < len(data) and data[at]:
+            # the length of a record counts itself; within MAX_EXTENSIONS it has at most seven digits
             space = data.find(b" ", at, at + 8)
             digits = data[at : max(at, space)]
             end = at + int(digits) if digits.isdigit() else 0

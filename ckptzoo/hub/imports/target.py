@@ -230,6 +230,7 @@ class Target:
             return False
         tensors, _ = in_architecture(saved.tensors, place[1], zoo.arch)
         stored = ckptzoo.open(zoo.path).checkpoint(id)
+        # by bytes, because NaN differs from itself
         return all(np.ascontiguousarray(array).tobytes() == stored[name].tobytes() for name, array in tensors.items())
 
     def name_apart(self, row: Row) -> None:
@@ -444,12 +445,14 @@ class Target:
         (first,) = self._zoos
         label = _label_of(first.arch)
         beside = self._beside()
+        # killed before the zoo is moved, an empty folder is left, which is removed; after that it takes the zoo's place
         beside.mkdir()
         self.folder.rename(beside / label)
         beside.rename(self.folder)
         first.path, first.label = self.folder / label, label
 
     def _beside(self) -> Path:
+        # in the same folder, because rename(2) moves nothing from one file system to another (EXDEV)
         return self.folder.with_name(f".{self.folder.name}.several")
 
     def _finish_move(self) -> None:
@@ -530,6 +533,7 @@ def write_masks(folder: Path, masks: Tensors) -> dict[str, Any]:
     content = save({name: np.ascontiguousarray(mask) for name, mask in held.items()})
     digest = sha256(content).hexdigest()
     path = folder / f"{digest[:32]}.safetensors"
+    # its name is a digest of the bytes, so that a file that is there holds them
     if not path.is_file():
         folder.mkdir(exist_ok=True)
         durable.write_file(path, content)
@@ -546,6 +550,7 @@ def unit_of_file(row: Row) -> str:
 @lru_cache(maxsize=4096)
 def unit_of(source: str, member: str, step: int | None) -> str:
     """Return the unit of a file's rows: the same for the same file in another archive of the same name."""
+    # no path holds NUL, so that no other three texts are joined to the same one
     text = "\0".join((source, member, "" if step is None else str(step)))
     return f"import-{sha256(text.encode()).hexdigest()[:32]}"
 

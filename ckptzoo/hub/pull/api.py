@@ -149,6 +149,7 @@ def pull(
     fetch = mirror if selection.includes_raw and layers is None and where is None else extract
     parts, already, fetched_bytes = fetch(files, selection, root, progress)
     contents = read_contents(Folder(root))
+    # a part that is bare has rows and no weights (docs/format.md)
     raw_parts = [part for part in contents.raw.parts if part.facts.get("bare") is not True]
     gauges = [name for name in contents.derived_parts if contents.kind(name) == "variant"]
     return Pulled(

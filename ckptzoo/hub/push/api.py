@@ -338,6 +338,7 @@ def _read_verified(root: Path) -> LocalZoo:
         got = "a file" if root.exists() else "nothing"
         raise ZooError(Problem(str(root), "a zoo", "a folder", got, "Make one with ckptzoo.create."))
     trees = list_trees(Folder(root))  # before verify, so that nothing is published that was not verified
+    # not the weights: each shard is compared with its digest before it is sent
     if problems := verify(root, deep=False):
         raise IntegrityError(problems)
     local = read_local(root, trees)
@@ -384,6 +385,7 @@ class _Push:
             self._check_role(new=created)
         if created:
             self._client.create(self._repo, private=private)
+            # a new repository has a first commit, which the others follow
             push_plan = self._plan(self._client.listing(self._repo))
         total = sum(batch.nbytes for batch in push_plan.batches)
         for _ in range(MAX_RACES):
@@ -412,7 +414,6 @@ class _Push:
         )
 
     def _plan(self, listing: Listing | None) -> PushPlan:
-        """Plan what a commit of the repository lacks."""
         return self._make_plan(self._repository, listing)
 
     def _check_role(self, *, new: bool) -> None:
@@ -477,6 +478,7 @@ class _Push:
         if not self._commits:
             return
         listing = self._client.listing(self._repo, self._commits[-1])
+        # the client library sends no file that the repository's .gitignore names (shouldIgnore in the hub's answer)
         if not all(is_committed(batch, listing) for batch in self._committed):
             step = "Push again; if that does not help, see whether its .gitignore leaves some out."
             raise HubError(Problem(self._repository.name, "files after the push", "those of the zoo", "fewer", step))

@@ -55,7 +55,6 @@ class CommitBatch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its files."""
         return sum(self.sizes.values())
 
     @property
@@ -77,7 +76,6 @@ class CommitBatch:
         )
 
     def merge(self, other: "CommitBatch") -> "CommitBatch":
-        """Merge both into one."""
         return CommitBatch(
             self.files | other.files,
             self.sizes | other.sizes,
@@ -192,7 +190,6 @@ def snapshot_batch(repository: RepositoryFiles, listing: Listing, parts: list[Lo
 
 
 def _snapshots_in(names: Iterable[str]) -> list[str]:
-    """Return those of some paths that are snapshots."""
     prefix = f"{layout.SNAPSHOTS}/"
     return [
         name for name in names if name.startswith(prefix) and layout.SNAPSHOT_NAME.fullmatch(name.removeprefix(prefix))
@@ -346,6 +343,7 @@ def _clashes(location: str, trees: dict[str, Tree], part: LocalPart) -> Iterator
         columns = {}
     for column, what in columns.items():
         own = part.rows[column]
+        # Arrow's is_in finds null among nulls, and rows may have no unit
         both = own.filter(pc.call_function("is_in", [own], pc.SetLookupOptions(tree.rows[column].combine_chunks())))
         both = both.drop_null().unique()
         if len(both):

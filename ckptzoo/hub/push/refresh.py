@@ -85,8 +85,6 @@ def rewrite(
 
 
 class _Refresh:
-    """One refresh of one repository."""
-
     def __init__(self, client: Client, repo: str, card: Card | None) -> None:
         self._client, self._repo, self._card = client, repo, card
         self._repository = RepositoryFiles(client, repo)
@@ -105,6 +103,7 @@ class _Refresh:
                     self._repo, batch.files, title=batch.title, parent=listing.commit, delete=batch.delete
                 )
             except RaceError:
+                # at random, because those who lost the same race would meet again in the next
                 time.sleep(random.uniform(0.0, self._client.retry_policy.first_pause))
                 continue
             return replace(result, commit=committed.commit)

@@ -40,7 +40,6 @@ class LocalPart:
 
     @cached_property
     def rows(self) -> pa.Table:
-        """Its rows."""
         return read_rows(Folder(self.root), self.part)
 
 
@@ -117,13 +116,13 @@ class RepositoryFiles:
         self._folders: dict[str, RepositoryFiles] = {}
 
     def within(self, folder: str) -> "RepositoryFiles":
-        """Return a folder of the repository."""
         if folder not in self._folders:
             self._folders[folder] = RepositoryFiles(self.client, self.repo, folder)
         return self._folders[folder]
 
     def read(self, names: Sequence[str], listing: Listing) -> list[bytes]:
         """Read whole files of a commit."""
+        # size and digests say which bytes a file has, whatever the commit
         keys = {name: f"{name} {listing.files[name]}" for name in names}
         missing = [name for name, key in keys.items() if key not in self._contents]
         paths = {(f"{self.folder}/{name}" if self.folder else name): listing.files[name] for name in missing}
@@ -143,7 +142,6 @@ class OverlayFiles:
 
     @property
     def name(self) -> str:
-        """The repository's address."""
         return self._repository.name
 
     @cached_property
@@ -158,15 +156,12 @@ class OverlayFiles:
         return None if stored is None else stored.size
 
     def listed(self, folder: str) -> tuple[str, ...]:
-        """Return names of the files and folders in a folder, in order."""
         return self._folders.get(folder, ())
 
     def read(self, name: str, *, max_bytes: int = limits.MAX_FILE) -> bytes:
-        """Return a whole file."""
         return self.read_many([name], max_bytes=max_bytes)[0]
 
     def read_many(self, names: Sequence[str], *, max_bytes: int = limits.MAX_FILE) -> list[bytes]:
-        """Return several whole files."""
         for name in names:
             size = self.size(name)
             if size is None or not 0 <= size <= max_bytes:

@@ -28,26 +28,13 @@ _EXTRA = "pip install 'ckptzoo[import]' reads it."
 class Form:
     """A form of files, by one word; ``words`` describe a file of it in messages.
 
-    Parameters
-    ----------
-    recognised_by
-        for people: the bytes or names that tell it.
-    recognises
-        tells it by the first ``HEAD_BYTES`` bytes and the path; None where paths alone do.
-    paths
-        a regular expression of paths that are this form whatever is in them; empty where content decides.
-    read
-        makes an object from a file's bytes, in the reading process: called with the bytes, the file's name in messages,
-        the limits, and whether objects other than dense tensors and plain containers are refused. None where the form
-        is not read.
-    package
-        that has to be installed for it.
-    becomes, facts
-        for people: what it is imported as, and what is known about it then.
-    step
-        the next step where it is not read.
-    is_container
-        whether it holds files, which are looked at in its place.
+    ``recognised_by`` says for people which bytes or names tell it. ``recognises`` tells it by the first ``HEAD_BYTES``
+    bytes and the path, None where paths alone do; ``paths`` is a regular expression of paths that are this form
+    whatever is in them, empty where content decides. ``read`` makes an object from a file's bytes, in the reading
+    process: called with the bytes, the file's name in messages, the limits, and whether objects other than dense
+    tensors and plain containers are refused; None where the form is not read. ``package`` has to be installed for it.
+    ``becomes`` and ``facts`` say for people what it is imported as, and what is known about it then; ``step`` is the
+    next step where it is not read. With ``is_container`` it holds files, which are looked at in its place.
     """
 
     name: str
@@ -93,6 +80,7 @@ def first_member(head: bytes) -> str | None:
     """Return the name of a zip archive's first member; None where the bytes are of something else."""
     if not head.startswith(_ZIP):
         return None
+    # a local file header has the length of the name at byte 26, the name from byte 30 (PKWARE APPNOTE, section 4.3.7)
     return head[30 : 30 + int.from_bytes(head[26:28], "little")].decode("utf-8", "replace")
 
 
@@ -110,6 +98,7 @@ def _is_export(head: bytes, path: str) -> bool:
 
 def _is_onnx(head: bytes, path: str) -> bool:
     """Tells a ModelProto: its version in field 1, then a text in field 2 or the graph in field 7."""
+    # tags of protobuf, a field's number times 8 and its wire type: 2 producer_name, 7 graph, 8 opset_import
     return head[:1] == b"\x08" and head[2:3] in (b"\x12", b"\x3a", b"\x42") and path.lower().endswith(".onnx")
 
 
@@ -177,6 +166,7 @@ CONTAINERS = (
     Form("bzip2", "bzip2-compressed bytes", "`BZh`", begins(*(b"BZh%d" % level for level in range(1, 10))),
          is_container=True),
     Form("xz", "xz-compressed bytes", "`fd` `7zXZ`", begins(b"\xfd7zXZ\0"), is_container=True),
+    # lc 3, lp 0 and pb 2 in one byte, then the size of the dictionary, little-endian: a multiple of 64 KiB
     Form("lzma", "lzma-compressed bytes", "`5d 00 00`", begins(b"\x5d\x00\x00"), is_container=True),
     Form("zlib", "zlib-compressed bytes", "`78`, and a check of the second byte", is_zlib, is_container=True),
 )  # fmt: skip
@@ -205,6 +195,7 @@ NOT_READ_BY_PATH = (
               "--load-dir FOLDER --save-dir OUT --target-tensor-parallel-size 1 --target-pipeline-parallel-size 1."),
     Form("device-parts", "a part of a network that was cut for several devices",
          "`...-model_part-0.pt`, `model-rank-0-part-0.safetensors`, where there are several",
+         # of no path: whether a part is one of several is told by the files beside it (imports.one_network)
          paths=r"(?!)",
          step="Put the parts together with the program that wrote them, and import that."),
     Form("openvino", "weights of OpenVINO", "`openvino_model.bin`", paths=r"(?:^|/)openvino_[^/]*\.bin$"),
@@ -232,12 +223,14 @@ NOT_READ_BY_PATH = (
 
 NOT_READ = (
     Form("git-lfs", "a pointer to a file that git-lfs has not fetched", "its first line",
+         # Git LFS was called Hawser before its first release
          begins(b"version https://git-lfs", b"version https://hawser"),
          step="Fetch it: git lfs install, and git lfs pull in its repository."),
     Form("torchscript", "a program of torch.jit.save (TorchScript)", "its members", _is_torchscript,
          step="Save its numbers: torch.save(torch.jit.load(FILE).state_dict(), 'net.pt')."),
     Form("torch-export", "a program of torch.export (.pt2)", "its members", _is_export,
          step="Save its numbers: torch.save(torch.export.load(FILE).state_dict, 'net.pt')."),
+    # the forms before GGUF begin with a number, little-endian: ggml and ggjt come reversed
     Form("gguf", "a file of quantised weights (GGUF)", "`GGUF`, `ggml`", begins(b"GGUF", b"ggml", b"lmgg", b"tjgg"),
          step="Import the safetensors files from which it was made."),
     Form("onnx", "an ONNX model", "`.onnx` and its first fields", _is_onnx,
@@ -250,6 +243,7 @@ NOT_READ = (
               "h5py.File(FILE).items() if hasattr(item, 'shape')})."),
     Form("matlab", "a MATLAB file", "`MATLAB`", begins(b"MATLAB "),
          step=_savez("{name: array for name, array in scipy.io.loadmat(FILE).items() if name[0] != '_'}")),
+    # classic, with offsets of 64 bits, and with data of 64 bits
     Form("netcdf", "a netCDF file of version 3", "`CDF`", begins(b"CDF\x01", b"CDF\x02", b"CDF\x05"),
          step=_savez("{name: item.values for name, item in xarray.open_dataset(FILE).data_vars.items()}")),
     Form("parquet", "a Parquet table", "`PAR1`", begins(b"PAR1")),
@@ -263,6 +257,7 @@ NOT_READ = (
     Form("rar", "a RAR archive", "`Rar!`", begins(b"Rar!"), step="Unpack it: unrar x FILE."),
     Form("program", "a program", "`ELF`, `#!`, `MZ`", begins(b"\x7fELF", b"#!", b"MZ\x90")),
     Form("picture", "a picture or a document", "its first bytes",
+         # the last one: a first box of 32 bytes of ISO's media files, such as MP4 and HEIC
          begins(b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"%PDF", b"II*\0", b"MM\0*", b"RIFF", b"\0\0\0 ftyp")),
     Form("web-page", "a web page or XML", "`<`",
          lambda head, path: head.lstrip()[:1] == b"<" and _is_text(head, path),

@@ -125,7 +125,6 @@ def _entries(text: bytes, described: Mapping[str, Any], *, size: int, location: 
 
 
 def _read_array(file: IO[bytes], entry: Entry, location: str) -> NDArray[Any]:
-    """Return a copy of one tensor's bytes."""
     raw = np.empty(entry.nbytes, np.uint8)
     view, done = raw.data, 0
     file.seek(entry.offset)
@@ -148,6 +147,7 @@ SAFETENSORS = Form(
     "safetensors",
     "a safetensors file",
     "8 bytes of a length, and `{`",
+    # a header begins with { (README of safetensors, Format)
     lambda head, path: head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**32,
     read=_read,
     becomes="one network; shards `NAME-00001-of-00003.safetensors` together; adapters of PEFT, parts of pipelines",

@@ -42,8 +42,6 @@ _MANY = 4
 def about_weights(items: Sequence[tuple[Any, Any]]) -> dict[int, str]:
     """Return the places of entries that hold numbers about the weights beside them, and what they are.
 
-    Examples
-    --------
     >>> weights = {"fc.weight": np.ones((2, 2)), "fc.bias": np.ones(2)}
     >>> about_weights([("model", weights), ("exp_avg", weights), ("ema", weights)])
     {1: 'the state of an optimiser'}
@@ -74,8 +72,6 @@ def said_of_file(stem: str) -> str:
     """Tell what a file's name says about its relation to weights, where it holds none itself; empty where it says
     nothing of the kind.
 
-    Examples
-    --------
     >>> said_of_file("grads_3"), said_of_file("model"), said_of_file("val_loss")
     ('derivatives, and no weights', '', '')
     """
@@ -152,8 +148,6 @@ def _parameters(state: State) -> list[str]:
 def times_of(paths: Sequence[Path], lists: Mapping[Path, Sequence[Any]]) -> tuple[dict[Path, int], set[Path]]:
     """Return facts of networks in a list where another list says when each was saved, and the lists that say it.
 
-    Examples
-    --------
     >>> times_of([("saved", "0"), ("saved", "1")], {("epochs",): [0, 50]})
     ({('saved', '0', 'epoch'): 0, ('saved', '1', 'epoch'): 50}, {('epochs',)})
     """
@@ -188,4 +182,5 @@ def is_dense(item: Any) -> bool:
 
 def is_natural(item: Any) -> bool:
     """Tells whether an item is a number of steps or epochs."""
+    # bool is a subclass of int, and steps are int64
     return type(item) is int and 0 <= item < 2**63

@@ -107,6 +107,7 @@ def _read_zip(data: bytes, location: str, limits: Limits, strict: bool, level: i
     size = archive.infos[f"{folder}data.pkl"].file_size
     if size > limits.pickle_bytes:
         reject(location, "data.pkl", f"at most {limits.pickle_bytes} bytes", f"{size} bytes")
+    # torch.save notes the order of its machine's bytes; older files have no such member
     if f"{folder}byteorder" in archive.infos and archive.read(f"{folder}byteorder") != b"little":
         reject(location, "numbers", "little-endian ones", "another order")
     reader = _Reader(bytes(archive.read(f"{folder}data.pkl")), location, limits, strict=strict, level=level)
@@ -181,6 +182,7 @@ def _is_pickle(head: bytes, path: str) -> bool:
     """Tells a pickle; the protocols 0 and 1 have no mark, so that the suffix has to say it."""
     if head.startswith(b"]\x00\x00"):
         return False  # lzma-compressed bytes
+    # protocols from 2 on begin with the opcode PROTO (PEP 307)
     if head[:1] == b"\x80":
         return head[1:2] in (b"\x00", b"\x01", b"\x02", b"\x03", b"\x04", b"\x05")
     return head[:1] in (b"(", b"}", b"]", b"c") and path.lower().endswith((".pkl", ".pickle", ".p", ".joblib"))

@@ -96,6 +96,7 @@ class TokensForm:
         lengths = [-(-rows.width // self.token_size) for rows in self._layers]
         masks, positions = [], []
         for layer, (rows, length) in enumerate(zip(self._layers, lengths, strict=True)):
+            # the last token of a row may reach beyond it
             mask = np.arange(length * self.token_size) < rows.width
             masks.append(np.tile(mask.reshape(length, -1), (rows.count, 1)))
             channels = np.repeat(np.arange(rows.count), length)
@@ -176,6 +177,7 @@ def _layers(architecture: Architecture) -> list[_Rows]:
         ):
             continue
         members = [tensor]
+        # found by their names, as in SANE's code
         other = tensor.name.replace("weight", "bias")
         if weight and other in architecture and architecture[other].shape == tensor.shape[:1]:
             members.append(architecture[other])

@@ -39,6 +39,7 @@ _PICTURES = {
     "jpeg": "image/jpeg",
     "gif": "image/gif",
     "webp": "image/webp",
+    # may hold scripts, which the policy _UPLOADED keeps from running
     "svg": "image/svg+xml",
 }
 _UPLOADED = "default-src 'none'; style-src 'unsafe-inline'; sandbox"

@@ -149,6 +149,7 @@ async def receive(request: AuthorizedRequest) -> Response:
 
     def keep(arriving: Arriving) -> None:
         """Put the bytes in place and give them to the repository."""
+        # bytes before their row: what a process that dies leaves between is sent again
         with service.blobs.held():
             service.blobs.keep(arriving, sha256, size)
             with service.database.writing() as connection:
@@ -235,7 +236,7 @@ def join(request: AuthorizedRequest) -> Response:
 
 
 def verify(request: AuthorizedRequest) -> Response:
-    """Return whether the repository has a large file."""
+    """Return whether the repository has a large file; clients ask after an upload (Git LFS, basic-transfers.md)."""
     body = request.json()
     sha256, size = digest_of(body, "oid"), integer_of(body, "size")
     with request.service.database.reading() as connection:

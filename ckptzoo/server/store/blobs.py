@@ -107,6 +107,7 @@ class Blobs:
 
     def __init__(self, root: Path) -> None:
         self._root, self._blobs, self._incoming = root, root / "blobs", root / "incoming"
+        # made and flushed once; a folder made later would have to be flushed before its first blob counts as stored
         for first in range(256):
             (self._blobs / f"{first:02x}").mkdir(parents=True, exist_ok=True)
         self._uploads: dict[str, tuple[str, float]] = {}
@@ -204,6 +205,7 @@ class Blobs:
             digest = arriving.finish()
             if arriving.size != size:
                 raise Refusal(422, f"Part {number}: expected {size} bytes, got {arriving.size}.")
+            # nothing is flushed beyond the file: uploads in parts end with the process
             arriving.path.replace(arriving.path.with_name(f"{number}-{digest}"))
             return digest
         finally:

@@ -23,6 +23,7 @@ from ckptzoo.server.store.database import Database
 from ckptzoo.server.store.git_objects import tree_nodes
 from ckptzoo.server.store.repositories import ATTRIBUTES
 
+# SQLite before 3.32 takes at most 999 variables in a statement (sqlite.org/limits.html).
 _ROWS = 500
 """Rows that are removed by one statement."""
 _WRITE_SECONDS = 0.03

@@ -41,6 +41,7 @@ def curves(zoos: Sequence["ZooBarriers"]) -> Figure:
         left.set_ylabel(f"loss on {abbreviated(zoo.set, 20)} (nats)")
         left.set_xlim(0, 1)
         distances = np.concatenate([lines.distances for lines in zoo.lines.values()])
+        # equal networks have distance 0, and no logarithm
         if 0 < _WIDE * distances.min() < distances.max():
             right.set_xscale("log")
             right.xaxis.set_major_formatter("{x:g}")
@@ -88,6 +89,7 @@ def widths(zoos: Sequence["ZooBarriers"]) -> Figure:
                 axes.errorbar(
                     [width for width, _ in points],
                     means,
+                    # lower ends stay on the logarithmic axis
                     [np.minimum(errors, means - _LEAST), errors],
                     ms=5,
                     lw=1.4,

@@ -35,6 +35,7 @@ def gaussians(study: CompactStudy) -> Figure:
     for name, item in study.gaussians.items():
         for style, accuracies in zip(_STYLES, item.pruned.values(), strict=False):
             middle.plot(study.kept, 100 * np.array(accuracies), style, color=colours[name], lw=1.4)
+    # from all weights to few
     middle.invert_xaxis()
     middle.set_title("pruned means", fontsize=11, pad=4)
     middle.set_xlabel("weights kept")

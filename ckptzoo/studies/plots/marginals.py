@@ -39,6 +39,7 @@ def p_values(name: str, members: int, kinds: Mapping[str, Sequence[PairTests]]) 
     figure = Figure(figsize=(WIDTH, 4.9), layout="constrained")
     colours: list[tuple[str, str]] = []
     for index, (kind, items) in enumerate(kinds.items()):
+        # a single panel is as large as one of two: its axes are square
         axes = figure.add_subplot(1, max(2, len(kinds)), index + 1)
         joined = PairTests.join(list(items))
         band = _BAND / joined.pairs**0.5

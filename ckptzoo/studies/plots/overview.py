@@ -69,14 +69,14 @@ def accuracy(name: str, accuracies: NDArray[np.float64], diverged: NDArray[np.fl
 
 
 def _edges(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.float64]:
-    """Bins after Freedman and Diaconis for these values, 8 to 80 of them from ``low`` to ``high``.
-
-    Accuracies are multiples of one over the number of test examples: each bin holds equally many of them.
+    """Bins after Freedman and Diaconis for these values, 8 to 80 of them from ``low`` to ``high``. Accuracies are
+    multiples of one over the number of test examples: each bin holds equally many of them.
     """
     quarters = np.quantile(values, [0.25, 0.75])
     # their rule: 2 IQR n^(-1/3)
     width = 2 * float(quarters[1] - quarters[0]) / len(values) ** (1 / 3) or (high - low) / 20
     steps = np.diff(np.sort(values))
+    # in percent: less than that is rounding, and no example of fewer than a million
     step = float(steps[steps > 1e-4].min(initial=np.inf))
     step = step if np.isfinite(step) else (high - low) or 1.0
     width = float(np.clip(width, (high - low) / 80, (high - low) / 8)) if high > low else step
@@ -136,6 +136,7 @@ def trajectories(name: str, measured: Trajectories) -> Figure:
     """The test accuracy of every member at the steps that were kept, and the median over members."""
     figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
     axes = figure.add_subplot()
+    # many lines are fainter, so that they do not become one area
     alpha = float(np.clip(12 / len(measured.accuracies), 0.03, 0.5))
     for line in measured.accuracies:
         known = np.isfinite(line)
@@ -180,6 +181,7 @@ def _cloud(axes: Axes, pair: Pair, variant: str, colour: str) -> None:
 
 def _range(points: NDArray[np.float64]) -> tuple[float, float]:
     """A square that holds all but the outermost points."""
+    # 0.2 % of fewer points are less than one
     low, high = np.quantile(points, [0.002, 0.998]) if len(points) > 500 else (points.min(), points.max())
     margin = 0.12 * float(high - low) or 0.5
     return float(low) - margin, float(high) + margin
@@ -207,6 +209,7 @@ def _levels(heights: NDArray[np.float64]) -> list[float]:
     """Ascending heights above which the shares ``MASSES`` of the density lie."""
     ordered = np.sort(heights.ravel())[::-1]
     mass = np.cumsum(ordered) / ordered.sum()
+    # a set: matplotlib's contours need levels that increase
     return sorted({float(ordered[int(np.searchsorted(mass, share))]) for share in MASSES})
 
 

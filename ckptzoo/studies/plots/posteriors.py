@@ -76,6 +76,7 @@ def _panel(
                 ls="",
             )
     axes.set_ylabel(label)
+    # unbiased estimates of equal distributions are on both sides of 0
     axes.axvline(0, color=MUTED, lw=0.8)
 
 

@@ -68,14 +68,17 @@ def _along(axes: Axes, result: Transpositions) -> None:
     """Mean numbers from the reference to the member, a curve a planted number, darker the more."""
     numbers = result.numbers
     shown = [numbers[place] for place in np.unique(np.linspace(0, len(numbers) - 1, _CURVES).round().astype(int))]
+    # the lightest colours of the map are hard to see on white
     colours = matplotlib.colormaps["viridis_r"](np.linspace(0.15, 1, len(shown)))
     above = -1.0
     for number, colour in zip(shown, colours, strict=True):
         means = result.along[result.planted == number].mean(0)
         axes.plot(result.points, means, color=colour, lw=1.6)
+        # labels of curves that end closer together would overlap
         if means[-1] >= above:
             axes.annotate(f"{number:,}", (1, means[-1]), (4, 0), textcoords="offset points", va="center", fontsize=9)
             above = means[-1] + _LABEL_HEIGHT * result.along.max()
+    # the labels are right of 1
     axes.set_xlim(0, 1.08)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
     axes.set_xlabel("from the reference (0) to the member (1)")

@@ -54,6 +54,7 @@ class StudyResult(PrintedResult):
         console
             a rich console; None for the standard output.
         """
+        # names of zoos and tensors may hold square brackets, which are markup for rich
         (console or Console()).print(Group(*self._lines()), markup=False, highlight=False)
 
     def plot(self, folder: str | Path) -> list[Path]:
@@ -87,10 +88,7 @@ class StudyResult(PrintedResult):
 
 @dataclass(frozen=True)
 class Spread:
-    """Count, mean, standard deviation and three order statistics of some figures.
-
-    ``sd`` is the standard deviation with the divisor n - 1; 0 for a single figure.
-    """
+    """Count, mean, deviation (divisor n - 1; 0 for a single figure) and three order statistics of some figures."""
 
     count: int
     mean: float
@@ -115,7 +113,6 @@ class Spread:
         return cls(len(finite), float(finite.mean()), sd, float(finite.min()), median, float(finite.max()))
 
     def to_json(self) -> dict[str, Any]:
-        """The six numbers by name."""
         return asdict(self)
 
 

@@ -83,6 +83,7 @@ def _check_numbers(module: nn.Module) -> None:
 def _copied(module: nn.Module) -> nn.Module:
     """Return a copy of a module, also where it keeps weights that it computed, as torch.nn.utils.weight_norm does."""
     computed = (item for part in module.modules() for item in vars(part).values() if isinstance(item, torch.Tensor))
+    # deepcopy refuses tensors that autograd has computed
     return copy.deepcopy(module, {id(item): item.detach().clone() for item in computed if not item.is_leaf})
 
 
@@ -115,9 +116,8 @@ class OperationFailed(SymmetryError):
 
 
 class Interpreter:
-    """One pass over a module's operations: the value of each, its labels, and the constraints that they make.
-
-    ``names`` maps each name of a tensor in the state dict to its name in the architecture; aliases share one.
+    """One pass over a module's operations: the value of each, its labels, and the constraints that they make. ``names``
+    maps each name of a tensor in the state dict to its name in the architecture; aliases share one.
     """
 
     def __init__(self, found: Operations, names: Mapping[str, str]) -> None:
@@ -210,6 +210,7 @@ class Interpreter:
             return target(*args)
         if isinstance(target, type) and issubclass(target, tuple):  # such as torch.return_types.max
             return tuple(args[0])
+        # torch.export's wrap_with_autocast and wrap_with_set_grad_enabled
         if name_of(target).startswith("wrap_with"):
             return self._part(node, args)
         if (schema := schema_of(target)) is None:

@@ -115,28 +115,11 @@ class Picked:
 class Found:
     """A file with checkpoints, or the files that hold one checkpoint together.
 
-    Parameters
-    ----------
-    path
-        in the source.
-    member, step
-        of its checkpoints.
-    row
-        columns.
-    size
-        bytes that reading it takes.
-    read
-        the bytes of each file; may be called until the next is asked for.
-    pick
-        the checkpoints among its state dicts.
-    id
-        of its checkpoints; made of the member and the step where it is empty.
-    form
-        what the file was taken for; empty where only reading tells.
-    parts
-        paths of its files, where they are several.
-    others
-        files that may hold the same checkpoints in other formats, and are read to tell.
+    ``path`` is that in the source; ``member``, ``step`` and the columns ``row`` are those of its checkpoints; ``size``
+    is how many bytes are read. ``read`` gives the bytes of each file, until the next is asked for; ``pick`` the
+    checkpoints among its state dicts. ``id`` is made of the member and the step where it is empty. ``form`` is what the
+    file was taken for, empty where only reading tells. ``parts`` has the paths of its files, where they are several;
+    ``others`` the files that may hold the same checkpoints in other formats, and are read to tell.
     """
 
     path: str
@@ -183,14 +166,8 @@ class FoundArrays:
 class Adapter(Protocol):
     """One format.
 
-    Attributes
-    ----------
-    name
-        as ``--as`` has it.
-    license
-        of everything that is published in it; None where that differs or is not stated.
-    by_order
-        whether tensors are matched by their order and shapes where their names differ.
+    ``name`` is as ``--as`` has it; ``license`` that of everything that is published in it, None where that differs or
+    is not stated; ``by_order`` tells that tensors are matched by their order and shapes where their names differ.
     """
 
     name: str
@@ -247,6 +224,7 @@ def side_files(
 def parse_json(data: bytes, location: str) -> Any:
     """Parse JSON as Python writes it; raise ``ZooError`` where it is none."""
     try:
+        # json.dump writes NaN and Infinity, which are no JSON and stand for no value here
         return json.loads(data, parse_constant=lambda name: None)
     except (ValueError, RecursionError) as error:
         step = "Correct or remove the file."
@@ -259,6 +237,6 @@ def reader(file: SourceFile, limit: int) -> Callable[[], Sequence[bytes]]:
 
 
 def all_fit(paths: Sequence[str], fits: Callable[[str], object]) -> bool:
-    """Whether there are files that fit a format, and none that may hold other checkpoints."""
+    """Return whether there are files that fit a format, and none that may hold other checkpoints."""
     rest = [path for path in paths if not fits(path) and path.rpartition("/")[2] != SETTINGS_OF_RAY]
     return any(map(fits, paths)) and not any(path.lower().endswith(SUFFIXES) for path in rest)

@@ -133,7 +133,6 @@ class _Reading:
 
     @classmethod
     def of(cls, source: str, options: Options, beside: SideFiles) -> "_Reading":
-        """Check the options."""
         slices = None if options.layout is None else read_layout(options.layout.encode(), "--layout")
         member, step = (
             None if text is None else _pattern(flag, text)
@@ -142,7 +141,6 @@ class _Reading:
         return cls(source, options, _Rows(options.metadata), slices, member, step, beside)
 
     def joined(self, whole: Whole) -> Found:
-        """Return the arrays of a folder as one network."""
         return self.found(whole.path, whole.size, whole.read, "arrays of numpy.save, a tensor each", whole.parts)
 
     def found(
@@ -182,6 +180,7 @@ class _Reading:
             member = _searched(self.member, "--member", path)
         if step is None and self.step is not None:
             text = _searched(self.step, "--step", path)
+            # 18 digits fit into the int64 of the column
             if not re.fullmatch(r"\d{1,18}", text):
                 raise ZooError(Problem(path, "--step", "a number", repr(text[:80]), "Put a group around the number."))
             step = int(text)
@@ -284,7 +283,6 @@ class _Own:
 
     @classmethod
     def of(cls, picked: Picked, parts: tuple[str, ...], *, alone: bool) -> "_Own":
-        """Read a key."""
         if len(parts) > 1 and parts[-1] in ("params", "parameters") and is_copy_name(parts[-2]):
             parts = parts[:-1]
         copy = next((at for at, part in enumerate(reversed(parts)) if not is_copy_name(part)), len(parts))
@@ -371,7 +369,6 @@ class _Rows:
         self.rows, self.unused = metadata, set(metadata or ())
 
     def of(self, path: str) -> Mapping[str, Any]:
-        """Return the row of a file."""
         if self.rows is None:
             return {}
         key = next(

@@ -196,6 +196,7 @@ def _of_parameters(
 def _deviation_of(tensors: Arrays, name: str, word: str, facts: Mapping[str, Any], path: str) -> NDArray[Any]:
     """Return the standard deviation that a parameter stands for."""
     array = tensors[name]
+    # PyroModule keeps a PyroParam so, and its constraint outside of the state dict
     if name.endswith(_UNCONSTRAINED):
         got = "the value before its constraint, which the file does not name"
         step = "Save pyro.get_param_store().get_state(), or the constrained values."
@@ -209,6 +210,7 @@ def _deviation(word: str, array: NDArray[Any], name: str, path: str) -> NDArray[
     """Bring a parameter to a standard deviation: ``rho`` by softplus (Blundell et al. 2015, arXiv 1505.05424)."""
     wide = array.astype(np.float64)
     if word == "rho":
+        # softplus, log(1 + exp(rho)), without overflow
         wide = np.logaddexp(0, wide)
     elif word.startswith("log"):
         wide = np.exp(wide / 2 if word.endswith("var") else wide)
@@ -272,8 +274,6 @@ _LAPLACE = "of the Laplace approximation the deviations of each weight are kept,
 def moments_of(tensors: Arrays, facts: Mapping[str, Any], path: str) -> Moments | None:
     """Return the moments of a posterior that are vectors; None where tensors are others.
 
-    Notes
-    -----
     SWAG's covariance is half the diagonal of variances and half that of the deviations' low rank (Maddox et al. 2019,
     arXiv 1902.02476, section 3.3); without deviations it is the diagonal alone. MultiSWAG keeps weights in place of
     deviations, as columns. Laplace's is the inverse of the Hessian over noise and temperature plus the prior's
@@ -320,6 +320,7 @@ def _laplace(flat: Arrays, facts: Mapping[str, Any], path: str) -> Moments:
     hessian, prior = flat["h"], flat["prior_precision"]
     if prior.size not in (1, flat["mean"].size):
         _refuse(path, "prior_precision", f"one number or {flat['mean'].size}", f"shape {prior.shape}")
+    # _H_factor of laplace-torch
     factor = 1 / (scalar("sigma_noise", 1.0) ** 2 * scalar("temperature", 1.0))
     if hessian.shape == flat["mean"].shape:
         precision = hessian * factor + prior

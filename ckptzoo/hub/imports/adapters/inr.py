@@ -27,7 +27,6 @@ class ImplicitRepresentations:
         return all_fit(paths, lambda path: _DWSNETS.fullmatch(path) or _NFN.fullmatch(path))
 
     def checkpoints(self, source: Source, options: Options) -> Iterator[Found]:
-        """Yield every file with a label in its path."""
         for file in source.files():
             matched = _DWSNETS.fullmatch(file.path) or _NFN.fullmatch(file.path)
             if matched is None:

@@ -61,6 +61,7 @@ class ModelJungle:
 
 
 def _facts(state: StateDict) -> dict[str, Any]:
+    # safetensors keeps texts alone: lists and numbers are there as Python writes them
     return {name: _literal(value) if isinstance(value, str) else value for name, value in state.facts.items()}
 
 

@@ -129,6 +129,7 @@ def _offset(numbers: Sequence[int], results: Mapping[int, Any], location: str) -
     """
     if all(number in results for number in numbers):
         return 0
+    # Ray counts training_iteration from 1
     if numbers and numbers[0] == 0 and 0 not in results and results and numbers[-1] + 1 == max(results):
         return 1
     got = f"checkpoints {numbers[0]} to {numbers[-1]}" if numbers else "none"

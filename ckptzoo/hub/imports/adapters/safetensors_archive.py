@@ -29,7 +29,6 @@ class SafetensorsArchive:
         return is_one_each and not any(is_shard(path) or run_of(path).is_part for path in paths)
 
     def checkpoints(self, source: Source, options: Options) -> Iterator[Found]:
-        """Yield every safetensors file."""
         for file in source.files():
             if (matched := _NUMBERED.fullmatch(file.path)) is not None:
                 member = identifier(matched["number"])

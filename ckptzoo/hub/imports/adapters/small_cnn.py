@@ -119,6 +119,7 @@ def _described(row: Row, location: str, options: Options) -> tuple[str, int | No
 
 def _torch_name(name: str) -> str:
     """Rename as torch would: ``sequential/conv2d_1/kernel:0`` is ``conv2d_1.weight``."""
+    # TensorFlow ends the name of a variable with the number of an output
     *_, layer, leaf = ("", *name.partition(":")[0].split("/"))
     return f"{layer}.{ {'kernel': 'weight'}.get(leaf, leaf) }".lstrip(".")
 

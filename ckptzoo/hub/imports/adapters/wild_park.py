@@ -26,7 +26,6 @@ class WildPark:
         return all_fit(paths, _CHECKPOINT.fullmatch)
 
     def checkpoints(self, source: Source, options: Options) -> Iterator[Found]:
-        """Yield every checkpoint; its facts are in the file."""
         for file in source.files():
             if (matched := _CHECKPOINT.fullmatch(file.path)) is None:
                 continue
@@ -41,6 +40,7 @@ class WildPark:
 
 
 def _picked(state: StateDict, path: str, options: Options) -> Picked:
+    # Ray writes a trial's last result, which repeats the configuration, beside the weights
     last = {name[12:]: value for name, value in state.facts.items() if name.startswith("last_result.")}
     own = {name: value for name, value in state.facts.items() if not name.startswith("last_result.")}
     settings = {name.removeprefix("config."): value for name, value in own.items() if name.startswith("config.")}

@@ -155,12 +155,16 @@ class PackedColumn:
 
 
 class Packer:
-    """Packs a column piece by piece; small pieces are put together first."""
+    """Packs a column piece by piece; small pieces are put together first.
+
+    ``nbytes`` are the bytes in memory of what was added, those that wait to be packed included.
+    """
 
     def __init__(self, kind: pa.DataType) -> None:
         self._kind = kind
         self._runs: list[_Run] = []
         self._waiting: list[pa.Array] = []
+        self.nbytes = 0
 
     def add(self, pieces: Iterable[pa.Array]) -> None:
         """Append values; texts may come as dictionaries."""
@@ -168,9 +172,10 @@ class Packer:
             if len(piece) >= PACKED_ROWS:
                 self._flush()
                 for start in range(0, len(piece), RUN_ROWS):
-                    self._runs.append(_Run.of(piece.slice(start, RUN_ROWS), self._kind))
+                    self._pack(piece.slice(start, RUN_ROWS))
                 continue
             self._waiting.append(piece if piece.type.equals(self._kind) else piece.cast(self._kind))
+            self.nbytes += self._waiting[-1].nbytes
             is_full = sum(map(len, self._waiting)) >= RUN_ROWS
             if is_full or sum(piece.nbytes for piece in self._waiting) >= _RUN_BYTES:
                 self._flush()
@@ -183,5 +188,10 @@ class Packer:
     def _flush(self) -> None:
         if self._waiting:
             joined = self._waiting[0] if len(self._waiting) == 1 else pa.concat_arrays(self._waiting)
-            self._runs.append(_Run.of(joined, self._kind))
+            self.nbytes -= sum(piece.nbytes for piece in self._waiting)
             self._waiting.clear()
+            self._pack(joined)
+
+    def _pack(self, values: pa.Array) -> None:
+        self._runs.append(_Run.of(values, self._kind))
+        self.nbytes += self._runs[-1].nbytes

@@ -33,9 +33,8 @@ _KEPT_VALUES = 2**22
 _WHOLE_ROWS = 2**18
 """Of tables with more rows, a single row is read from its part, and not by reading every column."""
 _KEPT_BYTES = 256 * 2**20
-"""The number of bytes of packed columns that are kept, unless one alone has more."""
-_KEPT_PARTS = 4
-"""The number of parts whose rows are kept where single rows were asked for."""
+"""The number of bytes of packed columns that are kept, and of parts of which single rows were asked for, unless one
+alone has more."""
 
 Read = Callable[[Sequence[str]], Iterable[pa.Table]]
 """Names of columns, to consecutive tables of them in this order, in which texts may be dictionaries."""
@@ -99,12 +98,7 @@ class LazyTable:
         Raises ``IntegrityError`` if they are larger in memory than files of these sizes may unpack to.
         """
         columns = self._packed(names)
-        if self._file_bytes is not None:
-            limit = limits.columns_in(self._file_bytes)
-            if (nbytes := sum(column.unpacked_bytes for column in columns.values())) > limit:
-                step = "Ask for fewer columns, or for some of the checkpoints."
-                what = "size in memory of the columns"
-                raise IntegrityError(Problem(self._location, what, f"at most {limit} bytes", str(nbytes), step))
+        self._require_room(sum(column.unpacked_bytes for column in columns.values()))
         return self._table(names, [columns[name].array() for name in names])
 
     def take(self, names: Sequence[str], rows: NDArray[np.int64]) -> pa.Table:
@@ -144,8 +138,10 @@ class LazyTable:
         with self._lock:
             columns = self._part_rows.pop(number, None) or self._read(names, self._parts[number : number + 1])
             self._part_rows[number] = columns
-            if len(self._part_rows) > _KEPT_PARTS:
+            sizes = [sum(column.nbytes for column in part.values()) for part in self._part_rows.values()]
+            while len(self._part_rows) > 1 and sum(sizes) > _KEPT_BYTES:
                 self._part_rows.popitem(last=False)
+                sizes.pop(0)
         own = np.array([position - bounds[number]])
         return self._table(names, [columns[name].take(own) for name in names]).to_pylist()[0]
 
@@ -179,7 +175,15 @@ class LazyTable:
             for piece in read(names):
                 for name, column in zip(names, piece.columns, strict=True):
                     packers[name].add(column.chunks)
+                self._require_room(sum(packer.nbytes for packer in packers.values()))
         return {name: packer.packed() for name, packer in packers.items()}
+
+    def _require_room(self, nbytes: int) -> None:
+        """Raise IntegrityError where columns have more bytes than those of such files may unpack to."""
+        if self._file_bytes is not None and nbytes > (limit := limits.columns_in(self._file_bytes)):
+            step = "Ask for fewer columns, or for some of the checkpoints."
+            what = "size in memory of the columns"
+            raise IntegrityError(Problem(self._location, what, f"at most {limit} bytes", str(nbytes), step))
 
 
 def _selected(table: pa.Table, names: Sequence[str]) -> tuple[pa.Table]:

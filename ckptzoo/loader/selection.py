@@ -161,7 +161,7 @@ class Selection:
         own = [name for name in columns_in(condition, schema.names) if name not in within]
         found = [np.empty(0, np.int64)]
         try:
-            for start, run in self.runs(own or self.contents.raw.rows.schema.names[:1]):
+            for start, run in self.runs(own or ["finite"]):
                 for name, column in within.items():
                     run = run.append_column(name, column.slice(start, len(run)))
                 numbered = run.append_column("__row", pa.array(np.arange(start, start + len(run))))

@@ -300,7 +300,7 @@ def inventory(zoo: Zoo) -> Inventory:
 
 
 class _Rows:
-    """What the rows of the metadata say, which are added some at a time."""
+    """Tallies of the rows of the metadata, which are added some at a time."""
 
     def __init__(self) -> None:
         self.diverged = self.not_finite = 0

@@ -90,4 +90,9 @@ def test_columns_that_are_asked_for_at_once_are_bounded_and_their_rows_can_be_re
         IntegrityError, match=r"size in memory of the columns: expected at most 100 bytes, got .* fewer"
     ):
         rows.select(["id", "seed"])
-    assert rows.take(["id", "seed"], np.array([8, 0]))["id"].to_pylist() == ["m00008", "m00000"]
+    assert rows.take(["seed"], np.array([8, 0]))["seed"].to_pylist() == [8, 0]
+    files.rows.clear()
+    monkeypatch.setattr(reader, "_TOGETHER", 1)
+    with pytest.raises(IntegrityError, match="size in memory of the columns"):
+        read_trees(files)["parts"].rows.select(["id", "seed", "member"])
+    assert len(files.rows) < 6  # the rest is not read any more

@@ -27,7 +27,7 @@ from ckptzoo.format.durable import TEMPORARY, naming, regular, sync
 from ckptzoo.format.files import Files, check_span
 from ckptzoo.format.packed import RUN_ROWS
 from ckptzoo.format.part import Part, part_of
-from ckptzoo.format.tree import DIGEST, INDEX_SCHEMA, LazyTable, Read, Tree
+from ckptzoo.format.tree import DIGEST, INDEX_SCHEMA, LazyTable, Read, Tree, regrouped
 from ckptzoo.schema.documents import REFETCH, Document, digest_of
 from ckptzoo.schema.layout import PARTS, SNAPSHOT_NAME, SNAPSHOTS, Span
 from ckptzoo.schema.metadata import KINDS, LEAST, Column, columns_of
@@ -211,6 +211,9 @@ class Snapshot:
             source = self._source(chunks)
             file, _ = table.open_table(source, location=self.location, by_group=True)
             for group in groups:
+                if not self._counts[group]:
+                    yield pa.Table.from_batches([], pa.schema([schema.field(name) for name in names]))
+                    continue
                 read = table.read_bounded(
                     source,
                     file,
@@ -387,7 +390,8 @@ def _encode(trees: Mapping[str, Tree], file: BinaryIO, *, ids_differ: bool) -> s
     with pq.ParquetWriter(file, schema, compression="zstd", write_page_checksum=True) as writer:
         for name in order:
             tree = trees[name]
-            for rows in _regrouped(tree.rows.runs(written[str(tree.kind)].names), _groups(tree)):
+            runs = (run for _, run in tree.rows.runs(written[str(tree.kind)].names))
+            for rows in regrouped(runs, _groups(tree)):
                 writer.write_table(_widened(rows, f"{tree.kind}:", schema), row_group_size=max(1, len(rows)))
             writer.write_table(_widened(tree.index, INDEX, schema), row_group_size=max(1, len(tree.index)))
         writer.add_key_value_metadata({table.KEY.decode(): place})
@@ -417,22 +421,6 @@ def _groups(tree: Tree) -> list[int]:
     return groups
 
 
-def _regrouped(runs: Iterable[tuple[int, pa.Table]], counts: Sequence[int]) -> Iterator[pa.Table]:
-    """Yield the rows of consecutive tables in tables of these numbers of rows."""
-    left, held, tables = iter(runs), list[pa.Table](), 0
-    for count in counts:
-        while tables < count or not held:
-            if (run := next(left, None)) is None:
-                break
-            held.append(run[1])
-            tables += len(run[1])
-        if not held:
-            return
-        joined = pa.concat_tables(held)
-        yield joined.slice(0, count)
-        held, tables = [joined.slice(count)], tables - count
-
-
 def _fills(tree: Tree, columns: Sequence[Column]) -> bool:
     """Whether the rows of a variant have values in other columns than these."""
     if tree.kind != "variant":
@@ -458,10 +446,11 @@ def _described(file: BinaryIO, prefixes: list[str], *, first: str) -> tuple[dict
             column = metadata.row_group(group).column(number)
             name = column.path_in_schema.partition(".")[0]
             start = column.data_page_offset if column.dictionary_page_offset is None else column.dictionary_page_offset
+            start = max(start, behind)  # where a group has no rows, some columns have no place
             if group == len(prefixes) - 1 and name == first:
                 rest.update(read(behind, start))
                 return chunks, rest.hexdigest(), start
-            if name.startswith(prefix):
+            if name.startswith(prefix) and metadata.row_group(group).num_rows:
                 stop = start + column.total_compressed_size
                 digest = hashlib.sha256(read(start, stop)).hexdigest()
                 chunks.setdefault(str(group), {})[name] = [start, stop - start, digest]

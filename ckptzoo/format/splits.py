@@ -193,7 +193,6 @@ def split_problems(files: Files, identity: Identity, raw: Tree) -> Iterator[Prob
     ``raw`` is the tree of its checkpoints. The lists of a zoo that was cut from another one may name checkpoints that
     it lacks.
     """
-    rows = raw.rows.select(COLUMNS)
     is_cut = any("pulled" in part.facts for part in raw.parts)
     for name in split_names(files):
         location = f"{files.name}/{layout.split_file(name)}"
@@ -202,11 +201,14 @@ def split_problems(files: Files, identity: Identity, raw: Tree) -> Iterator[Prob
         except IntegrityError as error:
             yield from error.problems
             continue
-        if isinstance(split, ListSplit) and not is_cut and (unknown := _unknown(split.by, split.lists, rows)):
+        if not isinstance(split, ListSplit):
+            continue
+        rows = raw.rows.select(COLUMNS)
+        if not is_cut and (unknown := _unknown(split.by, split.lists, rows)):
             got = f"{len(unknown):,} others, such as {unknown[0][:80]!r}"
             yield Problem(location, f"{split.by}s", "those of this zoo", got, "Restore the parts that have them.")
         shared = shared_members(split, rows)
-        if shared and isinstance(split, ListSplit) and not split.shared_members:
+        if shared and not split.shared_members:
             got = f"{len(shared):,} in several, such as {shared[0][:80]!r}"
             yield Problem(location, "members", "each in one part", got, "Import the split again under another name.")
 

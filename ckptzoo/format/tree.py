@@ -116,7 +116,7 @@ class LazyTable:
             columns = self._packed(names) if is_kept else {}
         start = 0
         if is_kept:
-            for start in range(0, self._count, RUN_ROWS):
+            for start in range(0, max(1, self._count), RUN_ROWS):  # one without rows, too
                 stop = min(start + RUN_ROWS, self._count)
                 yield start, self._table(names, [columns[name].slice(start, stop) for name in names])
             return
@@ -188,6 +188,22 @@ class LazyTable:
 
 def _selected(table: pa.Table, names: Sequence[str]) -> tuple[pa.Table]:
     return (table.select(names),)
+
+
+def regrouped(runs: Iterable[pa.Table], counts: Sequence[int]) -> Iterator[pa.Table]:
+    """Yield the rows of consecutive tables in tables of these numbers of rows; none where there are no tables."""
+    left, held, rows = iter(runs), list[pa.Table](), 0
+    for count in counts:
+        while rows < count or not held:
+            if (run := next(left, None)) is None:
+                break
+            held.append(run)
+            rows += len(run)
+        if not held:
+            return
+        joined = pa.concat_tables(held)
+        yield joined.slice(0, count)
+        held, rows = [joined.slice(count)], rows - count
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,12 @@ from ckptzoo.format.durable import regular
 from ckptzoo.format.files import DEREFERENCE, Files, Folder, leads_outside
 from ckptzoo.format.header import Entry, header_length, read_header
 from ckptzoo.format.maintenance import LISTING, belongs_to_zoo
+from ckptzoo.format.packed import RUN_ROWS
 from ckptzoo.format.part import Part, part_digest, stored_rows
 from ckptzoo.format.predictions import input_problems
 from ckptzoo.format.reader import duplicate_problems, list_trees, read_contents, read_documents, read_tree
 from ckptzoo.format.splits import split_problems
-from ckptzoo.format.tree import LazyTable, Tree, empty_tree
+from ckptzoo.format.tree import LazyTable, Tree, empty_tree, regrouped
 from ckptzoo.schema import layout
 from ckptzoo.schema.card import may_change
 from ckptzoo.schema.documents import REFETCH, unseal
@@ -139,11 +140,10 @@ def _readable(files: Files, tree: str, names: tuple[str, ...], limits: RowLimits
 
 def _extras(files: Files, raw: Tree) -> Iterator[Problem]:
     """Parts with rows whose ``extra`` is no JSON object that every reader can use."""
-    first, texts = 0, raw.rows["extra"]
-    for part in raw.parts:
-        own = texts.slice(first, part.rows).unique().to_pylist()
-        yield from extra_problems(own, location=f"{files.name}/{part.path}/{layout.METADATA}")
-        first += part.rows
+    runs = (run for _, run in raw.rows.runs(["extra"]))
+    for part, own in zip(raw.parts, regrouped(runs, [part.rows for part in raw.parts]), strict=False):
+        texts = own["extra"].unique().to_pylist()
+        yield from extra_problems(texts, location=f"{files.name}/{part.path}/{layout.METADATA}")
 
 
 def _foreign(root: Path) -> Iterator[Problem]:
@@ -213,7 +213,7 @@ def _begins(path: Path, start: bytes) -> bool:
 
 def _unrelated(files: Folder, raw: Tree, trees: dict[str, Tree]) -> Iterator[Problem]:
     """Derived rows of checkpoints that the zoo lacks or that were derived twice, and shards no index names."""
-    ids = set(raw.rows["id"].to_pylist())
+    ids: set[str] | None = None
     for name, tree in trees.items():
         for number, part in enumerate(tree.parts):
             index = tree.index.filter(pa.array(tree.index["part"].to_numpy() == number))
@@ -227,6 +227,7 @@ def _unrelated(files: Folder, raw: Tree, trees: dict[str, Tree]) -> Iterator[Pro
             continue  # where a raw part cannot be read, its checkpoints would seem to be missing
         own = tree.rows["id"].combine_chunks()
         location = f"{files.name}/{name}"
+        ids = set(raw.rows["id"].to_pylist()) if ids is None else ids
         unknown = [id for id in own.to_pylist() if id not in ids]
         if len(unknown):
             got = f"{len(unknown)} others, such as {unknown[0]!r}"
@@ -254,13 +255,20 @@ def _snapshots(files: Folder, trees: dict[str, Tree], limit: int, *, deep: bool)
                     yield Problem(location, f"parts of {tree}", "parts that are there", got, lost)
                 elif deep and parts == names[: len(parts)]:
                     copied, actual = opened.tree(tree, blocks_a_row=limit), trees[tree]
-                    rows = sum(part.rows for part in copied.parts)
                     index = actual.index.filter(pa.array(actual.index["part"].to_numpy() < len(parts)))
                     same = copied.parts == actual.parts[: len(parts)] and copied.index.equals(index)
-                    if not same or not copied.metadata.equals(actual.metadata.slice(0, rows)):
+                    if not same or not _same_rows(copied.rows, actual.rows):
                         yield Problem(location, f"rows of {tree}", "those of its parts", "others", step)
         except IntegrityError as error:
             yield from error.problems
+
+
+def _same_rows(copied: LazyTable, actual: LazyTable) -> bool:
+    """Whether the first rows of a table are those of another one, some at a time."""
+    counts = [min(RUN_ROWS, len(copied) - start) for start in range(0, len(copied), RUN_ROWS)]
+    names = copied.schema.names
+    pairs = [regrouped((run for _, run in rows.runs(names)), counts) for rows in (copied, actual)]
+    return all(one.equals(other) for one, other in zip(*pairs, strict=True))
 
 
 def _listing(files: Folder) -> Iterator[Problem]:

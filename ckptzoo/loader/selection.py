@@ -190,17 +190,18 @@ class Selection:
         """The position of each member's checkpoint of the last step, in order."""
         count = len(self.rows)
         # 12 bytes tell millions of members apart, and take a fraction of the memory of their names
-        first, second, steps = np.empty(count, np.int64), np.empty(count, np.int32), np.empty(count, np.int64)
-        for start, run in self.runs(["member", "step"]):
+        first, second = np.empty(count, np.int64), np.empty(count, np.int32)
+        for start, run in self.runs(["member"]):
             own = slice(start, start + len(run))
-            steps[own] = run["step"].fill_null(-1).to_numpy()  # a member's only checkpoint may lack its step
             texts = run["member"].to_pylist()
             if run["member"].null_count:  # checkpoints without one are members of their own
                 texts = [f"\0{at}" if text is None else text for at, text in enumerate(texts, start)]
             first[own] = np.fromiter(map(hash, texts), np.int64, len(texts))
             second[own] = np.fromiter((hash(text + "/") for text in texts), np.int64, len(texts)).astype(np.int32)
         order, start = np.argsort(first, kind="stable"), 0
-        last = [np.empty(0, np.int64)]
+        steps, is_last = np.empty(count, np.int64), np.zeros(count, np.bool_)
+        for at, run in self.runs(["step"]):
+            steps[at : at + len(run)] = run["step"].fill_null(-1).to_numpy()  # an only checkpoint may lack its step
         while start < count:
             stop = min(start + RUN_ROWS, count)
             while stop < count and first[order[stop]] == first[order[stop - 1]]:
@@ -209,9 +210,9 @@ class Selection:
             # lexsort sorts by its last key first
             rows = rows[np.lexsort((steps[rows], second[rows], first[rows]))]
             others = (first[rows[1:]] != first[rows[:-1]]) | (second[rows[1:]] != second[rows[:-1]])
-            last.append(rows[np.append(others, True)])
+            is_last[rows[np.append(others, True)]] = True
             start = stop
-        return np.sort(np.concatenate(last))
+        return np.flatnonzero(is_last)
 
     @cached_property
     def predicted(self) -> tuple[str, ...]:

@@ -256,15 +256,18 @@ def inventory(zoo: Zoo) -> Inventory:
     rows = _Rows()
     for run in zoo.metadata_runs():
         rows.add(run)
-    accuracies, stated = [np.empty(0)], 0
+    members, accuracies, usable_count, stated = len(last), np.empty(len(last)), 0, 0
     may_be_stated = contents.stated("test_accuracy")
     for run in last.metadata_runs(*(["id"] if may_be_stated else []), "test_accuracy", "diverged", "finite"):
         accuracy = run["test_accuracy"].fill_null(float("nan")).to_numpy().astype(np.float64)
         usable = usable_rows(run)
-        accuracies.append(accuracy[usable])
+        count = int(usable.sum())
+        accuracies[usable_count : usable_count + count] = accuracy[usable]
+        usable_count += count
         if may_be_stated:
             known = run["id"].filter(pa.array(usable & np.isfinite(accuracy))).to_pylist()
             stated += len(may_be_stated.intersection(known))
+    del last  # of ten million members it takes 80 MB
     layers = {layer: {name: arch[name].shape for name in names} for layer, names in arch.layers.items()}
     retracted = contents.retracted.rows
     gone = retracted["id"] if len(retracted) else None
@@ -283,13 +286,13 @@ def inventory(zoo: Zoo) -> Inventory:
         checkpoints=len(zoo),
         # retracted checkpoints stay on disk, so the rows of the tree still have them
         total=len(contents.raw.rows) - len(zoo.retracted["id"].unique()),
-        members=len(last),
+        members=members,
         retracted=len(zoo.retracted["id"].unique()),
         diverged=rows.diverged,
         not_finite=rows.not_finite,
         variants=tuple(variants),
         predictions=tuple(_predicted(name, contents.derived(predictions_name(name)), gone) for name in zoo.predicted),
-        test_accuracy=Spread.of(np.concatenate(accuracies)),
+        test_accuracy=Spread.of(accuracies[:usable_count]),
         told=told,
         untold={column: len(zoo) - sum(counts.values()) for column, counts in told.items()},
         groups=() if contents.symmetry is None else counts_by_group(contents.symmetry),

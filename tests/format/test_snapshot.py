@@ -14,8 +14,10 @@ import ckptzoo
 from ckptzoo.errors import IntegrityError
 from ckptzoo.format import table
 from ckptzoo.format.files import Folder, folders_of
+from ckptzoo.format.part import PartWriter
 from ckptzoo.format.reader import read_contents, read_trees
 from ckptzoo.format.snapshot import Snapshot, encode
+from ckptzoo.format.table import METADATA_SCHEMA
 from ckptzoo.format.tree import INDEX_SCHEMA
 from ckptzoo.schema.layout import Span
 
@@ -113,3 +115,25 @@ def test_threads_read_columns_of_one_snapshot_one_after_the_other(
         columns = list(pool.map(lambda name: blocks.select([name]), names))
     assert all(column == expected.select([name]) for column, name in zip(columns, names, strict=True))
     assert len(most) > 1 and max(most) == 1
+
+
+def test_a_part_without_rows_has_its_place(tmp_path: Path) -> None:
+    """In front of others, between them and alone; in one group of rows and in several."""
+    arch = ckptzoo.Architecture("tiny", (ckptzoo.Tensor("a", (1,)),))
+    for name, sizes in (("alone", (0,)), ("between", (0, 3, 0, 0, 2, 0))):
+        path = tmp_path / name
+        ckptzoo.create(path, arch=arch)
+        for number, size in enumerate(sizes):
+            part = PartWriter(path / "parts", sets={"raw": arch.tensors}, schema=METADATA_SCHEMA, facts={"kind": "raw"})
+            if size:
+                part.add(
+                    {"raw": {"a": np.zeros((size, 1), np.float32)}},
+                    [{"id": f"m{number}-{at}", "extra": "{}", "seed": at} for at in range(size)],
+                )
+            part.commit(path, refuse=lambda _: None)
+        before = ckptzoo.open(path).metadata
+        ckptzoo.compact(path)
+        zoo = ckptzoo.open(path)
+        assert zoo.contents.snapshot is not None and zoo.metadata.equals(before) and len(zoo) == sum(sizes)
+        assert len(zoo.last_steps()) == len(zoo.where("seed >= 0")) == len(zoo)
+        assert ckptzoo.verify(path) == []

@@ -490,6 +490,7 @@ def ids_differ(raw: Tree) -> bool:
 
 
 def _duplicates(location: str, raw: Tree) -> list[Problem]:
+    """Problems of ids and units that are repeated."""
     problems: list[Problem] = []
     step = layout.SET_ASIDE
     if twice := _shared(lambda: _ids(raw)):

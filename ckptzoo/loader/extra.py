@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyarrow import json as pj
 
 from ckptzoo.errors import Problem, UnknownNameError, ZooError
 from ckptzoo.lazy_names import lazy_module
@@ -124,6 +123,8 @@ def _kind(value: Any) -> pa.DataType | None:
 
 def _parsed(data: bytes, path: list[str], kind: pa.DataType, count: int) -> pa.Array | None:
     """The values of a type; None where there are others."""
+    from pyarrow import json as pj  # only here, because it is a library of its own to load
+
     field = pa.field(path[-1], kind)
     for key in reversed(path[:-1]):
         field = pa.field(key, pa.struct([field]))

@@ -73,7 +73,7 @@ class Built:
 
 
 @dataclass(frozen=True)
-class Settled:
+class BuildWork:
     """The work of a build. ``plan`` is None where nothing is to be done; ``units`` are those of the plan that the zoo
     lacks, and ``held`` counts the members of the recipe that the zoo holds, retracted ones included.
     """
@@ -157,7 +157,7 @@ class BuildRequest:
         create_zoo(root, recipe, card_of(root, recipe))
         return cls(recipe, source, root, members, steps, first_seed, device, unit_size, engine, threads)
 
-    def settle(self, build_folder: BuildFolder, measure_size: Callable[[str], int]) -> Settled:
+    def settle(self, build_folder: BuildFolder, measure_size: Callable[[str], int]) -> BuildWork:
         """Settle the plan, or find that of the unfinished build, and the units that the zoo lacks.
 
         The build folder is locked. ``measure_size`` maps an engine's name to the members of a unit; it is called where
@@ -174,7 +174,7 @@ class BuildRequest:
             require_engine(held, self.engine, location=str(self.root), prefix=self.recipe.prefix)
         seeds = self.lacking_seeds(present, taken)
         if not seeds and unfinished is None:
-            return Settled(None, (), len(present))
+            return BuildWork(None, (), len(present))
         engine = engine_for(
             held,
             recipe=self.recipe,
@@ -201,7 +201,7 @@ class BuildRequest:
         )
         plan = build_folder.settle_plan(wanted, BuildPlan)
         assert plan is not None
-        return Settled(plan, tuple(lacking_units(self.root, contents, self.recipe, plan)), len(present))
+        return BuildWork(plan, tuple(lacking_units(self.root, contents, self.recipe, plan)), len(present))
 
     @property
     def transpositions(self) -> tuple[int, ...]:
@@ -375,8 +375,8 @@ def seeds_of(contents: Contents, recipe: Recipe) -> tuple[set[int], set[int]]:
         if digest == recipe.digest and seed is not None and member == member_id(recipe, seed):
             present.add(seed)
         else:
-            found = (pattern.fullmatch(text) for text in (name, member) if text is not None)
-            taken.update(int(match[1]) for match in found if match)
+            matches = (pattern.fullmatch(text) for text in (name, member) if text is not None)
+            taken.update(int(match[1]) for match in matches if match)
     return present, taken - present
 
 

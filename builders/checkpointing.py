@@ -200,10 +200,10 @@ class BuildFolder:
         """Bring a fresh state to where the unit was saved, if it was; return the time and energy spent until then.
         Raises IntegrityError: the file is damaged, or of another unit or plan.
         """
-        found = work_files.read(self._state(unit), self._of_state(unit))
-        if found is None:
+        saved = work_files.read(self._state(unit), self._of_state(unit))
+        if saved is None:
             return Spent()
-        arrays, facts = found
+        arrays, facts = saved
         for kind, tensors in (("weights", state.weights), ("momentum", state.momentum), ("extra", state.extra)):
             for name, tensor in tensors.items():
                 tensor.copy_(torch.from_numpy(arrays[f"{kind}/{name}"]))
@@ -220,10 +220,10 @@ class BuildFolder:
     def read_kept(self, unit: Unit, number: int) -> tuple[dict[str, NDArray[Any]], list[Row]]:
         """Read checkpoints back; raises IntegrityError if there are none, or they are damaged or another build's."""
         path = self._kept(unit, number)
-        found = work_files.read(path, self._of_kept(unit, number))
-        if found is None:
+        kept = work_files.read(path, self._of_kept(unit, number))
+        if kept is None:
             raise IntegrityError(Problem(str(path), "saved work", "a file with a seal", "none", WORK_AGAIN))
-        arrays, facts = found
+        arrays, facts = kept
         rows: list[Row] = json.loads(facts["rows"])
         return arrays, [{**row, "created": datetime.fromisoformat(row["created"])} for row in rows]
 

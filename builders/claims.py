@@ -116,8 +116,8 @@ class Claims:
         for match in self._listed():
             newest[match["name"]] = max(newest.get(match["name"], 0), int(match["number"]))
         now = self._now()
-        found = {name: self._holder(self._path(name, number), now) for name, number in newest.items()}
-        return {name: holder for name, holder in found.items() if holder is not None}
+        holders = {name: self._holder(self._path(name, number), now) for name, number in newest.items()}
+        return {name: holder for name, holder in holders.items() if holder is not None}
 
     def newest(self, name: str) -> Path | None:
         """Return the file of a claim that counts."""

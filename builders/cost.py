@@ -11,6 +11,7 @@ from rich.table import Table
 
 from builders.progress import rate
 from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema.documents import JsonFields
 from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.text import counted, printable
 
@@ -101,14 +102,11 @@ class Spending:
 
 
 @dataclass(frozen=True)
-class Cost:
+class Cost(JsonFields):
     """The cost of a zoo, or of a selection of one, by recipe, device and engine in the order of their names."""
 
     zoo: str
     spendings: tuple[Spending, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"zoo": self.zoo, "spendings": [item.to_json() for item in self.spendings]}
 
     def print(self, console: Console | None = None) -> None:
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)

@@ -79,8 +79,8 @@ def load(recipe: Recipe, folder: str | Path | None = None) -> Data:
         raise UnknownNameError(f"recipe {recipe.name!r}", "data set", recipe.dataset, (_DIGITS, *TRAINING_SETS))
     if recipe.dataset != _DIGITS:
         train_of = require_images(recipe).train_of or recipe.train
-        found = image_sets.load_halves(recipe.dataset, folder, {"train": train_of, "test": recipe.test})
-        return Data.of(found["train"].first(recipe.train), found["test"])
+        halves = image_sets.load_halves(recipe.dataset, folder, {"train": train_of, "test": recipe.test})
+        return Data.of(halves["train"].first(recipe.train), halves["test"])
     data = _digits(recipe)
     problems: list[Problem] = []
     for half, count in (("train", recipe.train), ("test", recipe.test)):
@@ -123,5 +123,5 @@ def _digits(recipe: Recipe) -> Data:
 
 def from_datasets(name: str, splits: Mapping[str, Any]) -> Data:
     """Return a known data set from a ``datasets.DatasetDict`` as on the hub, with any number of images."""
-    found = image_sets.halves_from(name, splits)
-    return Data.of(found["train"], found["test"])
+    halves = image_sets.halves_from(name, splits)
+    return Data.of(halves["train"], halves["test"])

@@ -49,8 +49,8 @@ class PlantedMember:
     def of(cls, seed: int, most: int) -> "PlantedMember":
         """Return the member with a seed, where ``most`` is the largest number of transpositions."""
         # most + 2 places a run: the reference, and 0 to ``most`` transpositions
-        run, place = divmod(seed, most + 2)
-        return cls(run, place - 1 if place else None)
+        run, within = divmod(seed, most + 2)
+        return cls(run, within - 1 if within else None)
 
     def seed(self, most: int) -> int:
         """Return its seed, where there are ``most`` transpositions at most."""

@@ -70,43 +70,7 @@ def run(*, members: int, to: str | Path, console: Console | None = None) -> None
     console = console or Console()
     recipe, root = Recipe.load(RECIPE), Path(to)
     steps = _Steps(console)
-    steps.run(
-        "train",
-        lambda: build(recipe, root, members=members, console=console),
-        lambda built, _: (
-            f"{built.members:,} OptuNets, {recipe.epochs} epochs on {recipe.train:,} digits",
-            f"{built.member_steps / max(built.seconds, 1e-9):,.0f} member-steps/s" if built.member_steps else "",
-        ),
-    )
-    images = data.inputs(recipe, data.load(recipe).test_images[:BATCH])
-    with _bar(console, "checkpoints") as bar:
-        task = bar.add_task("derive", total=None)
-        steps.run(
-            "derive",
-            lambda: derive(
-                root,
-                gauge=GAUGE,
-                inputs=images,
-                progress=lambda done, all_: bar.update(task, completed=done, total=all_),
-            ),
-            lambda result, seconds: (
-                f"{result.checkpoints:,} checkpoints in {GAUGE}, largest difference of outputs {_worst(root)}",
-                f"{result.checkpoints / seconds:,.0f} checkpoints/s",
-            ),
-        )
-    write_page(root)
-    with _bar(console, "bytes") as bar:
-        task = bar.add_task("verify", total=None)
-        problems = steps.run(
-            "verify",
-            lambda: ckptzoo.verify(root, progress=lambda done, all_: bar.update(task, completed=done, total=all_)),
-            lambda problems, seconds: (
-                f"{len(problems)} problems in {_size(root) / 1e6:.1f} MB",
-                f"{_size(root) / seconds / 1e6:,.0f} MB/s",
-            ),
-        )
-    if problems:
-        raise IntegrityError(problems)
+    _write(steps, recipe, root, members)
     zoo = steps.run(
         "open",
         lambda: ckptzoo.open(root),
@@ -145,6 +109,48 @@ def run(*, members: int, to: str | Path, console: Console | None = None) -> None
     console.print(
         f"\nNext: ckptzoo info {root}, or ckptzoo.open({str(root)!r}) in Python.", highlight=False, soft_wrap=True
     )
+
+
+def _write(steps: _Steps, recipe: Recipe, root: Path, members: int) -> None:
+    """Train the members, derive their variant, write the page and verify the zoo."""
+    console = steps.console
+    steps.run(
+        "train",
+        lambda: build(recipe, root, members=members, console=console),
+        lambda built, _: (
+            f"{built.members:,} OptuNets, {recipe.epochs} epochs on {recipe.train:,} digits",
+            f"{built.member_steps / max(built.seconds, 1e-9):,.0f} member-steps/s" if built.member_steps else "",
+        ),
+    )
+    images = data.inputs(recipe, data.load(recipe).test_images[:BATCH])
+    with _bar(console, "checkpoints") as bar:
+        task = bar.add_task("derive", total=None)
+        steps.run(
+            "derive",
+            lambda: derive(
+                root,
+                gauge=GAUGE,
+                inputs=images,
+                progress=lambda done, all_: bar.update(task, completed=done, total=all_),
+            ),
+            lambda result, seconds: (
+                f"{result.checkpoints:,} checkpoints in {GAUGE}, largest difference of outputs {_worst(root)}",
+                f"{result.checkpoints / seconds:,.0f} checkpoints/s",
+            ),
+        )
+    write_page(root)
+    with _bar(console, "bytes") as bar:
+        task = bar.add_task("verify", total=None)
+        problems = steps.run(
+            "verify",
+            lambda: ckptzoo.verify(root, progress=lambda done, all_: bar.update(task, completed=done, total=all_)),
+            lambda problems, seconds: (
+                f"{len(problems)} problems in {_size(root) / 1e6:.1f} MB",
+                f"{_size(root) / seconds / 1e6:,.0f} MB/s",
+            ),
+        )
+    if problems:
+        raise IntegrityError(problems)
 
 
 def _streamed(zoo: ckptzoo.Zoo, layer: str) -> int:

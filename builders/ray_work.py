@@ -26,14 +26,14 @@ from builders.checkpointing import Interrupted, Unit, catch_stop_signals
 from builders.claims import Claims
 from builders.failures import ATTEMPTS, forget_failures, log, note_failure
 from builders.progress import Progress
-from builders.ray_tasks import SIGN_SECONDS, Report, UnitTask, train_unit, version
+from builders.ray_tasks import HEARTBEAT_SECONDS, TaskProgress, UnitTask, train_unit, version
 from builders.recipe import Recipe
 from builders.shared import Worked, WorkOrder
 from builders.work_files import read_small
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.ray_cluster import connected
 
-SILENT_SECONDS = 12 * SIGN_SECONDS
+SILENT_SECONDS = 12 * HEARTBEAT_SECONDS
 """Seconds without a heartbeat after which a task counts as lost: some are, when nodes die (Ray's issues 39109, 46425).
 """
 START_SECONDS = 30.0
@@ -161,7 +161,7 @@ class _Driver:
         errors, folder = self.ray.exceptions, self.order.build_folder.folder
         losses, reached, patience = 0, -1, START_SECONDS
         while True:
-            attempt = _Attempt(self, unit, patience)
+            attempt = _TaskAttempt(self, unit, patience)
             try:
                 return await attempt.run()
             except _OutdatedError:
@@ -205,7 +205,7 @@ class _Driver:
         note_failure(self.order.build_folder, unit.name, step, error)
 
 
-class _Attempt:
+class _TaskAttempt:
     """One task of a unit, which may wait ``patience`` seconds to be started while there is room for it.
 
     ``started`` tells whether the task has begun to train, and this process holds the unit; ``step`` counts the
@@ -263,7 +263,7 @@ class _Attempt:
                     # force: the worker ends at once; a task within a step looks for nothing
                     driver.ray.cancel(reports, force=True)
 
-    async def _take(self, report: Report) -> None:
+    async def _take(self, report: TaskProgress) -> None:
         """Write the files of a report, and count its steps."""
         progress, members = self._driver.progress, len(self._unit.seeds)
         for name, data in report.files.items():
@@ -278,7 +278,7 @@ class _Attempt:
             self.saved_step = report.step
         self.step, self._counted = report.step, self._counted + report.member_steps
 
-    async def _first(self, reports: Any) -> str | Report | None:
+    async def _first(self, reports: Any) -> str | TaskProgress | None:
         """Return the first value that a task yields; it may wait for a free node without limit."""
         coming = asyncio.ensure_future(_read(reports))
         try:
@@ -298,7 +298,7 @@ class _Attempt:
             async with asyncio.timeout(SILENT_SECONDS):
                 return await _read(reports)
         except TimeoutError:
-            raise _SilentError(f"no sign of life for {SILENT_SECONDS:.0f} s") from None
+            raise _SilentError(f"no heartbeat for {SILENT_SECONDS:.0f} s") from None
 
     def _changed(self) -> int:
         """Return when the unit was last saved; 0 where it was not."""

@@ -83,8 +83,8 @@ def round_weights(
     root = Path(to).absolute()
     copy = _open_copy(root, original, recipe, arch)
     # what an interrupted call left behind: parts are whole or absent, so ids say what is missing
-    held = set(copy.ids)
-    lacking = chosen.take([row for row, name in enumerate(chosen.ids) if name not in held])
+    present = set(copy.ids)
+    lacking = chosen.take([row for row, name in enumerate(chosen.ids) if name not in present])
     if not len(lacking):
         return Rounded(root, dtype, 0, len(copy), float("nan"))
     changes: list[float] = []

@@ -57,7 +57,7 @@ _WAIT_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
-class Network:
+class TrainedNetwork:
     """A trained network, by its first ``trial``; its test ``accuracies``, one a member from 0 to 1, and their mean."""
 
     trial: int
@@ -68,7 +68,7 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailedTrial:
     """A trial that has no result."""
 
     trial: int
@@ -77,7 +77,7 @@ class Failure:
 
 
 @dataclass(frozen=True, eq=False)
-class Taken:
+class ClaimedTrial:
     """A trial that this process makes, with the name of its network."""
 
     number: int
@@ -114,7 +114,7 @@ class Trials:
             raise IntegrityError(Problem(str(path), "journal", "one that Optuna reads", got, step)) from error
 
     @contextmanager
-    def taken(self, limit: int) -> Iterator[Taken | None]:
+    def taken(self, limit: int) -> Iterator[ClaimedTrial | None]:
         """Yield a trial that this process is to make, until the end of the block; None where there are ``limit``."""
         with ExitStack() as stack:
             # no other process is to see a trial before it is claimed
@@ -122,33 +122,33 @@ class Trials:
                 trial = self._next(limit)
                 if trial is not None:
                     stack.enter_context(self._claims.held(_claim(trial.number)))
-            yield None if trial is None else Taken(trial.number, _architecture(trial.params), trial)
+            yield None if trial is None else ClaimedTrial(trial.number, _architecture(trial.params), trial)
 
     def ended(self) -> int:
         """Return how many trials have a result, or have failed."""
         return len(self._results()) + len(self.failures())
 
-    def networks(self) -> list[Network]:
+    def networks(self) -> list[TrainedNetwork]:
         """Return the networks with a result, in the order of their first trials."""
         return _networks(self._results())
 
-    def front(self) -> list[Network]:
+    def front(self) -> list[TrainedNetwork]:
         """Return the Pareto front by rising parameters."""
         return sorted(_networks(self._study.best_trials), key=lambda network: network.parameters)
 
-    def failures(self) -> list[Failure]:
+    def failures(self) -> list[FailedTrial]:
         """Return the trials that failed, in order, without lost ones."""
         failed = [trial for trial in self._counting() if trial.state == TrialState.FAIL]
-        return [Failure(trial.number, _architecture(trial.params), trial.user_attrs[_REASON]) for trial in failed]
+        return [FailedTrial(trial.number, _architecture(trial.params), trial.user_attrs[_REASON]) for trial in failed]
 
-    def tell(self, taken: Taken, parameters: int, accuracies: Sequence[float]) -> None:
+    def tell(self, taken: ClaimedTrial, parameters: int, accuracies: Sequence[float]) -> None:
         """Record the result of a trial: the accuracies of its members."""
         # RuntimeError: it was taken for lost, because this process sent no heartbeat for minutes
         with suppress(RuntimeError):
             taken.trial.set_user_attr(_ACCURACIES, list(accuracies))
             self._study.tell(taken.trial, [parameters, float(np.mean(accuracies))], skip_if_finished=True)
 
-    def tell_failure(self, taken: Taken, reason: str) -> None:
+    def tell_failure(self, taken: ClaimedTrial, reason: str) -> None:
         """Record that a trial has no result, and why."""
         with suppress(RuntimeError):
             taken.trial.set_user_attr(_REASON, reason)
@@ -193,12 +193,12 @@ def _architecture(chosen: Mapping[str, Any]) -> str:
     return archs.optunet_name(*numbers, *((hidden,) if hidden else ()))
 
 
-def _networks(results: Sequence[FrozenTrial]) -> list[Network]:
+def _networks(results: Sequence[FrozenTrial]) -> list[TrainedNetwork]:
     """Return the networks of trials; for each that was drawn again, its first trial."""
-    first: dict[str, Network] = {}
+    first: dict[str, TrainedNetwork] = {}
     for trial in sorted(results, key=lambda trial: trial.number):
         name, (parameters, accuracy) = _architecture(trial.params), trial.values
-        network = Network(trial.number, name, int(parameters), accuracy, tuple(trial.user_attrs[_ACCURACIES]))
+        network = TrainedNetwork(trial.number, name, int(parameters), accuracy, tuple(trial.user_attrs[_ACCURACIES]))
         first.setdefault(name, network)
     return list(first.values())
 

@@ -63,7 +63,7 @@ MAX_PART_BYTES = 32 * 2**30
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedBuild:
     """The result of ``plan``: the prefix of ids, and the units and members to be trained, 0 where the zoo has all."""
 
     zoo: Path
@@ -109,7 +109,7 @@ def plan(
     members: int,
     first_seed: int = 0,
     **options: Unpack[TrainingOptions],
-) -> Planned:
+) -> PlannedBuild:
     """Settle what is built, as ``builders.build.build`` does with the same arguments; nothing is trained. A repeated
     call finds the existing plan.
 
@@ -125,7 +125,7 @@ def plan(
         settled = request.settle(build_folder, measure_size)
     size = 0 if settled.plan is None else settled.plan.unit_size
     count = sum(len(unit.seeds) for unit in settled.units)
-    return Planned(request.root, request.recipe.prefix, len(settled.units), count, size)
+    return PlannedBuild(request.root, request.recipe.prefix, len(settled.units), count, size)
 
 
 def work(
@@ -336,11 +336,11 @@ def find_plan(root: Path, recipe: Recipe | str | Path | None) -> tuple[Recipe, B
     else:
         recipe = Recipe.of(recipe)
         build_folder = BuildFolder(root / WORK_FOLDER / recipe.prefix)
-        found = build_folder.settle_plan(None, BuildPlan) if build_folder.folder.is_dir() else None
-        if found is None:
+        plan = build_folder.settle_plan(None, BuildPlan) if build_folder.folder.is_dir() else None
+        if plan is None:
             step = f"Plan it first: python -m builders plan {recipe.name} --members N --to {root}."
             raise ZooError(Problem(str(root), f"plan of {recipe.prefix}", "one", "none", step))
-        settled = found
+        settled = plan
     expected = build_folder.folder.name
     if (settled.recipe, settled.prefix, expected) != (recipe.digest, recipe.prefix, recipe.prefix):
         step, got = "Give the build up by removing that folder.", f"one of {settled.prefix}"
@@ -390,9 +390,11 @@ def _chosen(units: Sequence[Unit], name: str | None, share: tuple[int, int] | No
 
 def _refuse_unsealed(build_folder: BuildFolder, settled: BuildPlan, units: Sequence[Unit]) -> None:
     """Refuse a merge while there are checkpoints without a digest, which cannot be compared with what was trained."""
-    found = [unit.name for unit in units if any(build_folder.has_unsealed(unit, step) for step in settled.keep_steps)]
-    if found:
-        got = f"files without a digest of {counted(len(found), 'unit')}: {excerpt(', '.join(found))}"
+    unsealed = [
+        unit.name for unit in units if any(build_folder.has_unsealed(unit, step) for step in settled.keep_steps)
+    ]
+    if unsealed:
+        got = f"files without a digest of {counted(len(unsealed), 'unit')}: {excerpt(', '.join(unsealed))}"
         raise IntegrityError(Problem(str(build_folder.folder), "saved work", "files with a digest", got, WORK_AGAIN))
 
 

@@ -111,7 +111,7 @@ def status(to: str | Path) -> tuple[BuildStatus, ...]:
     root = Path(to).absolute()
     if not root.is_dir():
         raise ZooError(Problem(str(root), "a zoo", "a folder", "nothing", "Plan a build there first."))
-    return tuple(found for plan in member_plans(root) if (found := _status_of(root, *plan)) is not None)
+    return tuple(status for plan in member_plans(root) if (status := _status_of(root, *plan)) is not None)
 
 
 def watch(to: str | Path, console: Console, *, seconds: float = 2.0) -> None:

@@ -176,10 +176,10 @@ def _one_by_one(module: torch.nn.Module, weights: Mapping[str, torch.Tensor], in
 @cache
 def largest_result(architecture: str, input_shape: tuple[int, ...]) -> int:
     """Return the bytes of the largest output of a module within a network, for one example in float32."""
-    found: list[int] = []
+    measured: list[int] = []
 
     def note(module: torch.nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        found.append(4 * output.numel())
+        measured.append(4 * output.numel())
 
     # tensors of the device "meta" have shapes and no numbers
     with torch.device("meta"), torch.inference_mode():
@@ -187,7 +187,7 @@ def largest_result(architecture: str, input_shape: tuple[int, ...]) -> int:
         for module in network.modules():
             module.register_forward_hook(note)
         network(torch.empty(1, *input_shape))
-    return max(found)
+    return max(measured)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ _SPAN_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Taken:
+class StepsTaken:
     """Steps of a unit that were just taken. ``step`` counts the optimiser steps of the unit so far; ``member_steps``
     those of all members together since the last time, and ``seconds`` their time.
     """
@@ -141,7 +141,7 @@ class UnitTraining(ABC):
                 return False
         return True
 
-    def proceed(self, unit: Unit) -> Iterator[Taken]:
+    def proceed(self, unit: Unit) -> Iterator[StepsTaken]:
         """Train one unit from where it was saved to its end.
 
         The first value has the steps before the last save, each later one those of a span; it counts none where the
@@ -153,7 +153,7 @@ class UnitTraining(ABC):
             # at_stop stores the checkpoints of a step when it is there, and a state cannot go back
             # it has passed what somebody has removed since
             state, total = self.start(unit), Spent()
-        yield Taken(state.step, state.step * len(state), 0.0)
+        yield StepsTaken(state.step, state.step * len(state), 0.0)
         # a guess, until the first span has shown how long a step takes
         span, saved, interval = self.trainer.first_span, time.monotonic(), self.save_seconds
         for stop in self.stops(unit):
@@ -161,12 +161,12 @@ class UnitTraining(ABC):
                 first, end = state.step, min(stop, state.step + span)
                 used = spent(lambda end=end: self.trainer.advance(state, end), self.counter)
                 total += used
-                yield Taken(state.step, (end - first) * len(state), used.seconds)
+                yield StepsTaken(state.step, (end - first) * len(state), used.seconds)
                 span = max(1, round((end - first) * _SPAN_SECONDS / max(used.seconds, 1e-6)))
                 stop_now, began = self.should_stop(), time.monotonic()
                 if stop_now or began - saved >= interval:
                     self.build_folder.save(unit, state, total)
-                    yield Taken(state.step, 0, 0.0)
+                    yield StepsTaken(state.step, 0, 0.0)
                     saved = time.monotonic()
                     interval = max(self.save_seconds, (saved - began) / _SAVING_SHARE)
                 if stop_now:
@@ -176,7 +176,7 @@ class UnitTraining(ABC):
                     )
             if state.step == stop:
                 self.at_stop(unit, state, total)
-                yield Taken(state.step, 0, 0.0)
+                yield StepsTaken(state.step, 0, 0.0)
         self.finish(unit)
         # last: a process that is killed before takes the unit up at its end
         self.build_folder.forget_state(unit)

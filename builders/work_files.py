@@ -38,8 +38,8 @@ def sealed(arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, str]) -> byte
     """Return the content of a file."""
     data = bytearray(save(dict(arrays), metadata={**facts, "seal": _UNSEALED}))
     # safetensors escapes quotes within values, so that this is in the header once
-    place = data.index(f'"seal":"{_UNSEALED}"'.encode()) + len('"seal":"')
-    data[place : place + len(_UNSEALED)] = hashlib.sha256(data).hexdigest().encode()
+    start = data.index(f'"seal":"{_UNSEALED}"'.encode()) + len('"seal":"')
+    data[start : start + len(_UNSEALED)] = hashlib.sha256(data).hexdigest().encode()
     return data
 
 
@@ -111,14 +111,14 @@ def _check_seal(path: Path) -> None:
         # safetensors: 8 bytes with the length of the header, little-endian, then the header in JSON, then the tensors
         length = file.read(8)
         header = file.read(int.from_bytes(length, "little"))
-        found = _SEAL.search(header)
-        if found is None:
+        matched = _SEAL.search(header)
+        if matched is None:
             raise _damaged(path, "a seal in its header", "none")
-        total.update(length + header[: found.start(1)] + _UNSEALED.encode() + header[found.end(1) :])
+        total.update(length + header[: matched.start(1)] + _UNSEALED.encode() + header[matched.end(1) :])
         while data := file.read(_READ_BYTES):
             total.update(data)
-    if total.hexdigest().encode() != found[1]:
-        raise _damaged(path, f"bytes with the digest {found[1].decode()[:12]}", total.hexdigest()[:12])
+    if total.hexdigest().encode() != matched[1]:
+        raise _damaged(path, f"bytes with the digest {matched[1].decode()[:12]}", total.hexdigest()[:12])
 
 
 def _damaged(path: Path, expected: str, got: str) -> IntegrityError:

@@ -3,10 +3,12 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+
+from ckptzoo.cli.options import Result
 
 if TYPE_CHECKING:
     from builders.recipe import Recipe
@@ -97,7 +99,7 @@ class Training(RecipeChanges):
 
 
 @dataclass(frozen=True)
-class MemberTraining(Training):
+class MemberTrainingOptions(Training):
     """The options of plain training of members."""
 
     keep_steps: KeepSteps = ""
@@ -163,19 +165,7 @@ class Work:
         return {"data": options.pop("folder"), **options, "save-every": save_every}
 
 
-class Report(Protocol):
-    """A result that people and programs can read."""
-
-    def print(self, console: Console | None = None) -> None:
-        """Print it for people."""
-        ...
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it for programs."""
-        ...
-
-
-def print_report(report: Report, as_json: bool) -> None:
+def print_report(report: Result, as_json: bool) -> None:
     """Print a result for people, or as JSON."""
     if as_json:
         print(json.dumps(report.to_json(), indent=2, allow_nan=False))

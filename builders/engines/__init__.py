@@ -172,17 +172,17 @@ def fastest(recipe: Recipe, device: str = "cpu") -> str:
     """Return the fastest of the measured engines that are installed and can train a recipe on a device. Raises
     ZooError: there is none; the message says why of every engine that knows the architecture.
     """
-    if found := usable(recipe, device):
-        return found[-1]
+    if engines := usable(recipe, device):
+        return engines[-1]
     raise refusal(recipe, device)
 
 
 def refusal(recipe: Recipe, device: str, name: str | None = None) -> ZooError:
     """Return the error that says why an engine, or none of them, trains a recipe on a device."""
-    kind, found = device.partition(":")[0], usable(recipe, device)
+    kind, engines = device.partition(":")[0], usable(recipe, device)
     if name is not None:
         got, step = f"{name}, which {' and '.join(_ENGINES[name].reasons(recipe, kind))}", "Choose one of them."
-        return ZooError(Problem(recipe.architecture, "engine", " or ".join(found) or "another one", got, step))
+        return ZooError(Problem(recipe.architecture, "engine", " or ".join(engines) or "another one", got, step))
     reasons = (
         f"{engine} {' and '.join(abilities.reasons(recipe, kind))}"
         for engine, abilities in _ENGINES.items()

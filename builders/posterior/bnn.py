@@ -47,7 +47,7 @@ from builders.recipe import Recipe
 from builders.state import Tensors, TrainingState
 
 RANDOM, MEMBER = "random", "member"
-"""What means are at first."""
+"""The means at first."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -157,7 +157,7 @@ def last_layer(
     root = losses.get(loss).hessian_root
 
     def block_sums(start: int) -> tuple[torch.Tensor, ...]:
-        network = _Network(architecture, weights, layer)
+        network = _NetworkWithInputs(architecture, weights, layer)
         totals: tuple[torch.Tensor, ...] = ()
         for batch in inputs.batches(start, _FEATURE_EXAMPLES, device):
             outputs, (features,) = network(batch)
@@ -173,7 +173,7 @@ def last_layer(
     return LastLayer(layer, has_bias, products, hessians, len(inputs.raw))
 
 
-class _Network:
+class _NetworkWithInputs:
     """A network that also returns the inputs of its layer ``layer``; each thread needs its own."""
 
     def __init__(self, architecture: str, weights: Tensors, layer: str) -> None:
@@ -198,7 +198,7 @@ def _last_linear(architecture: str, weights: Tensors, inputs: TrainingInputs) ->
     layers = [name for name, module in _module(architecture).named_modules() if isinstance(module, torch.nn.Linear)]
     batch = inputs.network_inputs(inputs.raw[:2].to(_device(weights)))
     for layer in reversed(layers):
-        outputs, given = _Network(architecture, weights, layer)(batch)
+        outputs, given = _NetworkWithInputs(architecture, weights, layer)(batch)
         tensors = [weights[name] for name in (f"{layer}.weight", f"{layer}.bias") if name in weights]
         # the same call on the same numbers, so that the bits are the same
         if len(given) == 1 and given[0].ndim == 2 and torch.equal(outputs, functional.linear(given[0], *tensors)):

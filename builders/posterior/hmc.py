@@ -44,15 +44,14 @@ from builders.posterior.log_density import examples_last, log_density, refusals
 from builders.posterior.method import (
     MarkovChain,
     Surroundings,
-    derived,
     flatten,
     number,
     parameters,
     spread,
     unflatten,
+    without_sgd,
 )
 from builders.recipe import Recipe
-from builders.schedules import MILESTONES
 from builders.state import Tensors, TrainingState
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.text import counted
@@ -136,20 +135,7 @@ class Hmc(MarkovChain):
     @property
     def chain(self) -> Recipe:
         """The recipe's data as they are, all in each step; no unit is dropped."""
-        return derived(
-            self.recipe,
-            epochs=self.burn_in + self.transitions,
-            batch=self.recipe.train,
-            crop_pad=0,
-            flip=False,
-            dropout=0.0,
-            momentum=0.0,
-            nesterov=False,
-            weight_decay=0.0,
-            learning_rate=0.0,
-            schedule=MILESTONES,
-            milestones=(),
-        )
+        return without_sgd(self.recipe, epochs=self.burn_in + self.transitions, batch=self.recipe.train, dropout=0.0)
 
     @property
     def draw_steps(self) -> list[int]:
@@ -170,8 +156,8 @@ class Hmc(MarkovChain):
             examples = _examples(surroundings)
             chains = [_arrays(_first(self, position, *examples)) for position in positions]
         state.extra = {name: torch.from_numpy(np.stack(leaves)) for name, *leaves in zip(_NAMES, *chains, strict=True)}
-        for place in range(len(state)):
-            self._require_finite(state, place, 0)
+        for chain in range(len(state)):
+            self._require_finite(state, chain, 0)
         return state
 
     def advance(self, surroundings: Surroundings, state: TrainingState, stop: int) -> None:

@@ -1,4 +1,4 @@
-"""What a posterior method is: a chain of optimiser steps, the moments at which draws are taken, and the draws."""
+"""A posterior method: a chain of optimiser steps, the moments at which draws are taken, and the draws."""
 
 import dataclasses
 import math
@@ -19,6 +19,7 @@ from builders.data_source import Feed
 from builders.engines.sgd import GradientStep
 from builders.posterior.batch_norm import renewed_statistics
 from builders.recipe import FOLDER, Recipe
+from builders.schedules import MILESTONES
 from builders.sources import Source
 from builders.state import Tensors, TrainingState
 from ckptzoo.errors import Problem, SpecError, suggestion
@@ -75,11 +76,11 @@ class Method(ABC):
     one_at_a_time: ClassVar[bool] = False
     """Whether modes advance one after another, so that how many there are makes none of them faster."""
     sampler: ClassVar[str | None] = None
-    """What takes the steps, where no engine does."""
+    """The name of the sampler that takes the steps, where no engine does."""
     name: ClassVar[str]
     """As it is asked for, and as the column ``method`` has it."""
     starts: ClassVar[str] = "chain"
-    """What a mode is: a ``member`` of a zoo that the recipe trained, or a ``chain`` that starts at random weights."""
+    """The kind of mode: a ``member`` of a zoo that the recipe trained, or a ``chain`` that starts at random weights."""
 
     recipe: Recipe
 
@@ -177,7 +178,7 @@ class Method(ABC):
         return self
 
     def mode_facts(self, state: TrainingState) -> list[dict[str, Any]]:
-        """What the rows of draws at this state tell of each mode, for the ``extra`` column."""
+        """The facts of each mode at this state, for the column ``extra`` of its draws."""
         return [{} for _ in range(len(state))]
 
     # What it is called.
@@ -319,6 +320,22 @@ def derived(recipe: Recipe, **changes: Any) -> Recipe:
     """A recipe with some keys changed; what is not a key of its kind of inputs is left out."""
     known = {item.name for item in fields(recipe)}
     return dataclasses.replace(recipe, **{key: value for key, value in changes.items() if key in known})
+
+
+def without_sgd(recipe: Recipe, **changes: Any) -> Recipe:
+    """A recipe without augmentation and without SGD's momentum, decay and rate, and with some keys changed."""
+    return derived(
+        recipe,
+        crop_pad=0,
+        flip=False,
+        momentum=0.0,
+        nesterov=False,
+        weight_decay=0.0,
+        learning_rate=0.0,
+        schedule=MILESTONES,
+        milestones=(),
+        **changes,
+    )
 
 
 def spread(moments: Sequence[int]) -> list[int]:

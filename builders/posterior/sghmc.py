@@ -43,16 +43,15 @@ from builders.posterior.method import (
     MarkovChain,
     StepNormals,
     Surroundings,
-    derived,
     flatten,
     number,
     parameters,
     spread,
     standard_normals,
     unflatten,
+    without_sgd,
 )
 from builders.recipe import Recipe
-from builders.schedules import MILESTONES
 from builders.state import Tensors, TrainingState
 from ckptzoo.errors import Problem
 
@@ -105,19 +104,7 @@ class Sghmc(MarkovChain):
     @property
     def chain(self) -> Recipe:
         """The recipe's data in other batches, without augmentation; rate, momentum and decay are not SGD's here."""
-        return derived(
-            self.recipe,
-            epochs=self.epochs,
-            batch=self.batch,
-            crop_pad=0,
-            flip=False,
-            momentum=0.0,
-            nesterov=False,
-            weight_decay=0.0,
-            learning_rate=0.0,
-            schedule=MILESTONES,
-            milestones=(),
-        )
+        return without_sgd(self.recipe, epochs=self.epochs, batch=self.batch)
 
     @property
     def draw_steps(self) -> list[int]:

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from ckptzoo.remote import CacheEntry
 
 cache = typer.Typer(
-    name="cache", help="What was fetched of zoos on other machines: list it, make room.", rich_markup_mode=None
+    name="cache",
+    help="Files that were fetched from zoos on other machines: list them, make room.",
+    rich_markup_mode=None,
 )
 
 

@@ -341,7 +341,10 @@ def dedupe(
         typer.Option("--saved", metavar="FOLDER", help="Keep what is computed of each block of checkpoints there."),
     ] = None,
     share: Annotated[
-        str, typer.Option(metavar="I/N", help="Only compute every N-th block, from the I-th, from 0; needs --saved.")
+        str,
+        typer.Option(
+            metavar="I/N", help="Only compute every N-th block, beginning with the I-th, counted from 0; needs --saved."
+        ),
     ] = "",
     on: On = None,
     as_json: AsJson = False,
@@ -422,14 +425,14 @@ def _dedupe_share(zoo: "Zoo", network: Any, shape: tuple[int, ...] | None, saved
     with contextlib.suppress(ZooError):
         require("torch", "torch")
         described.append(outputs(zoo, module=network, input_shape=shape, saved_in=saved_in))
-    found = count = 0
+    done = count = 0
     for rows in described:
         with bar("describing") as progress:
             # the blocks of the second kind are counted on from the first's, or the first shares would have more of both
             kept, blocks = rows.share(((number - count) % shares, shares), progress)
-        found, count = found + kept, count + blocks
-    then = "The same command without --share has the result." if found == count else "Others are missing."
-    print(f"{saved_in}: {found:,} of {count:,} blocks. {then}")
+        done, count = done + kept, count + blocks
+    then = "The same command without --share has the result." if done == count else "Others are missing."
+    print(f"{saved_in}: {done:,} of {count:,} blocks. {then}")
 
 
 def _inputs(root: Path, named: str, data: Path | None, *, for_activations: bool = False) -> "np.ndarray":

@@ -127,7 +127,7 @@ def push(
         str,
         typer.Argument(metavar="ORG/NAME", help="The repository; also as hf://datasets/org/name.", show_default=False),
     ],
-    private: Annotated[bool, typer.Option("--private", help="If it is made, one that is not public.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="Make the repository private, if it is made.")] = False,
     message: Annotated[str | None, typer.Option(metavar="TEXT", help="The title of the commits.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be uploaded, and stop.")] = False,
     as_json: AsJson = False,
@@ -231,7 +231,11 @@ def pull(
     output: Annotated[
         Path,
         typer.Option(
-            "--output", "-o", metavar="FOLDER", help="Where to; new, empty, or an earlier pull.", show_default=False
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            help="The folder to write; new, empty, or an earlier pull.",
+            show_default=False,
         ),
     ],
     variant: Annotated[
@@ -401,7 +405,9 @@ def contribute(
 
 def review(
     repository: Annotated[str, typer.Argument(metavar="ORG/ZOO", help="The zoo.", show_default=False)],
-    number: Annotated[int, typer.Argument(metavar="NUMBER", min=1, help="Of the pull request.", show_default=False)],
+    number: Annotated[
+        int, typer.Argument(metavar="NUMBER", min=1, help="The number of the pull request.", show_default=False)
+    ],
     merge: Annotated[bool, typer.Option("--merge", help="Merge it if no check failed.")] = False,
     derive: Annotated[
         bool,

@@ -94,7 +94,7 @@ InputShape = Annotated[
     typer.Option(
         "--input-shape",
         metavar="SHAPE",
-        help="Of one input, such as 64 or 3x32x32, for a --module of a zoo that does not say it.",
+        help="The shape of one input, such as 64 or 3x32x32, for a --module of a zoo that does not record it.",
     ),
 ]
 LabelledFile = Annotated[

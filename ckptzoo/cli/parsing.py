@@ -47,7 +47,7 @@ class Command(_Checking, TyperCommand):
     """
 
 
-class Group(_Checking, TyperGroup):
+class CommandGroup(_Checking, TyperGroup):
     """A group of commands with options of its own, which are checked alike."""
 
 
@@ -56,7 +56,7 @@ def check_values(app: typer.Typer) -> None:
     for command in app.registered_commands:
         command.cls = Command
     if app.registered_callback is not None:
-        app.registered_callback.cls = Group
+        app.registered_callback.cls = CommandGroup
     for group in app.registered_groups:
         if group.typer_instance is not None:
             check_values(group.typer_instance)
@@ -64,11 +64,11 @@ def check_values(app: typer.Typer) -> None:
 
 def _reworded(message: str, given: Any) -> str:
     """Return pydantic's message about a value, with which Typer checks numbers, in the form of other messages."""
-    found = re.fullmatch(r"Input should be ([^,]*).*", message, re.DOTALL)
-    if found is None:
+    matched = re.fullmatch(r"Input should be ([^,]*).*", message, re.DOTALL)
+    if matched is None:
         return message.removeprefix("Value error, ")
     got = given[-1] if isinstance(given, list) and given else given
-    expected = found[1].replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
+    expected = matched[1].replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
     return f"expected {expected}, got {str(got)[:80]!r}. Correct it."
 
 

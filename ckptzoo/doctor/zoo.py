@@ -63,7 +63,7 @@ def _snapshot(contents: Contents, command: str) -> Check:
     if names and (used is None or not used.location.endswith(names[0])):
         detail = f"{names[0]} cannot be used: damaged, or of parts that are not there"
         return Check("snapshot", PROBLEM, detail, f"Remove it, and run {step}.")
-    covered = 0 if used is None else sum(len(held) for tree, held in used.parts.items() if _is_current(tree))
+    covered = 0 if used is None else sum(len(stored) for tree, stored in used.parts.items() if _is_current(tree))
     behind = parts - covered
     if used is None:
         detail = f"none: opening reads {counted(parts, 'part')}"

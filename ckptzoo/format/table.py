@@ -34,8 +34,8 @@ else:
 KEY = b"ckptzoo"
 """The key of our JSON object among the Parquet file's own key-value metadata."""
 UNREADABLE = (pa.ArrowException, OSError, ValueError, RuntimeError)
-"""What pyarrow raises for damaged Parquet; RuntimeError for the exceptions of the C++ library that it does not know,
-where it reads the facts of a column."""
+"""The exceptions of pyarrow for damaged Parquet; RuntimeError for those of the C++ library that it does not know, where
+it reads the facts of a column."""
 _FIRST_TIME, _LAST_TIME = -62_135_596_800_000_000, 253_402_300_800_000_000
 """The beginnings of the years 1 and 10000 in microseconds since 1970: Python has no times outside."""
 _NEAR, _SHOWN = 0.75, 4

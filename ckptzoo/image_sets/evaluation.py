@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from ckptzoo.schema.documents import JsonFields
+
 EVALUATION_KEY = "evaluation"
 """The key in a row's ``extra`` under which the measurement of its figures is recorded."""
 _MAX_CHANNELS = 16
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(JsonFields):
     """A test set and the scaling of its pixels: inputs are ``(pixel / 255 - mean) / std``.
 
     ``dataset`` is the data set whose test images are used, such as ``mnist``; ``mean`` and ``std`` are one number for
@@ -22,10 +24,6 @@ class Evaluation:
     dataset: str
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
-
-    def to_json(self) -> dict[str, Any]:
-        """The evaluation as a row's ``extra`` records it."""
-        return {"dataset": self.dataset, "mean": list(self.mean), "std": list(self.std)}
 
     def __str__(self) -> str:
         return f"{self.dataset}, mean {_format_numbers(self.mean)}, std {_format_numbers(self.std)}"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ckptzoo.image_sets.image_set import ImageSet, KnownSet, Labels, file_error, first_line
-from ckptzoo.image_sets.pictures import Picture, Shape, decode_to_cache
+from ckptzoo.image_sets.pictures import EncodedPicture, Shape, decode_to_cache
 
 _TEXTURES_SIZE = 64
 _TEXTURE = re.compile(r".+_\d+\.jpg", re.IGNORECASE)
@@ -55,7 +55,7 @@ def _decoded(
     count = known.counts.get(split, len(paths))
     if len(paths) != count:  # before anything is decoded
         raise file_error(where, f"{split} images", f"{count:,}", f"{len(paths):,}", known.step)
-    pictures = [Picture(path.relative_to(folder).as_posix(), path) for path in paths]
+    pictures = [EncodedPicture(path.relative_to(folder).as_posix(), path) for path in paths]
     return known.image_set(split, decode_to_cache(pictures, shape), labels, where)
 
 

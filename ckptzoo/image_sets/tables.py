@@ -20,7 +20,7 @@ from ckptzoo.image_sets.image_set import (
     file_error,
     first_line,
 )
-from ckptzoo.image_sets.pictures import Picture, Shape, decode_all, decode_to_cache
+from ckptzoo.image_sets.pictures import EncodedPicture, Shape, decode_all, decode_to_cache
 from ckptzoo.text import excerpt, size
 
 _ROWS = 1000
@@ -120,7 +120,7 @@ def _image_set(
     names: list[str] | None,
     where: str,
 ) -> ImageSet:
-    pictures: list[Picture] = []
+    pictures: list[EncodedPicture] = []
     labels: list[Any] = []
     nbytes = 0
     for images, numbers in rows:
@@ -143,14 +143,14 @@ def _image_set(
     return known.image_set(split, images, checked, where)
 
 
-def _picture(item: Any, where: str) -> Picture:
+def _picture(item: Any, where: str) -> EncodedPicture:
     content = item.get("bytes") if isinstance(item, dict) else item
     if content is None and isinstance(item, dict) and item.get("path"):
-        return Picture(where, Path(item["path"]))
+        return EncodedPicture(where, Path(item["path"]))
     if not isinstance(content, bytes) or len(content) > _PICTURE_BYTES:
         got = f"{len(content):,} bytes" if isinstance(content, bytes) else type(content).__name__
         raise file_error(where, "picture", f"at most {_PICTURE_BYTES:,} bytes of JPEG or PNG", got)
-    return Picture(where, content)
+    return EncodedPicture(where, content)
 
 
 def _labels(

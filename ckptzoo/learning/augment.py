@@ -121,7 +121,7 @@ class Augment:
         """
         keys = element_keys(id_hashes(ids), seed, epoch, view)
         drawn = self.table(symmetry)
-        draw = Draw.of(drawn, self)
+        draw = ElementDraw.of(drawn, self)
         (perms, scales), matrices = draw(keys), draw.matrices(keys)
         whole = GroupElement.identity(drawn, len(keys))
         moved = {**whole.perms, **perms}
@@ -178,7 +178,7 @@ class Augment:
 
 
 @dataclass(frozen=True, eq=False)
-class Draw:
+class ElementDraw:
     """The random draw of one element of a table's group, as columns of a matrix of 64-bit words.
 
     ``constants`` are (T,), one for every word, which follows from the group, what is drawn for it and the channel
@@ -195,7 +195,7 @@ class Draw:
     mixing: tuple[tuple[Group, Words], ...] = ()
 
     @classmethod
-    def of(cls, table: Symmetry, augment: Augment) -> "Draw":
+    def of(cls, table: Symmetry, augment: Augment) -> "ElementDraw":
         """The words for a table."""
         lengths: dict[int, list[tuple[str, int]]] = {}
         outers: dict[str, int] = {}

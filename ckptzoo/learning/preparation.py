@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, ZooError
-from ckptzoo.learning.augment import Augment, Draw, bounded, element_keys, id_hashes
+from ckptzoo.learning.augment import Augment, ElementDraw, bounded, element_keys, id_hashes
 from ckptzoo.learning.forms import Form, form_of
 from ckptzoo.learning.group_action import Buffers, Drawn, Mover, Tensors
 from ckptzoo.learning.standardization import Statistics
@@ -96,7 +96,7 @@ class Preparation:
         self._source, self._y, self._views, self._form = source, y, views, form
         table = None if augment is None else augment.require(zoo.symmetry, variant, location=zoo.name)
         self._table = None if augment is None or table is None else augment.table(table)
-        self._draw = None if augment is None or self._table is None else Draw.of(self._table, augment)
+        self._draw = None if augment is None or self._table is None else ElementDraw.of(self._table, augment)
         shapes = {tensor.name: tensor.shape for tensor in zoo.arch.tensors}
         self._mover = Mover(shapes, self._table, standardize)
         # by id, so that a checkpoint meets the same elements in every selection of a zoo

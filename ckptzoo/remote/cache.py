@@ -34,7 +34,7 @@ from ckptzoo.schema.documents import MAX_BYTES, Document, seal, unseal
 SCAN_SHARE = 32
 """A process makes room again whenever it has written 1/32 of the limit: each time reads the whole folder."""
 ROOM_SHARE = 0.9
-"""What is left when room is made, as a share of the limit."""
+"""The share of the limit that is left when room is made."""
 TOUCH_SECONDS = 60.0
 """The time of a blob's last use is exact to this many seconds; touching it at every read would write to the disk."""
 TEMPORARY = ".tmp-"
@@ -201,7 +201,7 @@ def _make_folder(folder: Path, root: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Blob:
+class CachedFile:
     """One file of bytes in the cache, with the time of its last use."""
 
     path: Path
@@ -209,7 +209,7 @@ class Blob:
     used: float
 
 
-def blobs_of(root: Path, *, with_gone: bool = True) -> Iterator[Blob]:
+def blobs_of(root: Path, *, with_gone: bool = True) -> Iterator[CachedFile]:
     """Yield the blobs below a cache's root, or below one zoo's folder; ``with_gone`` includes zoos that are gone."""
     folders = [root] if (root / "blobs").is_dir() else sorted(root.iterdir()) if root.is_dir() else []
     for folder in folders:
@@ -220,7 +220,7 @@ def blobs_of(root: Path, *, with_gone: bool = True) -> Iterator[Blob]:
                 facts = path.lstat()
                 # nothing here makes folders, links and pipes, and what they lead to is not the cache's
                 if not path.name.startswith(TEMPORARY) and stat.S_ISREG(facts.st_mode):
-                    yield Blob(path, facts.st_size, facts.st_mtime)
+                    yield CachedFile(path, facts.st_size, facts.st_mtime)
 
 
 @contextlib.contextmanager
@@ -251,7 +251,7 @@ def sweep(root: Path) -> None:
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """What the cache has of one zoo.
+    """The files of one zoo in the cache.
 
     Parameters
     ----------
@@ -294,7 +294,7 @@ class Pruned:
     nbytes: int
 
     @classmethod
-    def of(cls, blobs: list[Blob]) -> "Pruned":
+    def of(cls, blobs: list[CachedFile]) -> "Pruned":
         """These blobs.
 
         Parameters
@@ -306,7 +306,7 @@ class Pruned:
 
 
 def cached_zoos(root: Path) -> list[CacheEntry]:
-    """What the cache has of every zoo, the one used last first.
+    """The files of every zoo in the cache, the one used last first.
 
     Parameters
     ----------
@@ -353,8 +353,8 @@ def prune(
 
 def prunable(
     root: Path, *, address: str | None = None, max_bytes: int | None = None, before: float | None = None
-) -> list[Blob]:
-    """What would be removed from the cache, in the order in which it would be.
+) -> list[CachedFile]:
+    """The files that would be removed from the cache, in the order of removal.
 
     Parameters
     ----------
@@ -376,7 +376,7 @@ def prunable(
     """
     if address is None and max_bytes is None and before is None:
         raise ZooError(Problem("prune", "what to remove", "a zoo, a size or an age", "none", "Name one."))
-    removed: list[Blob] = []
+    removed: list[CachedFile] = []
     if address is not None:
         known = {item.address: item for item in cached_zoos(root)}
         if address not in known:

@@ -215,7 +215,9 @@ def refusal(answer: Answer, location: str) -> RemoteError:
     if answer.status in (404, 410):
         return AbsentError(_problem(location, "a file", got, _CHECK))
     if answer.status in (401, 403):
-        return RemoteError(_problem(location, "leave to read it", got, "Log in with hf auth login, or ask its owner."))
+        return RemoteError(
+            _problem(location, "permission to read it", got, "Log in with hf auth login, or ask its owner.")
+        )
     return RemoteError(_problem(location, "an answer", got, _CHECK))
 
 

@@ -31,7 +31,7 @@ MARGIN_SECONDS = 30.0
 """How long before a signed address expires it is no longer used."""
 MAX_PAGES = 200
 """The most pages of a repository's tree, which the hub lists in pages of 1,000 files."""
-_COMMIT = re.compile(r"[0-9a-f]{40,64}")
+COMMIT = re.compile(r"[0-9a-f]{40,64}")
 # Names of git's objects, where a repository may use sha256 instead of sha1.
 _HEX = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 """sha1 or sha256."""
@@ -164,7 +164,7 @@ def read_listing(
     try:
         # without siblings: too many for one answer
         commit, siblings = str(info["sha"]), info.get("siblings")
-        if not _COMMIT.fullmatch(commit):
+        if not COMMIT.fullmatch(commit):
             raise ValueError(f"commit {commit[:80]!r}")
         if siblings is not None and all("size" in item for item in siblings):
             entries = [_entry(item["rfilename"], item, item.get("blobId")) for item in siblings]
@@ -228,13 +228,13 @@ def _refusal(answer: http.Answer, location: str) -> RemoteError:
     # huggingface_hub chooses its exceptions by the same header (utils/_http.py)
     if code == "GatedRepo":
         step = "Ask for access on its page, then log in with hf auth login."
-        return RemoteError(Problem(location, "access", "leave to read it", got, step))
+        return RemoteError(Problem(location, "access", "permission to read it", got, step))
     if answer.status == 404 or code in ("RepoNotFound", "RevisionNotFound"):
         what = "revision" if code == "RevisionNotFound" else "repository"
         return AbsentError(Problem(location, what, "one that is there and may be read", got, _STEP))
     if answer.status == 401:  # also the hub's answer where there is no such repository
         return AbsentError(Problem(location, "repository", "one that is there and may be read", got, _STEP))
-    return RemoteError(Problem(location, "access", "leave to read it", got, _STEP))
+    return RemoteError(Problem(location, "access", "permission to read it", got, _STEP))
 
 
 def _unreadable(location: str, got: str) -> Problem:
@@ -255,9 +255,9 @@ def expiry(url: str) -> float:
     return math.inf
 
 
-def hub_address(place: HubAddress, endpoint: str) -> str:
-    """Return a repository without revision, and the hub where it is not huggingface.co."""
-    plain = str(dataclasses.replace(place, revision=MAIN))
+def hub_address(place: HubAddress, endpoint: str, revision: str = MAIN) -> str:
+    """Return the address of a repository at a revision, and the hub where it is not huggingface.co."""
+    plain = str(dataclasses.replace(place, revision=revision))
     return plain if endpoint == PUBLIC_HUB else f"{plain} at {endpoint}"
 
 

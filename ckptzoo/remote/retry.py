@@ -27,8 +27,8 @@ T = TypeVar("T")
 RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 """HTTP statuses after which the same request may succeed later: timeouts, rate limits, servers that are overloaded."""
 EXPIRED_STATUSES = frozenset({400, 401, 403, 404, 410})
-"""What storage answers to a signed address that has expired; which of them depends on the storage. Only an answer to
-such an address means this: it is tried again with a new one."""
+"""The statuses that storage answers for a signed address that has expired; which of them depends on the storage. Only
+an answer to such an address means this: it is tried again with a new one."""
 MAX_PROTOCOL_ERRORS = 5
 """Answers in a row that do not fit the request (another range, another length), after which no other is asked for."""
 MAX_PAUSE = 30.0

@@ -245,6 +245,11 @@ class Architecture:
         A module that has tensors of its own is a layer, and stands for these alone. Nothing has the name where the
         result is empty.
 
+        Parameters
+        ----------
+        name
+            of a tensor, a layer or a module.
+
         Examples
         --------
         >>> state_dict = {name: np.zeros(2, np.float32) for name in ("body.0.bias", "body.2.bias", "head.bias")}

@@ -1,7 +1,6 @@
 """The card: facts about a zoo that a person wrote, kept as ``card.toml``, and the pictures that it names."""
 
 import re
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any, cast
 
 from ckptzoo.errors import Problem, SpecError, suggestion
 from ckptzoo.schema import layout
+from ckptzoo.schema.documents import parse_toml
 from ckptzoo.text import shortened
 
 CARD_TOML = "card.toml"
@@ -83,7 +83,7 @@ def picture_problems(value: Any) -> Iterator[tuple[str, str, Any]]:
 
 @dataclass(frozen=True)
 class Card:
-    """What a person says about a zoo; everything else is read off the zoo itself.
+    """The facts that a person states about a zoo; everything else is read off the zoo itself.
 
     Parameters
     ----------
@@ -178,13 +178,9 @@ class Card:
         location
             what messages call it.
         """
-        if len(data) > MAX_CARD_BYTES:
-            raise SpecError(Problem(location, "size", f"at most {MAX_CARD_BYTES:,} bytes", "more", "Shorten the card."))
-        try:
-            content: dict[str, Any] = tomllib.loads(data.decode())
-        # nested lists meet Python's limit on recursion
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise SpecError(Problem(location, "file", "a card in TOML", str(error), "Correct the card.")) from error
+        content = parse_toml(
+            data, location=location, expected="a card in TOML", step="Correct the card.", max_bytes=MAX_CARD_BYTES
+        )
         known = [spec.name for spec in fields(cls)]
         unknown = [key for key in content if key not in known]
         if unknown or "name" not in content:

@@ -1,4 +1,4 @@
-"""Sealed JSON documents, the reader of untrusted ones, and the content of ``zoo.json``.
+"""Sealed JSON documents, readers of untrusted ones in JSON and TOML, results as JSON, and the content of ``zoo.json``.
 
 A document is a JSON object in canonical form (sorted keys, no spaces, UTF-8, a final newline) whose ``digest``
 is the sha256 of the canonical form of everything else in it. So every flipped byte is noticed.
@@ -7,10 +7,14 @@ is the sha256 of the canonical form of everything else in it. So every flipped b
 import hashlib
 import json
 import math
-from dataclasses import dataclass
-from typing import Any, NoReturn, cast
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from datetime import datetime
+from pathlib import PurePath
+from typing import Any, ClassVar, NoReturn, cast
 
-from ckptzoo.errors import IntegrityError, Problem
+from ckptzoo.errors import IntegrityError, Problem, SpecError
 from ckptzoo.schema.layout import FORMAT, VERSION
 
 MAX_BYTES = 64 * 2**20
@@ -44,6 +48,48 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in cast(list[Any], value)]
     return value
+
+
+def json_value(value: Any) -> Any:
+    """The value as JSON has it: dataclasses by their fields, arrays and tuples as lists, paths and times as text."""
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if is_dataclass(value):
+        return {item.name: json_value(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): json_value(item) for name, item in cast(Mapping[Any, Any], value).items()}
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if hasattr(value, "tolist"):  # numpy, which this package does not import
+        return value.tolist()
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [json_value(item) for item in cast(Sequence[Any], value)]
+    return value
+
+
+class JsonFields:
+    """A dataclass whose fields are its JSON.
+
+    In ``class Density(JsonFields, without=("points",), derived=("peak",), named={"peak": "highest"})`` the field
+    ``points`` is left out, and the property ``peak`` is added as ``highest``.
+    """
+
+    _without: ClassVar[Sequence[str]] = ()
+    _derived: ClassVar[Sequence[str]] = ()
+    _named: ClassVar[Mapping[str, str]] = {}
+
+    def __init_subclass__(
+        cls, *, without: Sequence[str] = (), derived: Sequence[str] = (), named: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init_subclass__()
+        cls._without, cls._derived, cls._named = without, derived, named or {}
+
+    def to_json(self) -> Document:
+        """Every figure by name, as values that JSON knows."""
+        stored = [item.name for item in fields(cast(Any, self)) if item.name not in self._without]
+        return {self._named.get(name, name): json_value(getattr(self, name)) for name in (*stored, *self._derived)}
 
 
 def digest_of(value: object) -> str:
@@ -96,6 +142,20 @@ def parse(data: bytes, *, location: str, max_bytes: int = MAX_BYTES) -> Document
     if not isinstance(value, dict):
         raise _damaged(location, "JSON", "an object", type(value).__name__)
     return cast(Document, value)
+
+
+def parse_toml(data: bytes, *, location: str, expected: str, step: str, max_bytes: int) -> Document:
+    """Parse a document in TOML that a person wrote; raise ``SpecError`` where it is none, or too large.
+
+    ``expected`` says in the message what it should be, and ``step`` what to do.
+    """
+    if len(data) > max_bytes:
+        raise SpecError(Problem(location, "size", f"at most {max_bytes:,} bytes", "more", step))
+    try:
+        return tomllib.loads(data.decode())
+    # bytes that are no UTF-8 and numbers of more than 4,300 digits are a ValueError; nested lists meet Python's limit
+    except (ValueError, RecursionError) as error:
+        raise SpecError(Problem(location, "file", expected, str(error), step)) from error
 
 
 def _damaged(location: str, what: str, expected: str, got: str) -> IntegrityError:

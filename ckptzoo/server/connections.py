@@ -39,7 +39,7 @@ _PIECES, _PIECE_BYTES = 10_000, 256
 """The same for all pieces of a body, so that small bursts do not continue without limit."""
 
 
-class Connections:
+class ConnectionFactory:
     """Makes the connections of one server, as the protocol class that uvicorn expects, and counts them.
 
     ``limits`` bound how long requests may take to arrive, and how many connections an address may hold. All addresses
@@ -66,7 +66,7 @@ class Connections:
 class _BoundedConnection(H11Protocol):
     """A connection that is closed when a request arrives too slowly, or at once where there are too many."""
 
-    def __init__(self, connections: Connections, *arguments: Any) -> None:
+    def __init__(self, connections: ConnectionFactory, *arguments: Any) -> None:
         super().__init__(*arguments)
         # uvicorn makes an h11.Connection, and has no option for another class
         self.conn = self._parser = _Parser()

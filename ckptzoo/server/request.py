@@ -15,7 +15,7 @@ from urllib.parse import parse_qs
 from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request
 
-from ckptzoo.server.access import ROLES, Subject, Target, may, role_in
+from ckptzoo.server.access import ROLES, AccessTarget, Subject, may, role_in
 from ckptzoo.server.connections import network_of
 from ckptzoo.server.errors import Refusal, lacking, no_repository
 from ckptzoo.server.names import decoded
@@ -176,7 +176,7 @@ class AuthorizedRequest:
                 403, f"{what}: {expected}. Ask the operator for a link (ckptzoo serve user --root FOLDER NAME)."
             )
 
-    def require(self, role: str, target: Target) -> None:
+    def require(self, role: str, target: AccessTarget) -> None:
         """Refuse unless the caller has at least this role in another repository, or in a namespace.
 
         Raises Refusal with status 404 for a repository that the caller may not read, else with 403.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.predictions import Predictions
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.pairwise import PairwiseInformation
+from ckptzoo.schema.documents import Document
 from ckptzoo.studies.pair_correlation import LEVEL, PairCorrelation, correlate_pairs
 from ckptzoo.studies.shared.result import Spread, StudyResult
 from ckptzoo.studies.shared.selection import default_sets, evenly, flags, is_sample, predict_command
@@ -37,7 +38,7 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Collapse(StudyResult):
+class Collapse(StudyResult, without=("information", "ood_information")):
     """The mutual information of every pair of members on two sets of inputs; drawn as ``collapse.png``.
 
     ``set`` and ``ood`` name the networks' own inputs, and others; ``usable`` counts the members to choose from, each at
@@ -70,15 +71,10 @@ class Collapse(StudyResult):
         by_set = {self.set: Spread.of(self.information), self.ood: Spread.of(self.ood_information)}
         return {name: spread for name, spread in by_set.items() if spread is not None}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Document:
         """Every figure by name, without those of each pair."""
-        names = ("name", "set", "ood", "inputs", "ood_inputs", "classes", "members", "usable", "not_finite")
-        return {
-            **{name: getattr(self, name) for name in (*names, "seed", "permutations", "resamples")},
-            "pairs": len(self.information),
-            "information": [{"set": name, **spread.to_json()} for name, spread in self.spreads.items()],
-            "correlations": {name: item.to_json() for name, item in self.correlations.items()},
-        }
+        spreads = [{"set": name, **spread.to_json()} for name, spread in self.spreads.items()]
+        return {**super().to_json(), "pairs": len(self.information), "information": spreads}
 
     def _lines(self) -> Iterator[RenderableType]:
         yield facts(self._facts())

@@ -1,10 +1,11 @@
 """The density of points in the plane: a kernel estimate, and its maxima that are more than noise."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ckptzoo.schema.documents import JsonFields
 
 GRID = 160
 """The number of cells along either axis."""
@@ -21,15 +22,12 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Peak:
+class Peak(JsonFields):
     """A maximum of a density; its ``share`` of the mass is in cells from which steepest ascent leads there."""
 
     place: tuple[float, float]
     height: float
     share: float
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, eq=False)

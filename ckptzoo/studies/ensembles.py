@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.predictions import Predictions
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.predictions import disagreement
+from ckptzoo.schema.documents import Document, JsonFields, json_value
 from ckptzoo.studies.ensemble_scores import DisjointEnsembles, Scores, SummedPredictions, log_softmax, scores
 from ckptzoo.studies.shared.result import Spread, StudyResult
 from ckptzoo.studies.shared.selection import default_sets, flags, labels_of, predict_command
@@ -41,7 +42,7 @@ _PERCENT = {"accuracy", "ece", *OTHER}
 
 
 @dataclass(frozen=True)
-class Size:
+class Size(JsonFields):
     """Ensembles of one size.
 
     ``size`` is 1 for the members themselves; ``subsets`` counts the scored ensembles, no two of which share a member. A
@@ -66,16 +67,13 @@ class Size:
         """Return it with the figures of another for ensembles of this size on other sets."""
         return self if other is None else Size(self.size, other.subsets, other.scores | self.scores)
 
-    def to_json(self) -> dict[str, Any]:
-        scores = [
-            {"set": name, **{figure: spread.to_json() for figure, spread in figures.items()}}
-            for name, figures in self.scores.items()
-        ]
-        return {"size": self.size, "subsets": self.subsets, "scores": scores}
+    def to_json(self) -> Document:
+        scores = [{"set": name, **json_value(figures)} for name, figures in self.scores.items()]
+        return {**super().to_json(), "scores": scores}
 
 
 @dataclass(frozen=True, eq=False)
-class Ensembles(StudyResult):
+class Ensembles(StudyResult, without=("accuracies",)):
     """The scores of single members and of ensembles of them.
 
     Drawn as ``ensembles.png`` and ``members.png``, and ``detection.png`` where there are other sets. ``set`` is scored,
@@ -137,15 +135,12 @@ class Ensembles(StudyResult):
         gain = means[self.members].mean - means[1].mean
         return (gain if name == "accuracy" else -gain) > 0
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Document:
         """Every figure by name, without those of each member."""
-        names = ("name", "set", "inputs", "classes", "members", "not_finite", "seed")
         return {
-            **{name: getattr(self, name) for name in names},
-            "ood": list(self.ood),
+            **super().to_json(),
             "ood_not_finite": [{"set": name, "members": count} for name, count in self.ood_not_finite.items()],
             "diverged": int(self.diverged.sum()),
-            "sizes": [item.to_json() for item in self.sizes],
             "disagreement": [{"set": name, "pairs": share} for name, share in self.disagreement.items()],
             "enough": [
                 {"figure": name, "share": share, "size": self.enough(name, share)}

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -25,6 +25,7 @@ from ckptzoo.loader.selection import MethodDraws, draws_by_method
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.loader.zoo import open as open_zoo
 from ckptzoo.schema import layout
+from ckptzoo.schema.documents import Document, JsonFields
 from ckptzoo.schema.equivalence import checked_difference
 from ckptzoo.schema.layout import predictions_name
 from ckptzoo.schema.metadata import DIFFERENCES
@@ -78,7 +79,7 @@ class PredictionSummary:
 
 
 @dataclass(frozen=True)
-class Inventory(PrintedResult):
+class Inventory(PrintedResult, JsonFields, derived=("nbytes",)):
     """The contents of a zoo, or of a selection of one.
 
     ``total`` counts the zoo's checkpoints but for the retracted ones; ``diverged``, ``not_finite`` and ``retracted``
@@ -119,13 +120,13 @@ class Inventory(PrintedResult):
         """Bytes of all shards of the zoo."""
         return sum(item.nbytes for item in (*self.variants, *self.predictions))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Document:
         """Everything by name; what is unknown is None."""
         layers = [
             {"layer": layer, "tensors": [{"name": name, "shape": list(shape)} for name, shape in tensors.items()]}
             for layer, tensors in self.layers.items()
         ]
-        return {**asdict(self), "layers": layers, "nbytes": self.nbytes}
+        return {**super().to_json(), "layers": layers}
 
     def print(self, console: Console | None = None) -> None:
         (console or Console()).print(Group(*self.lines()), markup=False, highlight=False)
@@ -333,7 +334,7 @@ class _Rows:
 
 
 @dataclass(frozen=True)
-class ZooListing(PrintedResult):
+class ZooListing(PrintedResult, JsonFields):
     """The zoos of a folder or of a collection.
 
     ``zoos`` maps folders to inventories; ``notes`` say which zoos differ from the collection's record: missing,
@@ -345,11 +346,6 @@ class ZooListing(PrintedResult):
     notes: tuple[str, ...] = ()
     is_collection: bool = False
     path: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        zoos = {folder: item.to_json() for folder, item in self.zoos.items()}
-        about = {"name": self.name, "path": self.path, "is_collection": self.is_collection}
-        return {**about, "zoos": zoos, "notes": list(self.notes)}
 
     def print(self, console: Console | None = None) -> None:
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
@@ -371,7 +367,7 @@ class ZooListing(PrintedResult):
 
 @checked
 def take_stock(address: str, where: Filters = None) -> Inventory | ZooListing:
-    """What a zoo holds, or each zoo of a collection or of a folder.
+    """Take stock of a zoo, or of each zoo of a collection or of a folder.
 
     Parameters
     ----------
@@ -427,8 +423,8 @@ def _listing_of(collection: Collection, folders: Sequence[str], where: Filters) 
 def _listing(name: str, zoos: Mapping[str, Zoo], where: Filters, notes: Sequence[str] = ()) -> ZooListing:
     """List the contents of zoos; with a condition only zoos in which something is selected."""
     chosen = {folder: zoo if where is None else zoo.where(where) for folder, zoo in zoos.items()}
-    held = {folder: inventory(zoo) for folder, zoo in chosen.items() if where is None or len(zoo)}
-    return ZooListing(name, held, tuple(notes))
+    inventories = {folder: inventory(zoo) for folder, zoo in chosen.items() if where is None or len(zoo)}
+    return ZooListing(name, inventories, tuple(notes))
 
 
 def _drawn(item: MethodDraws) -> str:

@@ -41,9 +41,9 @@ def least_midpoints(
     order = np.concatenate([block * _SIZE + orders[place] for block, place in zip(blocks, places, strict=True)])
     element = GroupElement.identity(table, 1)
     # an OptuNet's groups are told by their sizes, 2 and 10
-    found = {_BLOCKS: np.array(blocks), _BLOCKS * _SIZE: order}
+    order_by_group = {_BLOCKS: np.array(blocks), _BLOCKS * _SIZE: order}
     for group in table.groups:
-        element.perms[group.id][0] = found[group.n]
+        element.perms[group.id][0] = order_by_group[group.n]
     return element
 
 
@@ -52,14 +52,14 @@ def _tables(evaluator: Any, first: Weights, second: Weights) -> tuple[NDArray[np
     half = {name: (first[name][0].astype(np.float64), second[name][0].astype(np.float64)) for name in first}
     count = (_BLOCKS * _SIZE) ** 2
     weights = {name: np.zeros((count, *array[0].shape), np.float32) for name, array in half.items()}
-    for place, (channel, other) in enumerate(np.ndindex(_BLOCKS * _SIZE, _BLOCKS * _SIZE)):
+    for row, (channel, other) in enumerate(np.ndindex(_BLOCKS * _SIZE, _BLOCKS * _SIZE)):
         ours, theirs = half["conv1.weight"]
         # one channel of the first layer and one of the second, put first
-        weights["conv1.weight"][place, 0] = (ours[channel // _SIZE] + theirs[other // _SIZE]) / 2
+        weights["conv1.weight"][row, 0] = (ours[channel // _SIZE] + theirs[other // _SIZE]) / 2
         ours, theirs = half["conv2.weight"]
-        weights["conv2.weight"][place, 0] = (ours[channel] + theirs[other]) / 2
+        weights["conv2.weight"][row, 0] = (ours[channel] + theirs[other]) / 2
         ours, theirs = half["fc.weight"]
-        weights["fc.weight"][place, :, 0] = (ours[:, channel] + theirs[:, other]) / 2
+        weights["fc.weight"][row, :, 0] = (ours[:, channel] + theirs[:, other]) / 2
     outputs = evaluator.outputs(weights)
     shape = (_BLOCKS, _SIZE, _BLOCKS, _SIZE, *outputs.shape[1:])
     return outputs.reshape(shape).swapaxes(1, 2), np.mean(half["fc.bias"], axis=0)

@@ -1,7 +1,7 @@
 """How far are trained networks from the least mass that rescaling their neurons can reach?"""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,6 +13,7 @@ from ckptzoo.arguments import Size, checked
 from ckptzoo.console import columns, facts
 from ckptzoo.errors import Problem, ZooError, require
 from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema.documents import JsonFields
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.studies.shared.result import StudyResult
 from ckptzoo.studies.shared.selection import evenly, own_table, parameters_by_layer, thinned, usable_rows
@@ -50,7 +51,7 @@ class Largest:
 
 
 @dataclass(frozen=True)
-class ConvexCheck:
+class ConvexCheck(JsonFields, derived=("difference",)):
     """The least mass of one network as both solvers found it, each with the certified bound of its excess.
 
     ``mass`` and ``gap`` are from ``ckptzoo.symmetry.min_mass``, ``convex_mass`` and ``convex_gap`` from cvxpy with
@@ -67,9 +68,6 @@ class ConvexCheck:
     def difference(self) -> float:
         """By how much cvxpy's mass is above the other, relative to it."""
         return (self.convex_mass - self.mass) / self.mass
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "difference": self.difference}
 
 
 @dataclass(frozen=True, eq=False)
@@ -288,8 +286,8 @@ def _convex_checks(
     places = evenly(len(zoo), count)
     chosen = zoo.take(places)
     weights = {name: chosen[name][:] for name in zoo.arch.names}
-    found = min_mass(weights, symmetry, formulation=formulation, engine="cvxpy")
-    figures = np.stack([mass[places], gap[places], found.mass_after, found.gap], 1).tolist()
+    least = min_mass(weights, symmetry, formulation=formulation, engine="cvxpy")
+    figures = np.stack([mass[places], gap[places], least.mass_after, least.gap], 1).tolist()
     return tuple(ConvexCheck(id, *row) for id, row in zip(chosen.ids, figures, strict=True))
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import require
+from ckptzoo.schema.documents import Document, JsonFields
 
 QUANTILES = (0.05, 0.1, 0.2, 0.3, 0.5)
 """Quantiles for ``sklearn.cluster.estimate_bandwidth``; 0.3 is its default."""
@@ -41,7 +42,7 @@ class BandwidthEstimate:
 
 
 @dataclass(frozen=True, eq=False)
-class ModeCurve:
+class ModeCurve(JsonFields, derived=("apart_up_to", "one_from"), named={"median": "median_distance"}):
     """The number of modes of n points against the bandwidth.
 
     ``points`` counts all points and ``distinct`` those that differ; ``median`` is the median distance between two
@@ -84,40 +85,18 @@ class ModeCurve:
                 first = end
         return best
 
-    def to_json(self) -> dict[str, Any]:
-        steadiest = self.steadiest
-        return {
-            "points": self.points,
-            "distinct": self.distinct,
-            "median_distance": self.median,
-            "bandwidths": self.bandwidths.tolist(),
-            "modes": self.modes.tolist(),
-            "apart_up_to": self.apart_up_to,
-            "one_from": self.one_from,
-            "steadiest": None if steadiest is None else {"modes": steadiest[0], "factor": steadiest[1]},
-            "estimates": [
-                {
-                    "quantile": item.quantile,
-                    "bandwidth": item.bandwidth,
-                    "modes": item.modes,
-                    "largest": item.largest,
-                }
-                for item in self.estimates
-            ],
-        }
+    def to_json(self) -> Document:
+        steadiest = None if self.steadiest is None else dict(zip(("modes", "factor"), self.steadiest, strict=True))
+        return {**super().to_json(), "steadiest": steadiest}
 
 
 @dataclass(frozen=True, eq=False)
-class WeightSpace:
+class WeightSpace(JsonFields):
     """The weights of one layer, or of all; ``curves`` has None for a variant in which all members are equal."""
 
     label: str
     parameters: int
     curves: dict[str, ModeCurve | None]
-
-    def to_json(self) -> dict[str, Any]:
-        curves = {name: None if curve is None else curve.to_json() for name, curve in self.curves.items()}
-        return {"label": self.label, "parameters": self.parameters, "curves": curves}
 
 
 class PointSet:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from ckptzoo.console import columns, facts
 from ckptzoo.errors import Problem, ZooError, require
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
+from ckptzoo.schema.documents import Document
 from ckptzoo.studies.mean_shift import QUANTILES, RUNS, ModeCurve, PointSet, WeightSpace, mode_curve
 from ckptzoo.studies.shared.result import StudyResult, counts_json, permutations_text
 from ckptzoo.studies.shared.selection import evenly, parameter_names, parameters_by_layer, table_of, usable_rows
@@ -57,13 +58,8 @@ class Modes(StudyResult):
     layers: int
     spaces: tuple[WeightSpace, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        names = ("name", "variant", "architecture", "parameters", "members", "usable", "left_out", "layers")
-        return {
-            **{name: getattr(self, name) for name in names},
-            "counts": counts_json(self.counts),
-            "spaces": [space.to_json() for space in self.spaces],
-        }
+    def to_json(self) -> Document:
+        return {**super().to_json(), "counts": counts_json(self.counts)}
 
     def _lines(self) -> Iterator[RenderableType]:
         yield facts(self._facts())

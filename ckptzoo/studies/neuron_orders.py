@@ -1,12 +1,12 @@
 """The orders of neurons: of channels of each group within their blocks, and of blocks, and their keys."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.schema.groups import Fixed, Group, Like, Wreath
+from ckptzoo.schema.groups import AxisAction, Fixed, Group, Like, Wreath
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import canonicalize, ordering_keys
 from ckptzoo.symmetry.arrays import Stacked, by_channel, positions
@@ -106,14 +106,7 @@ def first_weights(weights: Stacked, symmetry: Symmetry) -> Keys:
     """
     canonical = canonicalize(weights, symmetry, gauge="first-weight")
     keys_by_group: Keys = {}
-    for group in symmetry.groups:
-        if isinstance(group.perm, Like):
-            continue
-        writers = [
-            action
-            for action in symmetry.actions
-            if action.exponent == 1 and any(item.group == group.id for item in action.segments)
-        ]
+    for group, writers in _writers(symmetry):
         # the tensor that the gauge looks at: weights or a gain before biases (as ckptzoo.symmetry.moments sorts them)
         action = min(writers, key=lambda action: action.role not in ("out", "gain"))
         channels = by_channel(np.asarray(canonical.weights[action.tensor]), action)
@@ -126,6 +119,20 @@ def first_weights(weights: Stacked, symmetry: Symmetry) -> Keys:
     return keys_by_group
 
 
+def _writers(symmetry: Symmetry) -> Iterator[tuple[Group, list[AxisAction]]]:
+    """Each group that has an order of its own, and the axes that write its channels."""
+    for group in symmetry.groups:
+        if not isinstance(group.perm, Like):
+            yield (
+                group,
+                [
+                    action
+                    for action in symmetry.actions
+                    if action.exponent == 1 and any(item.group == group.id for item in action.segments)
+                ],
+            )
+
+
 def largest_weights(weights: Stacked, symmetry: Symmetry) -> Keys:
     """The largest of each channel's incoming weights as they are, neither scaled nor without their sign.
 
@@ -134,14 +141,7 @@ def largest_weights(weights: Stacked, symmetry: Symmetry) -> Keys:
     names to raw tensors, (K, *shape).
     """
     keys_by_group: Keys = {}
-    for group in symmetry.groups:
-        if isinstance(group.perm, Like):
-            continue
-        writers = [
-            action
-            for action in symmetry.actions
-            if action.exponent == 1 and any(item.group == group.id for item in action.segments)
-        ]
+    for group, writers in _writers(symmetry):
         role = min((action.role for action in writers), key=("out", "gain", "bias").index)
         largest: list[NDArray[np.float64]] = []
         for action in (item for item in writers if item.role == role):

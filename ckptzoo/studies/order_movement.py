@@ -1,12 +1,12 @@
 """How the orders of members change between two steps, against keys that move by independent noise."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.measure.ranks import kendall, noise_tau, normal_tau, normal_tau_sd
+from ckptzoo.schema.documents import Document, JsonFields
 from ckptzoo.symmetry.transpositions import random_transpositions, transpositions
 
 ENOUGH = 8
@@ -20,7 +20,7 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Movement:
+class Movement(JsonFields, derived=("noise", "than_noise", "normal", "than_normal")):
     """One order at two steps; means over members, which are independent, with standard errors over them.
 
     An order holds ``n`` things; a member's figures are means over its ``orders``, and ``members`` have both steps.
@@ -76,10 +76,8 @@ class Movement:
             return AS
         return MORE if excess > 0 else LESS
 
-    def to_json(self) -> dict[str, Any]:
-        random = {"tau": 0.0, "transpositions": random_transpositions(self.n)}
-        derived = ("noise", "than_noise", "normal", "than_normal")
-        return {**asdict(self), **{name: getattr(self, name) for name in derived}, "random": random}
+    def to_json(self) -> Document:
+        return {**super().to_json(), "random": {"tau": 0.0, "transpositions": random_transpositions(self.n)}}
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,13 +1,13 @@
 """The correlation of two figures of pairs of members, where pairs share members: a Mantel test, and a bootstrap."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, ZooError
+from ckptzoo.schema.documents import JsonFields
 
 LEVEL = 0.95
 """The level of the confidence interval."""
@@ -18,7 +18,7 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class PairCorrelation:
+class PairCorrelation(JsonFields):
     """The correlation of two figures of the pairs of some members.
 
     ``low`` and ``high`` are an interval of level ``LEVEL``; None without resamples, or where the figures of none of
@@ -29,9 +29,6 @@ class PairCorrelation:
     low: float | None
     high: float | None
     p_value: float | None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def correlate_pairs(

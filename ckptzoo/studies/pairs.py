@@ -15,6 +15,7 @@ from ckptzoo.console import columns, facts
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import require
 from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema.documents import Document, json_value
 from ckptzoo.schema.layout import GaugeName
 from ckptzoo.studies.shared.networks import evaluator_of, line_barriers, pairs_at_once
 from ckptzoo.studies.shared.result import Spread, StudyResult, mean_and_sd
@@ -35,7 +36,7 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class PairStudy(StudyResult):
+class PairStudy(StudyResult, without=("barrier_distances",)):
     """Distances of all pairs, and barriers of the nearest and of random ones; drawn as ``pairs.png``.
 
     The study has ``members`` of ``usable`` ones. ``sampled`` and ``least`` are (BINS,) numbers of pairs by their
@@ -64,22 +65,13 @@ class PairStudy(StudyResult):
     barrier_distances: dict[str, Values]
     seed: int
 
-    def to_json(self) -> dict[str, Any]:
-        names = ("name", "gauge", "members", "usable", "set", "seed")
-        spreads = {name: Spread.of(values) for name, values in self.barriers.items()}
-        neighbours = Spread.of(self.neighbours)
+    def to_json(self) -> Document:
+        sampled, least = self.distances
         return {
-            **{name: getattr(self, name) for name in names},
-            "distances": {
-                name: item.to_json() for name, item in zip(("sampled", "least"), self.distances, strict=True)
-            },
-            "edges": self.edges.tolist(),
-            "sampled": self.sampled.tolist(),
-            "least": self.least.tolist(),
-            "nearest": [list(pair) for pair in self.nearest],
-            "neighbours": None if neighbours is None else neighbours.to_json(),
-            "components": list(self.components),
-            "barriers": {name: None if item is None else item.to_json() for name, item in spreads.items()},
+            **super().to_json(),
+            "distances": {"sampled": sampled.to_json(), "least": least.to_json()},
+            "neighbours": json_value(Spread.of(self.neighbours)),
+            "barriers": {name: json_value(Spread.of(values)) for name, values in self.barriers.items()},
         }
 
     def _lines(self) -> Iterator[RenderableType]:
@@ -212,14 +204,14 @@ def pairs(
         size = pairs_at_once(chosen.arch)
         advance, points = counter(sum(map(len, some.values())), progress), np.linspace(0, 1, POINTS)
         for name, places in some.items():
-            found: list[Values] = []
+            measured: list[Values] = []
             for start in range(0, len(places), size):
                 part = places[start : start + size]
                 first, second = ({key: array[part[:, side]] for key, array in weights.items()} for side in (0, 1))
                 aligned = symmetry.align(second, first, table).weights
-                found.append(line_barriers(evaluator, first, aligned, points))
+                measured.append(line_barriers(evaluator, first, aligned, points))
                 advance(len(part))
-            heights[name] = np.concatenate(found)
+            heights[name] = np.concatenate(measured)
     ids = chosen.ids
     all_sampled, all_least = Spread.of(sampled), Spread.of(between)
     assert all_sampled is not None and all_least is not None

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,19 +110,6 @@ class Permutations(StudyResult):
         by_pair = {(item.first, item.second): item for item in self.movements if item.label == label}
         return {
             name: [by_pair[pair] for pair in pairs if pair in by_pair] for name, pairs in compared(self.steps).items()
-        }
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "variant": self.variant,
-            "key": self.key,
-            "architecture": self.architecture,
-            "members": self.members,
-            "left_out": self.left_out,
-            "steps": list(self.steps),
-            "explained": self.explained,
-            "movements": [item.to_json() for item in self.movements],
         }
 
     def _lines(self) -> Iterator[RenderableType]:

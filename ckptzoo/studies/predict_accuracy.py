@@ -22,6 +22,7 @@ from ckptzoo.format.splits import members_of
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.ranks import kendall_tau_b
 from ckptzoo.schema import layout
+from ckptzoo.schema.documents import JsonFields
 from ckptzoo.studies.shared.result import Spread, StudyResult, mean_and_sd
 from ckptzoo.studies.shared.selection import own_table, usable_rows
 from ckptzoo.text import Progress, counted, counter
@@ -42,7 +43,7 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Score:
+class Score(JsonFields):
     """How well one regressor predicts on the test sides of the splits.
 
     The features are ``STATISTICS``, ``FLAT``, ``SQUARES`` or ``COPIES``, the regressor is ``RIDGE`` or ``TREES``, and
@@ -61,10 +62,6 @@ class Score:
     def by_member(self) -> bool:
         """Whether no member is on both sides."""
         return self.split == BY_MEMBER
-
-    def to_json(self) -> dict[str, Any]:
-        names = ("variant", "features", "regressor", "split")
-        return {**{name: getattr(self, name) for name in names}, "r2": self.r2.to_json(), "tau": self.tau.to_json()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,12 +96,8 @@ class PredictAccuracy(StudyResult):
     def score(self, variant: str, features: str, regressor: str, split: str = BY_MEMBER) -> Score | None:
         """One of the scores, where it was measured."""
         asked = (variant, features, regressor, split)
-        found = ((s.variant, s.features, s.regressor, s.split) for s in self.scores)
-        return next((score for score, its in zip(self.scores, found, strict=True) if its == asked), None)
-
-    def to_json(self) -> dict[str, Any]:
-        names = ("name", "target", "checkpoints", "members", "splits", "left_out", "without_flat")
-        return {**{name: getattr(self, name) for name in names}, "scores": [item.to_json() for item in self.scores]}
+        keys = ((s.variant, s.features, s.regressor, s.split) for s in self.scores)
+        return next((score for score, its in zip(self.scores, keys, strict=True) if its == asked), None)
 
     def _lines(self) -> Iterator[RenderableType]:
         sides = f"{self.splits}, 70% of the members to train"
@@ -231,13 +224,13 @@ def predict_accuracy(
 
 def statistics(zoo: Zoo, variant: str) -> Values:
     """(N, 7 * tensors) mean, variance and the quantiles 0, 1/4, 1/2, 3/4, 1 of each tensor of floats."""
-    found: list[Values] = []
+    columns: list[Values] = []
     for name in _floats(zoo):
         tensor = zoo[name, variant]
         step = max(1, 64 * 2**20 // max(1, tensor.nbytes // max(1, len(zoo))))
         rows = [_statistics(np.asarray(tensor[start : start + step])) for start in range(0, len(zoo), step)]
-        found.append(np.concatenate(rows))
-    return np.concatenate(found, axis=1)
+        columns.append(np.concatenate(rows))
+    return np.concatenate(columns, axis=1)
 
 
 def _statistics(stacked: NDArray[Any]) -> Values:
@@ -258,15 +251,15 @@ def _permuted(zoo: Zoo, copies: int, seed: int) -> list[Values]:
     """The weights of all checkpoints under random permutations, ``copies`` times."""
     table = own_table(zoo)
     weights = {tensor.name: np.asarray(zoo[tensor.name][:]) for tensor in zoo.arch.tensors}
-    found: list[Values] = []
+    permuted: list[Values] = []
     for number in range(copies):
         drawn = symmetry.GroupElement.random(table, len(zoo), np.random.default_rng([seed, 1, number]))
         # copies differ by permutations alone, as drawn scales would change the features' spread
         ones = {name: np.ones_like(scale) for name, scale in drawn.scales.items()}
         moved = symmetry.apply(symmetry.GroupElement(drawn.perms, ones), weights, table)
         flat = [np.asarray(moved[name]).reshape(len(zoo), -1).astype(np.float64) for name in _floats(zoo)]
-        found.append(np.concatenate(flat, axis=1))
-    return found
+        permuted.append(np.concatenate(flat, axis=1))
+    return permuted
 
 
 def _listed(zoo: Zoo) -> str:
@@ -317,9 +310,9 @@ def _score(
         model = _regressor(regressor, seed)
         examples = np.concatenate([matrix[trained], *(copy[trained] for copy in more)])
         model.fit(examples, np.tile(values[trained], 1 + len(more)))
-        predicted, held = model.predict(matrix[~trained]), values[~trained]
-        explained[number] = 1 - ((predicted - held) ** 2).sum() / ((held - held.mean()) ** 2).sum()
-        tau[number] = kendall_tau_b(predicted, held)
+        predicted, targets = model.predict(matrix[~trained]), values[~trained]
+        explained[number] = 1 - ((predicted - targets) ** 2).sum() / ((targets - targets.mean()) ** 2).sum()
+        tau[number] = kendall_tau_b(predicted, targets)
         advance(1)
     # a prediction that is the same for all has no order
     r2, orders = Spread.of(explained), Spread.of(np.nan_to_num(tau))

@@ -79,10 +79,10 @@ class Steps(StudyResult):
         return {**{name: getattr(self, name) for name in names}, "steps": listed}
 
     def _lines(self) -> Iterator[RenderableType]:
-        found = [("zoo", f"{self.name}: {counted(self.members, 'member')}, {counted(len(self.steps), 'earlier step')}")]
+        rows = [("zoo", f"{self.name}: {counted(self.members, 'member')}, {counted(len(self.steps), 'earlier step')}")]
         if self.set is not None:
-            found.append(("barriers", f"in nats, on {self.set}: {counted(self.inputs, 'input')}"))
-        yield facts([*found, ("transpositions", f"at most {self.most:,}")])
+            rows.append(("barriers", f"in nats, on {self.set}: {counted(self.inputs, 'input')}"))
+        yield facts([*rows, ("transpositions", f"at most {self.most:,}")])
         yield ""
         yield "from a kept step to the last one of the same member"
         yield self._table()

@@ -1,8 +1,8 @@
 """How much of a zoo is symmetry? Counts, how well the gauge is defined, and how far raw checkpoints are from it."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,7 @@ from rich.table import Table
 from ckptzoo.arguments import checked
 from ckptzoo.console import columns, facts
 from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema.documents import Document, json_value
 from ckptzoo.studies.gauge_distance import LayerDistance, OrderDistance, Scaling, gauge_distance
 from ckptzoo.studies.shared.result import Spread, StudyResult, counts_json, permutations_text
 from ckptzoo.studies.shared.selection import table_of
@@ -31,7 +32,7 @@ class GaugeCounts:
 
 
 @dataclass(frozen=True, eq=False)
-class Symmetries(StudyResult):
+class Symmetries(StudyResult, named={"left_out": "left", "scalings": "scales"}):
     """The symmetries of a zoo's networks, and the effect of one gauge on them.
 
     Drawn as ``margins.png``, ``scales.png`` and ``transpositions.png``, without those for which there is nothing to
@@ -63,26 +64,11 @@ class Symmetries(StudyResult):
     scalings: tuple[Scaling, ...]
     distances: tuple[LayerDistance, ...]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Document:
         """Every figure by name, without the margins themselves."""
-        margins = Spread.of(self.margins)
-        gauge_counts = {name: getattr(self, name) for name in ("ties", "unresolved", "dead", "clamped")}
-        return {
-            "name": self.name,
-            "variant": self.variant,
-            "architecture": self.architecture,
-            "parameters": self.parameters,
-            "checkpoints": self.checkpoints,
-            "counts": counts_json(self.counts),
-            "gauged": self.gauged,
-            "left": self.left_out,
-            **{name: None if item is None else asdict(item) for name, item in gauge_counts.items()},
-            "margins": None if margins is None else margins.to_json(),
-            "closest": None if self.closest is None else {"id": self.closest[0], "margin": self.closest[1]},
-            "moves": [item.to_json() for item in self.moves],
-            "scales": [item.to_json() for item in self.scalings],
-            "distances": [item.to_json() for item in self.distances],
-        }
+        closest = None if self.closest is None else dict(zip(("id", "margin"), self.closest, strict=True))
+        margins = json_value(Spread.of(self.margins))
+        return {**super().to_json(), "counts": counts_json(self.counts), "margins": margins, "closest": closest}
 
     def _lines(self) -> Iterator[RenderableType]:
         yield facts(self._facts())

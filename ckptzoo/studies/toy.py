@@ -85,10 +85,6 @@ class Toy(StudyResult):
     unmeasured: int
     panels: tuple[ToyPanel, ToyPanel, ToyPanel]
 
-    def to_json(self) -> dict[str, Any]:
-        names = ("name", "architecture", "tensor", "norm", "loss", "members", "dropped", "left_out", "unmeasured")
-        return {**{name: getattr(self, name) for name in names}, "panels": [panel.to_json() for panel in self.panels]}
-
     def _lines(self) -> Iterator[RenderableType]:
         yield facts(self._facts())
         yield ""

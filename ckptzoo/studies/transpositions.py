@@ -1,6 +1,6 @@
 """Are planted permutations of hidden neurons still there after training?"""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -16,6 +16,7 @@ from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.ranks import kendall_tau_b
+from ckptzoo.schema.documents import Document
 from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.studies.shared.networks import (
@@ -63,7 +64,7 @@ class PlantedPair:
 
 
 @dataclass(frozen=True, eq=False)
-class Transpositions(StudyResult):
+class Transpositions(StudyResult, without=("found_at", "apart_at"), derived=("correlations",)):
     """The fate of planted permutations, over P pairs; drawn as ``transpositions.png``.
 
     ``left_out`` counts planted members without a pair: not finite, diverged, or without their reference. ``planted``
@@ -119,24 +120,18 @@ class Transpositions(StudyResult):
         }
         return {name: tau for name, tau in taus.items() if np.isfinite(tau)}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Document:
         """Every figure by name; of each pair, and means along the line for every planted number."""
-        lists = {name: getattr(self, name).tolist() for name in ("runs", "planted", "found", "apart")}
         steps = [
             {"step": step, "found": found.tolist(), "apart": apart.tolist()}
             for step, found, apart in zip(self.steps, self.found_at, self.apart_at, strict=True)
         ]
-        along = {str(number): self.along[self.planted == number].mean(0).tolist() for number in self.numbers}
         return {
-            **{name: getattr(self, name) for name in ("name", "architecture", "most", "left_out", "set", "inputs")},
-            **lists,
-            "distances": {way: values.tolist() for way, values in self.distances.items()},
+            **super().to_json(),
             "barriers": {way: [_number(value) for value in values] for way, values in self.barriers.items()},
             "steps": steps,
-            "points": self.points.tolist(),
-            "along": along,
+            "along": {str(number): self.along[self.planted == number].mean(0).tolist() for number in self.numbers},
             "rising": int(self.rising.sum()),
-            "correlations": self.correlations,
         }
 
     def _lines(self) -> Iterator[RenderableType]:
@@ -161,13 +156,13 @@ class Transpositions(StudyResult):
     def _facts(self) -> list[tuple[str, str]]:
         left = f"; {counted(self.left_out, 'planted member')} left out" if self.left_out else ""
         runs = counted(len(np.unique(self.runs)), "run")
-        found = [
+        rows = [
             ("zoo", f"{self.name}: {counted(len(self.planted), 'pair')} of {runs}{left}"),
             ("architecture", f"{self.architecture}, at most {counted(self.most, 'transposition')}"),
         ]
         if self.set is not None:
-            found.append(("barriers", f"in nats, on {self.set}: {counted(self.inputs, 'input')}"))
-        return found
+            rows.append(("barriers", f"in nats, on {self.set}: {counted(self.inputs, 'input')}"))
+        return rows
 
     def _table(self, values: Mapping[str, NDArray[Any]], digits: int) -> Table:
         table = columns("planted", "pairs", *values)
@@ -265,26 +260,16 @@ def transpositions(
     total = sum(len(pair.rows) for pair in pairs) + len(pairs) * (points - 2 + (len(WAYS) if labelled else 0))
     advance = counter(total, progress)
     # -1 stands where a pair has no such step
-    found_at = np.full((len(steps), len(pairs)), -1, np.int64)
-    apart_at = found_at.copy()
+    found_at, apart_at = np.empty((2, len(steps), len(pairs)), np.int64)
     found, apart = np.zeros((2, len(pairs)), np.int64)
     along = np.zeros((len(pairs), points), np.int64)
     apart_by = {way: np.zeros(len(pairs)) for way in WAYS}
     heights = {way: np.zeros(len(pairs)) for way in (WAYS if labelled else ())}
     for start in range(0, len(pairs), size):
         batch = np.arange(start, min(start + size, len(pairs)))
-        some = [pairs[place] for place in batch]
+        some = [pairs[index] for index in batch]
         planted = _stacked([pair.element for pair in some])
-        for number, step in enumerate(steps):
-            # the last step is aligned once, below, with what the line between both needs
-            earlier = np.array([step in pair.rows and step < pair.last for pair in some])
-            if earlier.any():
-                rows = [pair.rows[step] for pair, has in zip(some, earlier, strict=True) if has]
-                first, second = (read_networks(zoo, column) for column in np.array(rows).T)
-                element = symmetry.align(second, first, table).element
-                found_at[number, batch[earlier]] = transpositions_in_total(element, table)
-                apart_at[number, batch[earlier]] = transpositions_in_total(element.compose(planted[earlier]), table)
-                advance(int(earlier.sum()))
+        found_at[:, batch], apart_at[:, batch] = _at_earlier_steps(zoo, some, steps, planted, table, advance)
         last = np.array([pair.rows[pair.last] for pair in some])
         first, second = (read_networks(zoo, column) for column in last.T)
         aligned = symmetry.align(second, first, table)
@@ -298,9 +283,9 @@ def transpositions(
                 heights[way][batch] = line_barriers(evaluator, first, weights, taus)
                 advance(len(batch))
         # both ends are known: nothing at the reference, and what was found at the member
-        for place in range(1, points - 1):
-            between = symmetry.align(_between(first, second, taus[place]), first, table).element
-            along[batch, place] = transpositions_in_total(between, table)
+        for point in range(1, points - 1):
+            between = symmetry.align(_between(first, second, taus[point]), first, table).element
+            along[batch, point] = transpositions_in_total(between, table)
             advance(len(batch))
     ends = [steps.index(pair.last) for pair in pairs], np.arange(len(pairs))
     found_at[ends], apart_at[ends] = found, apart
@@ -323,6 +308,32 @@ def transpositions(
         inputs=0 if labelled is None else len(labelled.inputs),
         barriers=heights,
     )
+
+
+def _at_earlier_steps(
+    zoo: Zoo,
+    pairs: list[PlantedPair],
+    steps: list[int],
+    planted: GroupElement,
+    table: Symmetry,
+    advance: Callable[..., None],
+) -> Counts:
+    """Transpositions that are found and that are apart at the steps before the last one of each of P pairs.
+
+    Returns (2, S, P); -1 where a pair does not have the step, or it is the pair's last.
+    """
+    counts = np.full((2, len(steps), len(pairs)), -1, np.int64)
+    for number, step in enumerate(steps):
+        # the last step is aligned once, with what the line between both networks needs
+        earlier = np.array([step in pair.rows and step < pair.last for pair in pairs])
+        if earlier.any():
+            rows = [pair.rows[step] for pair, has in zip(pairs, earlier, strict=True) if has]
+            first, second = (read_networks(zoo, column) for column in np.array(rows).T)
+            element = symmetry.align(second, first, table).element
+            counts[0, number, earlier] = transpositions_in_total(element, table)
+            counts[1, number, earlier] = transpositions_in_total(element.compose(planted[earlier]), table)
+            advance(int(earlier.sum()))
+    return counts
 
 
 def planted_pairs(zoo: Zoo, table: Symmetry) -> tuple[list[PlantedPair], int]:

@@ -211,8 +211,11 @@ def test_what_readers_would_refuse_is_refused_before_it_is_committed(
             writer.add({"a": np.zeros((40, 1), np.float32)}, rows(2000, 40))
         writer.commit()
     assert len(ckptzoo.open(tmp_path / "zoo").ids) == 160
+    for start in range(3000, 3004):
+        writer.add({"a": np.zeros((1, 1), np.float32)}, rows(start, 1))
+        writer.commit()
     monkeypatch.setattr(limits, "MAX_FILE", sum(path.stat().st_size for path in tmp_path.rglob("index.parquet")))
-    writer.add({"a": np.zeros((1, 1), np.float32)}, rows(3000, 1))
+    writer.add({"a": np.zeros((1, 1), np.float32)}, rows(4000, 1))
     with pytest.raises(SpecError, match="size of all indices"):
         writer.commit()
-    assert len(ckptzoo.open(tmp_path / "zoo").ids) == 160
+    assert len(ckptzoo.open(tmp_path / "zoo").ids) == 164

@@ -133,17 +133,7 @@ def draw(key: Any, epoch: int, first: int, images: Images, rule: SGDSettings, ke
     return size
 
 
-def compile_loops() -> tuple[Callable[..., str], Callable[..., str]]:
-    """Return ``train`` and ``batch_gradients``, compiled when first called; kept in Numba's cache on disk, or in
-    memory.
-
-    Numba finds what it keeps by the file of a function and by what the function encloses, not by what it calls;
-    therefore these enclose a digest of the folder.
-    """
-    # sorted, since a folder's order differs between file systems
-    files = sorted(Path(__file__).parent.glob("*.py"))
-    sources = sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-
+def _training_loop(sources: str) -> Callable[..., str]:
     def train(
         workspace: Workspace,
         images: Images,
@@ -176,6 +166,10 @@ def compile_loops() -> tuple[Callable[..., str], Callable[..., str]]:
                 sgd_step(bias, momenta[3][member], workspace.bias, rate, rule)
         return sources
 
+    return train
+
+
+def _gradient_loop(sources: str) -> Callable[..., str]:
     def batch_gradients(
         workspace: Workspace,
         images: Images,
@@ -202,6 +196,20 @@ def compile_loops() -> tuple[Callable[..., str], Callable[..., str]]:
             slopes[3][member] = workspace.bias[: len(bias)]
         return sources
 
+    return batch_gradients
+
+
+def compile_loops() -> tuple[Callable[..., str], Callable[..., str]]:
+    """Return ``train`` and ``batch_gradients``, compiled when first called; kept in Numba's cache on disk, or in
+    memory.
+
+    Numba finds what it keeps by the file of a function and by what the function encloses, not by what it calls;
+    therefore these enclose a digest of the folder.
+    """
+    # sorted, since a folder's order differs between file systems
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    sources = sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    train, batch_gradients = _training_loop(sources), _gradient_loop(sources)
     try:
         # without the interpreter's lock, so that the workers run at the same time
         options: dict[str, Any] = {"nogil": True, "cache": True, **OPTIONS}

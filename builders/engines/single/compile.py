@@ -8,12 +8,12 @@ import torch
 
 from builders.data_source import Feed
 from builders.engines import single
-from builders.engines.single import Network
+from builders.engines.single import ModuleAndOptimizer
 from builders.recipe import Recipe
 from builders.state import TrainingState
 
 
-class CompiledNetwork(Network):
+class CompiledNetwork(ModuleAndOptimizer):
     """A network whose module is compiled."""
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from builders.data_source import Feed, TrainingBatch
 from builders.engines import single
-from builders.engines.single import Network
+from builders.engines.single import ModuleAndOptimizer
 from builders.recipe import Recipe
 from builders.state import TrainingState
 
@@ -31,7 +31,7 @@ class _Captured:
     scales: torch.Tensor | None
 
 
-class GraphNetwork(Network):
+class GraphNetwork(ModuleAndOptimizer):
     """A network whose steps are CUDA graphs."""
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:

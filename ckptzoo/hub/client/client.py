@@ -10,13 +10,13 @@ from urllib.parse import quote
 from ckptzoo.environment import PUBLIC_HUB, is_offline
 from ckptzoo.errors import IntegrityError, OfflineError, Problem, require
 from ckptzoo.hub.client.models import (
-    Account,
     Committed,
     Discussion,
-    Listing,
     PullRequest,
     RepoFile,
     RepoFound,
+    RevisionListing,
+    TokenOwner,
     discussion_of,
     repo_file_of,
     repo_found_of,
@@ -61,11 +61,11 @@ class Connection:
         """Return the page of a repository; None for hubs other than huggingface.co, which may have none."""
         return f"{self.endpoint}/datasets/{repo}" if self.public else None
 
-    def whoami(self) -> Account:
+    def whoami(self) -> TokenOwner:
         """Return the user whom the token belongs to."""
         info = self.ask(self.api.whoami, self.endpoint, "token")
         role = info.get("auth", {}).get("accessToken", {}).get("role")
-        return Account(info["name"], role, tuple(item["name"] for item in info.get("orgs", ())))
+        return TokenOwner(info["name"], role, tuple(item["name"] for item in info.get("orgs", ())))
 
     def ask(
         self,
@@ -238,10 +238,10 @@ class Client(Connection):
 
         self.ask(call, self.address(repo), "new repository", needs=WRITE)
 
-    def listing(self, repo: str, revision: str = MAIN) -> Listing:
+    def listing(self, repo: str, revision: str = MAIN) -> RevisionListing:
         """The commit that a revision is, and its files, by one request, or by pages; ``NotThereError``: no such one."""
 
-        def call() -> Listing:
+        def call() -> RevisionListing:
             info = self.api.dataset_info(repo, revision=revision, files_metadata=True)
             if not info.sha:
                 raise ValueError("no commit")  # which classify_error makes a HubError
@@ -253,11 +253,11 @@ class Client(Connection):
                 files = {item.path: repo_file_of(item) for item in pages if hasattr(item, "size")}
             # ckptzoo serve says what the token may do
             role = vars(info).get("role")
-            return Listing(info.sha, files, info.private, role if isinstance(role, str) else None)
+            return RevisionListing(info.sha, files, info.private, role if isinstance(role, str) else None)
 
         return self.ask(call, self.address(repo), f"revision {revision}")
 
-    def find(self, repo: str, revision: str = MAIN) -> Listing | None:
+    def find(self, repo: str, revision: str = MAIN) -> RevisionListing | None:
         """Return the ``listing``; None where there is none."""
         with contextlib.suppress(NotThereError):
             return self.listing(repo, revision)
@@ -279,7 +279,7 @@ class Client(Connection):
 
         return self.ask(call, self.address(repo), f"commits of {revision}")
 
-    def read(self, repo: str, name: str, listing: Listing, *, max_bytes: int = 64 * 2**20) -> bytes:
+    def read(self, repo: str, name: str, listing: RevisionListing, *, max_bytes: int = 64 * 2**20) -> bytes:
         """Return a whole small file of a commit, compared with its digest; IntegrityError above ``max_bytes``."""
         location, stored = f"{self.address(repo)}/{name}", listing.files[name]
         if stored.size > max_bytes:
@@ -306,7 +306,7 @@ class Client(Connection):
 
         return self.ask(call, location, "file")
 
-    def read_many(self, repo: str, names: Sequence[str], listing: Listing) -> list[bytes]:
+    def read_many(self, repo: str, names: Sequence[str], listing: RevisionListing) -> list[bytes]:
         """Several whole small files, in the order of their names."""
         with ThreadPoolExecutor(_WORKERS, "ckptzoo-hub") as pool:
             return list(pool.map(lambda name: self.read(repo, name, listing), names))

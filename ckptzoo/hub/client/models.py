@@ -18,7 +18,7 @@ WITHOUT_WRITE = ("read", "contribute")
 
 
 @dataclass(frozen=True)
-class Listing:
+class RevisionListing:
     """A commit, the files it holds by name, and where the hub says so whether the repository is private, and what the
     token may do there.
     """
@@ -44,7 +44,7 @@ class PullRequest(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Account:
+class TokenOwner:
     """The user a token belongs to, and its role; None where the hub does not say."""
 
     name: str

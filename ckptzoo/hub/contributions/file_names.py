@@ -57,8 +57,10 @@ class FilePattern:
 
     def columns(self, name: str) -> dict[str, Any] | None:
         """Return the columns that a file's name holds; None where it does not have this form."""
-        found = self._expression.fullmatch(name)
-        return None if found is None else {key: _VALUES[FIELDS[key]](text) for key, text in found.groupdict().items()}
+        matched = self._expression.fullmatch(name)
+        return (
+            None if matched is None else {key: _VALUES[FIELDS[key]](text) for key, text in matched.groupdict().items()}
+        )
 
 
 def distinct_names(paths: Sequence[Path]) -> dict[Path, str]:

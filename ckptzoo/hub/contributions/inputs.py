@@ -139,9 +139,9 @@ def _evaluations(zoo: Zoo) -> tuple[Evaluation, Mapping[Evaluation, frozenset[st
     All checkpoints of the zoo are used, so that the first is the same for every selection.
     """
     columns = zoo.contents.raw.rows.select(["id", "dataset", "extra", "recipe"]).to_pylist()
-    found = (evaluation_of(parse_extra(row["extra"]) or {}, row["dataset"]) for row in columns)
+    evaluations = (evaluation_of(parse_extra(row["extra"]) or {}, row["dataset"]) for row in columns)
     # ylecun/mnist and mnist are one data set
-    stated = [None if item is None else replace(item, dataset=_dataset(item)) for item in found]
+    stated = [None if item is None else replace(item, dataset=_dataset(item)) for item in evaluations]
     by_recipe: dict[str | None, set[Evaluation]] = {}
     for row, evaluation in zip(columns, stated, strict=True):
         if evaluation is not None:

@@ -100,20 +100,20 @@ def _origin(zoo: Zoo, card: Card) -> Document:
 def _licenses(checkpoint: Checkpoint, zoo: Zoo, average: Document) -> list[str]:
     """Return the licences that the rows state, each once."""
     if not average:
-        found = [checkpoint.row.get("license")]
+        licenses = [checkpoint.row.get("license")]
     else:
         of = dict(zip(zoo.column("id").to_pylist(), zoo.column("license").to_pylist(), strict=True))
-        found = [of.get(id) for id in average["ids"]]
-    return list(dict.fromkeys(name for name in found if name))
+        licenses = [of.get(id) for id in average["ids"]]
+    return list(dict.fromkeys(name for name in licenses if name))
 
 
 def _what(checkpoint: Checkpoint, origin: Document, average: Document) -> str:
-    place = f"the zoo {code(origin['name'])}" + (f" ({code(origin['address'])})" if origin["address"] else "")
+    origin_zoo = f"the zoo {code(origin['name'])}" + (f" ({code(origin['address'])})" if origin["address"] else "")
     if not average:
-        what = f"One network of {place}, written by `ckptzoo export`."
+        what = f"One network of {origin_zoo}, written by `ckptzoo export`."
     else:
         kind = "The greedy soup" if average["method"] == "soup" else "The mean of the weights"
-        what = f"{kind} of {counted(len(average['ids']), 'network')} of {place}, written by `ckptzoo export`."
+        what = f"{kind} of {counted(len(average['ids']), 'network')} of {origin_zoo}, written by `ckptzoo export`."
     in_gauge = "" if checkpoint.variant == "raw" else f" Weights are in the gauge {code(checkpoint.variant)}."
     return what + in_gauge + " `config.json` has the architecture and all facts."
 

@@ -109,7 +109,7 @@ def export(
     # a link stays one, and what it leads to is replaced
     real = Path(os.path.realpath(target))
     total = sum(tensor.nbytes for tensor in names_of(arch).values())
-    job = _Job(checkpoint, arch, zoo, recorded, counter(total, progress))
+    job = _CheckpointExport(checkpoint, arch, zoo, recorded, counter(total, progress))
     with naming(target):
         staging = Staging(real.parent)
         try:
@@ -147,7 +147,7 @@ def check_target(to: str | os.PathLike[str], *, zoo: Zoo, force: bool = False) -
         _check_folder(target, real, zoo, force=force)
 
 
-class _Job:
+class _CheckpointExport:
     """One checkpoint that is written."""
 
     def __init__(

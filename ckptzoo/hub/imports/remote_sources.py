@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from ckptzoo.errors import Problem, RemoteError, ZooError
-from ckptzoo.hub.imports.sources import Blob, Source, SourceFile, natural, open_blob, open_path
+from ckptzoo.hub.imports.sources import ImportSource, SourceFile, WholeSource, natural, open_blob, open_path
 from ckptzoo.remote import http
-from ckptzoo.remote.address import HubAddress, WebAddress, candidates, model_address
+from ckptzoo.remote.address import MAIN, HubAddress, WebAddress, candidates, model_address
 from ckptzoo.remote.http import Connections
-from ckptzoo.remote.hub_store import HubStore, hub_address
+from ckptzoo.remote.hub_store import COMMIT, HubStore, hub_address
 from ckptzoo.remote.retry import RetryPolicy, read_range, retry
 from ckptzoo.remote.stores import CancelToken, FileEntry, Store
 from ckptzoo.remote.web_store import StaticStore
@@ -24,7 +24,9 @@ _SEEK_BYTES = 2**18
 """Gaps up to this many bytes are read and dropped instead of sending a new request."""
 
 
-def open_source(address: str | os.PathLike[str], *, endpoint: str | None = None, token: str | None = None) -> Source:
+def open_source(
+    address: str | os.PathLike[str], *, endpoint: str | None = None, token: str | None = None
+) -> ImportSource:
     """Open the source at an address: a local folder, archive or file, ``https://...``, ``hf://datasets/org/name``, or
     ``hf://org/name`` for a model.
 
@@ -44,7 +46,7 @@ def open_source(address: str | os.PathLike[str], *, endpoint: str | None = None,
     raise ZooError(Problem(text, "source", "https:// or hf://", text, step))
 
 
-def _of_web(url: str) -> Blob:
+def _of_web(url: str) -> WholeSource:
     folder, _, name = url.rpartition("/")
     retry_policy, connections = RetryPolicy(), Connections()
 
@@ -66,13 +68,13 @@ def _of_web(url: str) -> Blob:
     return _blob(store, name, url)
 
 
-def _of_hub(place: HubAddress, endpoint: str | None, token: str | None) -> Source:
+def _of_hub(place: HubAddress, endpoint: str | None, token: str | None) -> ImportSource:
     repository = replace(place, folder="")
     store = HubStore.opened(repository, retry_policy=RetryPolicy(), endpoint=endpoint, token=token)
-    address = hub_address(place, store.endpoint)
+    address = hub_address(place, store.endpoint, revision=place.revision)
     if place.folder in store.entries:
         source = open_blob(_blob(store, place.folder, address))
-        source.repository = hub_address(repository, store.endpoint)
+        source.repository = hub_address(repository, store.endpoint, revision=place.revision)
         return source
     inside = f"{place.folder}/" if place.folder else ""
     names = [name for name in store.entries if name.startswith(inside)]
@@ -80,17 +82,20 @@ def _of_hub(place: HubAddress, endpoint: str | None, token: str | None) -> Sourc
         step = "Check the path; the repository's page lists its files."
         raise ZooError(Problem(address, "source", "a folder or a file of the repository", "nothing", step))
     source = RepositorySource(store, address, inside, names)
-    source.repository = hub_address(repository, store.endpoint)
+    source.repository = hub_address(repository, store.endpoint, revision=place.revision)
     return source
 
 
-def _blob(store: Store, name: str, address: str) -> Blob:
+def _blob(store: Store, name: str, address: str) -> WholeSource:
     size = store.entries[name].size
-    return Blob(address, name.rpartition("/")[2], size, lambda: _buffered(store, name), is_local=False)
+    return WholeSource(address, name.rpartition("/")[2], size, lambda: _buffered(store, name), is_local=False)
 
 
-class RepositorySource(Source):
-    """A folder of a repository."""
+class RepositorySource(ImportSource):
+    """A folder of a repository; paths begin with the name of its branch or tag, where that is not ``main``.
+
+    Revisions are often steps of a training run, which have the same files: EleutherAI/pythia-70m@step1000.
+    """
 
     is_local = False
     is_reopened = True
@@ -99,12 +104,14 @@ class RepositorySource(Source):
         name = (inside.rstrip("/") or store.place.repo).rpartition("/")[2]
         super().__init__(address, name, sum(store.entries[name].size for name in names))
         self._store, self._inside, self._names = store, inside, sorted(names, key=natural)
+        revision = store.place.revision
+        self._branch = "" if revision == MAIN or COMMIT.fullmatch(revision) else f"{revision}/"
 
     def files(self) -> Iterator[SourceFile]:
         self.position = 0
         for name in self._names:
             entry = self._store.entries[name]
-            yield SourceFile(name.removeprefix(self._inside), entry.size, self._opener(name))
+            yield SourceFile(self._branch + name.removeprefix(self._inside), entry.size, self._opener(name))
             self.position += entry.size
 
     def _opener(self, name: str) -> Any:

@@ -76,7 +76,7 @@ class Shards:
             again = SourceFile(file.path, file.size, reopen)
             shards[number] = _Shard(file.path, file.size, lambda: again.read(limit))
         else:
-            nbytes = file.size + sum(shard.size for held in self._held.values() for shard in held.values())
+            nbytes = file.size + sum(shard.size for network in self._held.values() for shard in network.values())
             if nbytes > limit:
                 step = "Import its networks one after another."
                 expected = f"at most {limit} bytes"

@@ -15,7 +15,7 @@ from typing import IO, Any, NoReturn, cast
 
 from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.hub.imports.packed import PACKED, first_bytes, unpacked
-from ckptzoo.hub.imports.tar import Paths, TarReader
+from ckptzoo.hub.imports.tar import ArchivePaths, TarReader
 from ckptzoo.hub.untrusted.formats import HEAD_BYTES, is_tar
 from ckptzoo.hub.untrusted.forms import form_of
 from ckptzoo.text import excerpt
@@ -73,7 +73,7 @@ class SourceFile:
 
 
 @dataclass(frozen=True)
-class Blob:
+class WholeSource:
     """The bytes of a source that is one file, here or on another machine.
 
     ``open`` gives a stream from the start, which can seek; ``address`` is for messages; with ``is_local`` several
@@ -87,11 +87,11 @@ class Blob:
     is_local: bool = True
 
     @classmethod
-    def of(cls, path: Path) -> "Blob":
+    def of(cls, path: Path) -> "WholeSource":
         return cls(str(path), path.resolve().name, path.stat().st_size, _opener(path))
 
 
-class Source(ABC):
+class ImportSource(ABC):
     """A source whose files can be read from first to last any number of times.
 
     ``name`` is the folder's or the archive's name without suffixes, the same for a folder and an archive of it.
@@ -115,17 +115,17 @@ class Source(ABC):
         """Iterate over all files: folders and zip archives in order of their paths, tar archives in their own."""
 
 
-def open_path(path: Path) -> Source:
+def open_path(path: Path) -> ImportSource:
     """Open a local folder, archive or file; raise ``ZooError`` where nothing is there."""
     if path.is_dir():
         return FolderSource(path)
     if not path.is_file():
         step = "Give a folder, an archive (.tar .tgz .tar.xz .zip), a checkpoint file, or an address https:// or hf://."
         raise ZooError(Problem(str(path), "source", "a folder or a file", "nothing", step))
-    return open_blob(Blob.of(path))
+    return open_blob(WholeSource.of(path))
 
 
-def open_blob(blob: Blob) -> Source:
+def open_blob(blob: WholeSource) -> ImportSource:
     """Return an archive, by its content, or a single file."""
 
     def inner_head(form: str) -> bytes:
@@ -178,7 +178,7 @@ def natural(path: str) -> tuple[list[Any], str]:
     return [int(part) if place % 2 else part for place, part in enumerate(parts)], path
 
 
-class FolderSource(Source):
+class FolderSource(ImportSource):
     """A folder and those inside it, ``sizes`` in bytes by path; links to files are followed, those to folders are
     not.
     """
@@ -187,10 +187,10 @@ class FolderSource(Source):
 
     def __init__(self, path: Path) -> None:
         self._dangling = list[str]()
-        found = dict(self._walk(path, ""))
-        super().__init__(str(path), path.resolve().name, sum(found.values()))
+        files = dict(self._walk(path, ""))
+        super().__init__(str(path), path.resolve().name, sum(files.values()))
         self.dangling = tuple(sorted(self._dangling))
-        self._path, self.sizes = path, {name: found[name] for name in sorted(found, key=natural)}
+        self._path, self.sizes = path, {name: files[name] for name in sorted(files, key=natural)}
 
     def _walk(self, folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
         """Yield the files below a folder, with their sizes."""
@@ -227,12 +227,12 @@ def _opener(path: Path) -> Callable[[], IO[bytes]]:
     return lambda: path.open("rb")
 
 
-class FileSource(Source):
+class FileSource(ImportSource):
     """A single file."""
 
     is_reopened = True
 
-    def __init__(self, blob: Blob) -> None:
+    def __init__(self, blob: WholeSource) -> None:
         super().__init__(blob.address, blob.name, blob.size)
         self._blob = blob
 
@@ -242,12 +242,12 @@ class FileSource(Source):
         self.position = self.nbytes
 
 
-class ZipSource(Source):
+class ZipSource(ImportSource):
     """A zip archive; ``sizes`` are in bytes by path, once a pass has begun."""
 
     is_reopened = True
 
-    def __init__(self, blob: Blob) -> None:
+    def __init__(self, blob: WholeSource) -> None:
         super().__init__(blob.address, blob.name, blob.size)
         self._blob = blob
         self.sizes = dict[str, int]()
@@ -266,7 +266,7 @@ class ZipSource(Source):
             total = sum(info.file_size for info in archive.infolist())
             if total > max(_ALWAYS_ALLOWED, _EXPANSION * self.nbytes):
                 _refuse_expansion(self.address, archive.infolist()[0].filename, total, self.nbytes)
-            paths = Paths(self.address)
+            paths = ArchivePaths(self.address)
             infos = sorted(archive.infolist(), key=lambda item: natural(item.filename))
             self.sizes = {info.filename.removeprefix("./"): info.file_size for info in infos if not info.is_dir()}
             for info in infos:
@@ -276,7 +276,7 @@ class ZipSource(Source):
                     self.position += info.compress_size
         self.position = self.nbytes
 
-    def _checked(self, info: zipfile.ZipInfo, paths: Paths) -> str:
+    def _checked(self, info: zipfile.ZipInfo, paths: ArchivePaths) -> str:
         """Return a member's path, once its entry in the directory is checked."""
         path = _checked_path(info.filename, self.address)
         paths.add(path, self.nbytes)
@@ -298,12 +298,12 @@ class ZipSource(Source):
         return open_member
 
 
-class TarSource(Source):
+class TarSource(ImportSource):
     """A tar archive, as it is or packed, read in its own order."""
 
     in_order = True
 
-    def __init__(self, blob: Blob) -> None:
+    def __init__(self, blob: WholeSource) -> None:
         super().__init__(blob.address, blob.name, blob.size)
         self._blob = blob
 
@@ -324,7 +324,7 @@ def tar_files(stream: IO[bytes], consumed: Callable[[], int], location: str) -> 
 
     ``consumed`` returns how many bytes of the packed archive were used; ``location`` is for messages.
     """
-    paths = Paths(location)
+    paths = ArchivePaths(location)
     for member in TarReader(stream, location):
         position = consumed()
         if member.end > max(_ALWAYS_ALLOWED, _EXPANSION * max(position, _READ_BYTES)):

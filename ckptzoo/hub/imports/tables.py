@@ -71,17 +71,17 @@ def read_by_path(data: bytes, location: str) -> dict[str, dict[str, Any]]:
 
     Raises ``ZooError`` where there is no such column, or two rows are about one path.
     """
-    found: dict[str, dict[str, Any]] = {}
+    rows_by_path: dict[str, dict[str, Any]] = {}
     for line, row in enumerate(read_table(data, location), start=2):
         column = next((name for name in ("path", "file") if name in row), None)
         if column is None:
             got = ", ".join(row)[:160] or "none"
             raise ZooError(Problem(location, f"line {line}: column", "path", got, "Name the files in a column path."))
         path = str(row.pop(column))
-        if path in found:
+        if path in rows_by_path:
             raise ZooError(Problem(location, "path", "each once", f"{path[:80]!r} twice", "Remove one of the rows."))
-        found[path] = row
-    return found
+        rows_by_path[path] = row
+    return rows_by_path
 
 
 def number(text: str) -> Any:

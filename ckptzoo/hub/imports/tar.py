@@ -100,7 +100,7 @@ class TarReader:
 
     def _next(self) -> TarMember | None:
         """Return the next member; None after the last."""
-        found: dict[bytes, bytes] = {}
+        headers: dict[bytes, bytes] = {}
         fields, total = dict(self._fields), 0
         while (info := self._header()) is not None and info.type in _EXTENSIONS:
             total += BLOCK + info.size
@@ -114,16 +114,16 @@ class TarReader:
                 continue
             # readers differ in which of two they take
             kind = _FIELDS[0] if info.type in _FIELDS else info.type
-            if kind in found:
+            if kind in headers:
                 self._refuse("one long name, link and pax header of a member", "two of a kind", _UNUSABLE)
-            found[kind] = data
+            headers[kind] = data
             if kind in _FIELDS:
                 fields |= self._records(data)
         if info is None:
-            if found:
+            if headers:
                 self._refuse("a member behind its long name or pax header", "the end of the archive", _FETCH_AGAIN)
             return None
-        return self._member(info, found.get(_NAMES), fields)
+        return self._member(info, headers.get(_NAMES), fields)
 
     def _member(self, info: tarfile.TarInfo, long_name: bytes | None, fields: dict[bytes, bytes]) -> TarMember:
         if long_name is not None:
@@ -190,7 +190,7 @@ class TarReader:
         raise IntegrityError(Problem(self._location, "archive", expected, excerpt(got), step))
 
 
-class Paths:
+class ArchivePaths:
     """The paths of an archive's members: none twice, and a bound on their number; ``location`` is for messages."""
 
     def __init__(self, location: str) -> None:

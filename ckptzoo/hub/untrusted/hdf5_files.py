@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.hub.untrusted.errors import reject
-from ckptzoo.hub.untrusted.formats import Form
+from ckptzoo.hub.untrusted.formats import FileForm
 from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.numpy_files import with_facts
 from ckptzoo.schema.architecture import ITEMSIZE
@@ -170,7 +170,7 @@ def _without_repeats(tree: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-HDF5 = Form(
+HDF5 = FileForm(
     "hdf5",
     "an HDF5 file",
     "`89` `HDF`",

@@ -32,7 +32,7 @@ from ckptzoo.hub.untrusted.values import (
     Known,
     Mapping,
     Storage,
-    Tensor,
+    TorchTensor,
     are_naturals,
     bytes_of,
     class_named,
@@ -70,7 +70,7 @@ class _Bytes(Known):
         return bytes_of(content)
 
 
-class _Complex(Known):
+class _ComplexNumber(Known):
     def __new__(cls, real: Any = 0.0, imaginary: Any = 0.0) -> Any:
         return complex(float(real), float(imaginary)) if _is_real(real) and _is_real(imaginary) else None
 
@@ -106,14 +106,14 @@ class _Device(Known):
 class _RebuildTensor(Known):
     def __new__(cls, storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> Any:
         dtype = storage.dtype if isinstance(storage, Storage) else ""
-        return Tensor(storage, offset, shape, strides, dtype, _is_negative(rest[2:]))
+        return TorchTensor(storage, offset, shape, strides, dtype, _is_negative(rest[2:]))
 
 
 class _RebuildTensorV3(Known):
     def __new__(cls, storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> Any:
         dtype = rest[2] if len(rest) > 2 else ""
         name = dtype.text if isinstance(dtype, DType) else getattr(dtype, "name", described(dtype))
-        return Tensor(storage, offset, shape, strides, name.removeprefix("torch."), _is_negative(rest[3:]))
+        return TorchTensor(storage, offset, shape, strides, name.removeprefix("torch."), _is_negative(rest[3:]))
 
 
 class _RebuildFromType(Known):
@@ -157,7 +157,7 @@ class _FromBuffer(Known):
 _KNOWN: dict[str, type[Any]] = {
     "collections.OrderedDict": Mapping, "collections.defaultdict": Mapping, "collections.Counter": Mapping,
     "builtins.set": _Set, "builtins.frozenset": _Frozenset, "builtins.bytearray": _Bytearray, "builtins.bytes": _Bytes,
-    "builtins.complex": _Complex, "_codecs.encode": _Encode, "copyreg._reconstructor": _Reconstructor,
+    "builtins.complex": _ComplexNumber, "_codecs.encode": _Encode, "copyreg._reconstructor": _Reconstructor,
     "torch._utils._rebuild_tensor": _RebuildTensor, "torch._utils._rebuild_tensor_v2": _RebuildTensor,
     "torch._utils._rebuild_tensor_v3": _RebuildTensorV3, "torch._utils._rebuild_parameter": _First,
     "torch._utils._rebuild_parameter_with_state": _First, "torch.nn.parameter.Parameter": _First,

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.format.header import numpy_dtype
 from ckptzoo.hub.untrusted.errors import reject
-from ckptzoo.hub.untrusted.formats import Form
+from ckptzoo.hub.untrusted.formats import FileForm
 from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.values import MAX_DIMENSIONS, InertError
 from ckptzoo.schema.architecture import ITEMSIZE
@@ -111,7 +111,7 @@ def _is_flax(head: bytes, path: str) -> bool:
     return bool(skip and text) and text.decode("utf-8", "replace").isprintable() and b"\0" not in text
 
 
-MSGPACK = Form(
+MSGPACK = FileForm(
     "msgpack",
     "a msgpack file of Flax",
     "a mapping whose first key is a text",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ckptzoo.format.header import numpy_dtype
 from ckptzoo.hub.untrusted.archives import check_archive
 from ckptzoo.hub.untrusted.errors import reject
-from ckptzoo.hub.untrusted.formats import Form, first_member
+from ckptzoo.hub.untrusted.formats import FileForm, first_member
 from ckptzoo.hub.untrusted.inert import Unpickler
 from ckptzoo.hub.untrusted.layer_trees import LEAF_NAMES
 from ckptzoo.hub.untrusted.limits import Limits
@@ -199,7 +199,7 @@ def _is_npz(head: bytes, path: str) -> bool:
     return member is not None and member.endswith(".npy") and not path.lower().endswith(".zip")
 
 
-NPZ = Form(
+NPZ = FileForm(
     "npz",
     "an .npz archive",
     "a zip archive that begins with a `.npy`",
@@ -208,7 +208,7 @@ NPZ = Form(
     becomes="one network of its arrays; vectors with `--layout`, samples with `--stacked`",
     facts="scalars among the arrays",
 )
-NPY = Form(
+NPY = FileForm(
     "npy",
     "an array of numpy.save",
     "`93` `NUMPY`, also behind a line of JSON, as Equinox writes it",

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ckptzoo.errors import IntegrityError
 from ckptzoo.format.header import Entry, header_length, numpy_dtype, read_header
 from ckptzoo.hub.untrusted.errors import name_error, reject, reject_without_network, with_next_step
-from ckptzoo.hub.untrusted.formats import Form
+from ckptzoo.hub.untrusted.formats import FileForm
 from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.other_contents import MASK, MOMENTS, is_mask, other_content
 from ckptzoo.hub.untrusted.results import Fact, StateDict
@@ -143,7 +143,7 @@ def _read(data: bytes, location: str, limits: Limits, strict: bool) -> StateDict
     return read_state_dict(BytesIO(data), location, location.rpartition("/")[2], limits)
 
 
-SAFETENSORS = Form(
+SAFETENSORS = FileForm(
     "safetensors",
     "a safetensors file",
     "8 bytes of a length, and `{`",

@@ -413,11 +413,11 @@ class _Search:
 
     def finish(self) -> None:
         """Complete averages, and give networks of a list the times that another list has."""
-        made = completed(self.states, self.tensor_lists) if self.with_moments else {}
-        for path, of in made.items():
+        completed_averages = completed(self.states, self.tensor_lists) if self.with_moments else {}
+        for path, of in completed_averages.items():
             self.facts[*path, "buffers_of"] = of
         for path, items in self.tensor_lists.items():
-            if path not in made:
+            if path not in completed_averages:
                 self.leave_out(path, describe(items))
         times, used = times_of([path for path, *_ in self.states], self.time_lists)
         for path, time in times.items():

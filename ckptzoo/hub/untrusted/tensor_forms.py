@@ -160,7 +160,7 @@ class _Stacked(Numbers):
         return np.stack(rows)
 
 
-class Layout(Known):
+class GetLayout(Known):
     """``torch.serialization._get_layout``: the layout's name."""
 
     def __new__(cls, name: Any = "", *_: Any) -> Any:
@@ -179,7 +179,7 @@ class RebuildSparse(Known):
 
 
 SPARSE: dict[str, type[Any]] = {
-    "torch.serialization._get_layout": Layout,
+    "torch.serialization._get_layout": GetLayout,
     "torch._utils._rebuild_sparse_tensor": RebuildSparse,
     "torch._utils._rebuild_sparse_csr_tensor": RebuildSparse,
 }

@@ -6,7 +6,7 @@ from typing import Any
 from ckptzoo.errors import IntegrityError
 from ckptzoo.hub.untrusted.archives import CheckedArchive, check_archive
 from ckptzoo.hub.untrusted.errors import reject
-from ckptzoo.hub.untrusted.formats import LEGACY_MAGIC, Form, first_member
+from ckptzoo.hub.untrusted.formats import LEGACY_MAGIC, FileForm, first_member
 from ckptzoo.hub.untrusted.inert import JoblibUnpickler, Unpickler
 from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.rules import TENSOR_STEP, VIEWS_STEP, check_globals, dtype_step
@@ -35,10 +35,10 @@ def read_torch(data: bytes, *, location: str, limits: Limits, strict: bool, leve
 
 def read_pickle(data: bytes, *, location: str, limits: Limits) -> Any:
     """Read a plain pickle, with the files of torch.save inside it, and arrays that joblib wrote in it."""
-    return _Reader(data, location, limits, strict=False, level=0).load(of_joblib=_ARRAYS_OF_JOBLIB in data)
+    return _PickleReader(data, location, limits, strict=False, level=0).load(of_joblib=_ARRAYS_OF_JOBLIB in data)
 
 
-class _Reader:
+class _PickleReader:
     """Reads the pickles that follow one another in a stream."""
 
     def __init__(self, data: bytes, location: str, limits: Limits, *, strict: bool, level: int) -> None:
@@ -110,7 +110,7 @@ def _read_zip(data: bytes, location: str, limits: Limits, strict: bool, level: i
     # torch.save notes the order of its machine's bytes; older files have no such member
     if f"{folder}byteorder" in archive.infos and archive.read(f"{folder}byteorder") != b"little":
         reject(location, "numbers", "little-endian ones", "another order")
-    reader = _Reader(bytes(archive.read(f"{folder}data.pkl")), location, limits, strict=strict, level=level)
+    reader = _PickleReader(bytes(archive.read(f"{folder}data.pkl")), location, limits, strict=strict, level=level)
     root = reader.load(with_storages=True)
     reader.check_sizes()
     for key, storage in reader.storages.items():
@@ -138,7 +138,7 @@ def _member(archive: CheckedArchive, name: str) -> Any:
 
 def _read_legacy(data: bytes, location: str, limits: Limits, strict: bool, level: int) -> Any:
     """Read the format before torch 1.6: pickles, followed by the numbers of each storage."""
-    reader = _Reader(data, location, limits, strict=strict, level=level)
+    reader = _PickleReader(data, location, limits, strict=strict, level=level)
     *_, machine = [reader.load() for _ in range(_PREFACE_PICKLES)]
     if isinstance(machine, dict) and machine.get("little_endian") is False:
         reject(location, "numbers", "little-endian ones", "another order")
@@ -188,7 +188,7 @@ def _is_pickle(head: bytes, path: str) -> bool:
     return head[:1] in (b"(", b"}", b"]", b"c") and path.lower().endswith((".pkl", ".pickle", ".p", ".joblib"))
 
 
-TORCH = Form(
+TORCH = FileForm(
     "torch",
     "a file of torch.save",
     "a zip archive that begins with `NAME/data.pkl`; before torch 1.6 a magic number. `.pt` `.pth` `.pth.tar` `.ckpt` "
@@ -199,7 +199,7 @@ TORCH = Form(
     "pickled whole; Gaussians; vectors with `--layout`",
     facts="scalars and settings beside the tensors",
 )
-PICKLE = Form(
+PICKLE = FileForm(
     "pickle",
     "a pickle",
     "`80` and a protocol from 0 to 5, or `.pkl`, `.pickle`; with arrays behind it where joblib wrote it",

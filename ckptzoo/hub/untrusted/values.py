@@ -149,7 +149,7 @@ class Storage(Known):
         self.content: Callable[[], Any] | None = None
 
 
-class Tensor(Numbers):
+class TorchTensor(Numbers):
     """A tensor of torch: a view of a storage."""
 
     __slots__ = ("_dtype", "itemsize", "negative", "offset", "shape", "storage", "strides")

@@ -42,7 +42,7 @@ class Tokens(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _ChannelRows:
     """Tensors of which every channel has a row: side by side, a weight and perhaps its bias."""
 
     tensors: tuple[Tensor, ...]
@@ -165,9 +165,9 @@ class TokensForm:
         return {name: found[name] for name in self._architecture.names}
 
 
-def _layers(architecture: Architecture) -> list[_Rows]:
+def _layers(architecture: Architecture) -> list[_ChannelRows]:
     taken: set[str] = set()
-    layers: list[_Rows] = []
+    layers: list[_ChannelRows] = []
     for tensor in architecture.tensors:
         weight = "weight" in tensor.name
         if (
@@ -187,6 +187,6 @@ def _layers(architecture: Architecture) -> list[_Rows]:
     return [*layers, *(_rows([tensor]) for tensor in rest)]
 
 
-def _rows(members: list[Tensor]) -> _Rows:
+def _rows(members: list[Tensor]) -> _ChannelRows:
     count = members[0].shape[0] if members[0].shape else 1
-    return _Rows(tuple(members), count, sum(one.size for one in members) // count)
+    return _ChannelRows(tuple(members), count, sum(one.size for one in members) // count)

@@ -178,8 +178,8 @@ def _unclosed_bytes(tokens: Sequence[Token]) -> int:
 
 
 def _formatting_bytes(html: str) -> int:
-    found = [len(match[0]) for match in _TAG.finditer(html) if not match[1] and match[2].lower() in _FORMATTING]
-    return sum(found) + _ELEMENT_BYTES * len(found)
+    lengths = [len(match[0]) for match in _TAG.finditer(html) if not match[1] and match[2].lower() in _FORMATTING]
+    return sum(lengths) + _ELEMENT_BYTES * len(lengths)
 
 
 def _clean(html: str, link: Filter, tags: Set[str]) -> str:

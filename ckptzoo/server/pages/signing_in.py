@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ckptzoo.server.errors import Refusal
-from ckptzoo.server.oidc import Identity, Provider
+from ckptzoo.server.oidc import Provider, SignedInUser
 from ckptzoo.server.pages.html import field, page, see
 from ckptzoo.server.request import AuthorizedRequest
 from ckptzoo.server.service import Service
@@ -102,7 +102,7 @@ def _bound(request: AuthorizedRequest, browser: str) -> str:
     return f"{browser} {'' if request.caller is None else request.caller.session}"
 
 
-def _new_user(connection: sqlite3.Connection, provider: Provider, identity: Identity) -> str:
+def _new_user(connection: sqlite3.Connection, provider: Provider, identity: SignedInUser) -> str:
     step = "Sign in with a one-time link of the operator, and then with the provider, which connects the two."
     if not provider.create:
         raise Refusal(403, f"{identity.name[:100] or 'You'}: there is no account yet. {step}")

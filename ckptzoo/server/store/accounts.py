@@ -66,9 +66,9 @@ def add(connection: sqlite3.Connection, name: str, kind: str, *, actor: str) -> 
         statement = "INSERT INTO accounts VALUES (?, ?, ?, 0) ON CONFLICT (name) DO UPDATE SET disabled = 0"
         connection.execute(statement, (name, kind, now()))
         note(connection, actor, f"add {kind}", name)
-    found = find(connection, name)
-    assert found is not None
-    return found
+    account = find(connection, name)
+    assert account is not None
+    return account
 
 
 def is_taken(connection: sqlite3.Connection, name: str) -> bool:

@@ -111,9 +111,9 @@ def collect(
     kept = used | {digest for number, digest in rows if number not in contents}
     blobs = {path.name: path for path in _blobs(root) if path.name not in kept and _is_old(root, path.name, oldest)}
     nbytes = sum(path.stat().st_size for path in blobs.values())
-    found = Collected(len(commits), len(trees), len(files), len(contents), len(blobs), nbytes)
+    collected = Collected(len(commits), len(trees), len(files), len(contents), len(blobs), nbytes)
     if dry_run:
-        return found
+        return collected
     total, done = len(commits) + len(trees) + len(files) + len(contents) + len(blobs), 0
 
     def note(count: int) -> None:

@@ -165,7 +165,7 @@ class Trees:
 
     def files(self, oids: Iterable[str]) -> dict[str, File]:
         """Return the facts about each of some files."""
-        found: dict[str, File] = {}
+        by_oid: dict[str, File] = {}
         wanted = list(dict.fromkeys(oids))
         for start in range(0, len(wanted), _QUERY_IDS):
             some = wanted[start : start + _QUERY_IDS]
@@ -174,12 +174,12 @@ class Trees:
                 WHERE f.oid IN ({", ".join("?" * len(some))})"""
             for oid, size, sha256, large, given in self.connection.execute(query, (self._repository, *some)):
                 if given:
-                    found[oid] = File(oid, size, sha256, True)
+                    by_oid[oid] = File(oid, size, sha256, True)
                 elif not large:
-                    found.setdefault(oid, File(oid, size, sha256, False))
-                elif oid not in found:
-                    found[oid] = File.small(pointer(sha256, size))
-        return found
+                    by_oid.setdefault(oid, File(oid, size, sha256, False))
+                elif oid not in by_oid:
+                    by_oid[oid] = File.small(pointer(sha256, size))
+        return by_oid
 
     def add_file(self, file: File) -> None:
         """Store what is known of a file."""

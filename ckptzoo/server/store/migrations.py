@@ -88,8 +88,8 @@ def _correct_contents(connection: sqlite3.Connection, blobs: Blobs) -> Iterator[
         stored_size = path.stat().st_size if path.is_file() else None
         if stored_size != size:
             connection.execute("DELETE FROM contents WHERE repository = ? AND sha256 = ?", (repository, sha256))
-            found = "not on the disk" if stored_size is None else f"has {stored_size}"
-            yield f"{name}: content {sha256}: was recorded with {size} bytes, is {found}. Push it again."
+            state = "not on the disk" if stored_size is None else f"has {stored_size}"
+            yield f"{name}: content {sha256}: was recorded with {size} bytes, is {state}. Push it again."
 
 
 def _split_files(connection: sqlite3.Connection) -> None:

@@ -3,7 +3,7 @@
 import sqlite3
 from dataclasses import dataclass
 
-from ckptzoo.server.access import Target
+from ckptzoo.server.access import AccessTarget
 from ckptzoo.server.errors import Refusal
 from ckptzoo.server.store.commits import MAIN, History, now
 from ckptzoo.server.store.git_objects import File, Node, Trees
@@ -26,9 +26,9 @@ class Repository:
     closed: bool
 
     @property
-    def target(self) -> Target:
+    def target(self) -> AccessTarget:
         """The argument of ``access.may``."""
-        return Target(self.name, self.id, self.private, self.closed)
+        return AccessTarget(self.name, self.id, self.private, self.closed)
 
 
 def _repository(row: sqlite3.Row) -> Repository:

@@ -41,8 +41,8 @@ def gaussians(study: CompactStudy) -> Figure:
     middle.set_xlabel("weights kept")
     middle.set_ylabel(f"accuracy on {abbreviated(study.set, 18)} (%)")
     # as sampled, and aligned with all others
-    for place, name in enumerate(list(study.gaussians)[:3:2]):
-        accuracies = [100 * pair[place] for pair in study.merged.values()]
+    for number, name in enumerate(list(study.gaussians)[:3:2]):
+        accuracies = [100 * pair[number] for pair in study.merged.values()]
         right.plot(list(study.merged), accuracies, "o-", color=colours[name], ms=4, lw=1.4)
     right.axhline(100 * study.members.accuracy, color=MUTED, lw=1.2, ls=":")
     right.set_xscale("log", base=2)

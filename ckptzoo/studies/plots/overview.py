@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from ckptzoo.schema import layout
-from ckptzoo.studies.overview import Overview, Pair, Trajectories
+from ckptzoo.studies.overview import AccuracyTrajectories, Overview, WeightPair
 from ckptzoo.studies.shared.plots import (
     DERIVED_COLOUR,
     INK,
@@ -25,7 +25,7 @@ from ckptzoo.studies.shared.plots import (
     styled,
 )
 from ckptzoo.studies.shared.result import Spread
-from ckptzoo.studies.shared.value_histograms import Histogram
+from ckptzoo.studies.shared.value_histograms import TensorHistogram
 from ckptzoo.text import counted
 
 MASSES = (0.9, 0.6, 0.3)
@@ -87,7 +87,7 @@ def _edges(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.f
 
 
 @styled
-def marginals(name: str, shown: int, items: Sequence[Histogram], *, left_out: int = 0) -> Figure:
+def marginals(name: str, shown: int, items: Sequence[TensorHistogram], *, left_out: int = 0) -> Figure:
     """Densities of all elements of each weight tensor, raw against derived, one small panel a tensor."""
     columns = min(len(items), 3 if len(items) <= 9 else 4)
     rows = -(-len(items) // columns)
@@ -116,7 +116,7 @@ def marginals(name: str, shown: int, items: Sequence[Histogram], *, left_out: in
 
 
 @styled
-def scatter(name: str, shown: int, pair: Pair) -> Figure:
+def scatter(name: str, shown: int, pair: WeightPair) -> Figure:
     """Two incoming weights of one output neuron over all networks, raw beside derived, with density contours."""
     colours = _coloured(pair.points)
     # compressed: constrained leaves gaps around axes of equal aspect
@@ -132,7 +132,7 @@ def scatter(name: str, shown: int, pair: Pair) -> Figure:
 
 
 @styled
-def trajectories(name: str, measured: Trajectories) -> Figure:
+def trajectories(name: str, measured: AccuracyTrajectories) -> Figure:
     """The test accuracy of every member at the steps that were kept, and the median over members."""
     figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
     axes = figure.add_subplot()
@@ -155,7 +155,7 @@ def trajectories(name: str, measured: Trajectories) -> Figure:
     return figure
 
 
-def _cloud(axes: Axes, pair: Pair, variant: str, colour: str) -> None:
+def _cloud(axes: Axes, pair: WeightPair, variant: str, colour: str) -> None:
     points = pair.points[variant]
     low, high = _range(points)
     axes.set_xlim(low, high)

@@ -28,20 +28,20 @@ def planted(result: Transpositions) -> Figure:
     """Found numbers, distances and barriers against the planted number, and numbers along the line between networks."""
     figure = Figure(figsize=(WIDTH, 7.4), layout="constrained")
     panels: Any = figure.subplots(2, 2)
-    (found, distance), (barrier, along) = panels
+    (count, distance), (barrier, along) = panels
     ends = [min(result.numbers), max(result.numbers)]
-    found.plot(ends, ends, color=MUTED, lw=1, ls=":")
-    _against(found, result, result.found, INK, "o", 4.5)
-    found.set_ylabel("transpositions found")
+    count.plot(ends, ends, color=MUTED, lw=1, ls=":")
+    _against(count, result, result.found, INK, "o", 4.5)
+    count.set_ylabel("transpositions found")
     for axes, values_by_way in ((distance, result.distances), (barrier, result.barriers)):
         for values, (colour, marker, size) in zip(values_by_way.values(), _STYLES, strict=False):
             _against(axes, result, values, colour, marker, size)
         axes.set_ylim(bottom=0)
     distance.set_ylabel("distance of the weights")
-    for axes in (found, distance, barrier):
+    for axes in (count, distance, barrier):
         axes.set_xlabel("transpositions planted")
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    for axes in (found, along):
+    for axes in (count, along):
         axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
     if result.barriers:
         barrier.set_ylabel(f"barrier on {abbreviated(result.set or '', 20)} (nats)")

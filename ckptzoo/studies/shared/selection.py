@@ -140,9 +140,9 @@ def labels_of(zoo: Zoo, name: str) -> NDArray[np.int64]:
     Raises ``ZooError`` if the set has other classes than the networks, or its images are not on this machine or were
     others.
     """
-    found = zoo.predictions(name)
-    if found.targets is not None:
-        return found.targets
+    predictions = zoo.predictions(name)
+    if predictions.targets is not None:
+        return predictions.targets
     dataset, what = name.partition("/")[0], f"labels of {name}"
     step = "Choose another set, or predict it with its labels."
     kinds = [kind for kind in _evaluations(zoo) if have_same_classes(kind.dataset, dataset)]
@@ -159,7 +159,7 @@ def labels_of(zoo: Zoo, name: str) -> NDArray[np.int64]:
         # networks may take images in another shape, such as flat
         shaped = inputs.reshape(-1, *shape) if shape is not None and inputs[:1].size == np.prod(shape) else inputs
         # only labels of the very images that were predicted belong to the outputs
-        if digest_of_inputs(shaped) == found.inputs:
+        if digest_of_inputs(shaped) == predictions.inputs:
             return images.labels
     raise ZooError(Problem(zoo.name, what, f"outputs on the images of {name} here", "on others", step))
 
@@ -167,8 +167,8 @@ def labels_of(zoo: Zoo, name: str) -> NDArray[np.int64]:
 def _evaluations(zoo: Zoo) -> list[Evaluation]:
     """How rows say that the networks take images, each way once."""
     rows = zoo.contents.raw.rows.select(["dataset", "extra"]).to_pylist()
-    found = (evaluation_of(parse_extra(row["extra"]) or {}, row["dataset"]) for row in rows)
-    return list(dict.fromkeys(item for item in found if item is not None))
+    evaluations = (evaluation_of(parse_extra(row["extra"]) or {}, row["dataset"]) for row in rows)
+    return list(dict.fromkeys(item for item in evaluations if item is not None))
 
 
 def is_sample(name: str) -> bool:

@@ -101,7 +101,7 @@ def _edges() -> NDArray[np.float64]:
 
 
 @dataclass(frozen=True, eq=False)
-class Histogram:
+class TensorHistogram:
     """All elements of one tensor over all checkpoints, in one or two variants.
 
     ``edges`` are (B + 1,) of the bins, the same for every variant; they leave out the outermost 0.1 % at either end;
@@ -118,14 +118,14 @@ class Histogram:
 
 def histograms(
     zoo: Zoo, tensors: Sequence[str], variants: Sequence[str], progress: Progress | None
-) -> tuple[Histogram, ...]:
+) -> tuple[TensorHistogram, ...]:
     """The histogram of each of these tensors.
 
     One pass over the tensors in every variant, in bounded memory. The variants are the gauges that are compared, which
     share the bins; ``tensors`` are names such as ``weight_names`` gives.
     """
     total = sum(zoo[name, variant].nbytes for name in tensors for variant in variants)
-    done, results = 0, list[Histogram]()
+    done, results = 0, list[TensorHistogram]()
     for name in tensors:
         counts = {variant: ValueHistogram() for variant in variants}
         for variant in variants:
@@ -141,7 +141,7 @@ def histograms(
         fewest = min(values.total for values in counts.values())
         edges = np.linspace(low - margin, high + margin, int(np.clip(2 * fewest**0.5, 10, BINS)) + 1)
         results.append(
-            Histogram(
+            TensorHistogram(
                 name,
                 zoo.arch[name].shape,
                 edges,

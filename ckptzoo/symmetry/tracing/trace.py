@@ -217,10 +217,14 @@ class Interpreter:
             if any(values_in((args, kwargs))):
                 raise self._unknown_operation(node)
             return target(*args, **kwargs)  # on sizes alone
-        if is_check(name := name_of(target)):
+        if is_check(name_of(target)):
             return None
-        arguments = dict(zip((item.name for item in schema.arguments), args, strict=False)) | kwargs
-        values = list(values_in(arguments))
+        return self._operation(node, dict(zip((item.name for item in schema.arguments), args, strict=False)) | kwargs)
+
+    def _operation(self, node: fx.Node, arguments: dict[str, Any]) -> Any:
+        """Carry out an operation of torch, and label its result."""
+        target: Any = node.target
+        name, values = name_of(target), list(values_in(arguments))
         if is_cast(name) and (kept := _kept_in_float64(arguments)) is not None:
             return kept
         plain = map_values(arguments, lambda value: value.tensor)

@@ -1,8 +1,10 @@
 """The adapter of a format, and the checkpoints that it finds."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -10,7 +12,7 @@ from numpy.typing import NDArray
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.hub.imports.facts import Row
 from ckptzoo.hub.imports.opened import OpenedSource
-from ckptzoo.hub.imports.sources import Source, SourceFile
+from ckptzoo.hub.imports.sources import ImportSource, SourceFile
 from ckptzoo.hub.untrusted import Limits, StateDict
 from ckptzoo.hub.untrusted.runs import identifier
 from ckptzoo.schema.metadata import MAX_ID
@@ -96,10 +98,10 @@ def check_options(name: str, options: Options) -> None:
 class Picked:
     """One checkpoint of a file.
 
-    ``suffix`` ends its id where the file holds several. ``row`` has the columns that differ from those of ``Found``,
-    with ``extra`` merged. With ``gaussian`` the tensors are means, with the standard deviation of ``T`` as ``T_std``.
-    ``note`` says how its numbers were changed, ``ties`` maps names to earlier names with the same storage, ``buffers``
-    are known to be no parameters.
+    ``suffix`` ends its id where the file holds several. ``row`` has the columns that differ from those of
+    ``FoundCheckpoints``, with ``extra`` merged. With ``gaussian`` the tensors are means, with the standard
+    deviation of ``T`` as ``T_std``. ``note`` says how its numbers were changed, ``ties`` maps names to earlier
+    names with the same storage, ``buffers`` are known to be no parameters.
     """
 
     suffix: str
@@ -112,7 +114,7 @@ class Picked:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundCheckpoints:
     """A file with checkpoints, or the files that hold one checkpoint together.
 
     ``path`` is that in the source; ``member``, ``step`` and the columns ``row`` are those of its checkpoints; ``size``
@@ -132,7 +134,7 @@ class Found:
     id: str = ""
     form: str = ""
     parts: Sequence[str] = ()
-    others: Sequence["Found"] = ()
+    others: Sequence["FoundCheckpoints"] = ()
 
 
 @dataclass(frozen=True)
@@ -180,7 +182,7 @@ class Adapter(Protocol):
 
     def checkpoints(
         self, source: OpenedSource, options: Options
-    ) -> Iterator[Found | FoundArrays | PassedOver | Broken]:
+    ) -> Iterator[FoundCheckpoints | FoundArrays | PassedOver | Broken]:
         """Every checkpoint, in the source's order, and files that are passed over for a reason of their own."""
         ...
 
@@ -204,7 +206,7 @@ def checkpoint_id(member: str, step: int | None, suffix: str = "") -> str:
 
 
 def side_files(
-    source: Source, wanted: Callable[[str], bool], checkpoint: Callable[[str], bool] = lambda path: False
+    source: ImportSource, wanted: Callable[[str], bool], checkpoint: Callable[[str], bool] = lambda path: False
 ) -> tuple[dict[str, bytes], tuple[str, bytes] | None]:
     """Return the files of facts in a source, by path, in a pass of its own: they may come after what they are about.
 
@@ -234,6 +236,20 @@ def parse_json(data: bytes, location: str) -> Any:
 def reader(file: SourceFile, limit: int) -> Callable[[], Sequence[bytes]]:
     """Return a function that reads a file when it is called."""
     return lambda: [file.read(limit)]
+
+
+def numbered_files(
+    source: ImportSource,
+    pattern: re.Pattern[str],
+    member: Callable[[re.Match[str]], str],
+    pick: Callable[..., Sequence[Picked]],
+) -> Iterator[FoundCheckpoints]:
+    """Yield the files whose paths match, each a checkpoint at the step ``number``; ``pick`` is given the path too."""
+    for file in source.files():
+        if (matched := pattern.fullmatch(file.path)) is not None:
+            name, step = identifier(member(matched)), int(matched["number"])
+            read, picked = reader(file, Limits().file_bytes), partial(pick, path=file.path)
+            yield FoundCheckpoints(file.path, name, step, {}, file.size, read, picked)
 
 
 def all_fit(paths: Sequence[str], fits: Callable[[str], object]) -> bool:

@@ -1,8 +1,9 @@
-"""Public names of a package that are loaded when they are first used, so that importing the package stays light."""
+"""Names and modules that are loaded when they are first used, so that importing a package stays light."""
 
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 
@@ -23,3 +24,18 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str]
         return sorted(sys.modules[package].__all__)
 
     return load, names
+
+
+class _LazyModule(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(import_module(self.__name__), name)
+        setattr(self, name, value)
+        return value
+
+
+def lazy_module(name: str) -> ModuleType:
+    """A module that is imported when something of it is first used.
+
+    ``pyarrow.compute`` takes as long as numpy, and opening a zoo and reading a tensor need nothing of it.
+    """
+    return _LazyModule(name)

@@ -25,7 +25,7 @@ from ckptzoo.format.files import Folder
 from ckptzoo.format.part import Part
 from ckptzoo.format.predictions import DTYPE, LOGITS, encode_targets
 from ckptzoo.format.reader import Contents, read_contents
-from ckptzoo.loader.selection import Filters
+from ckptzoo.loader.filters import Filters
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.architecture import Tensor
 from ckptzoo.schema.documents import Document

@@ -12,9 +12,10 @@ import pyarrow as pa
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format.files import Files
 from ckptzoo.format.header import CODES
+from ckptzoo.format.limits import FREE_ROWS
 from ckptzoo.format.part import Part
 from ckptzoo.format.predictions import input_problems, prediction_problems
-from ckptzoo.format.table import FREE_ROWS
+from ckptzoo.format.table import numbers
 from ckptzoo.format.tree import Tree, places_of
 from ckptzoo.schema.architecture import ITEMSIZE, Architecture, name_problem
 from ckptzoo.schema.documents import REFETCH, Document
@@ -140,8 +141,8 @@ def problems_by_part(
 ) -> Iterator[tuple[slice, list[Problem]]]:
     """Yield for every part of a tree its rows of the index, and the problems of these."""
     outline = tree.outline
-    numbers = outline["part"].to_numpy()
-    bounds = np.searchsorted(numbers, np.arange(len(tree.parts) + 1))
+    owners = numbers(outline["part"])
+    bounds = np.searchsorted(owners, np.arange(len(tree.parts) + 1))
     table = symmetry, None if symmetry is None or tree.kind != "variant" else symmetry.digest
     for part, start, stop in zip(tree.parts, bounds[:-1], bounds[1:], strict=True):
         found = _PartIndex(files, part)

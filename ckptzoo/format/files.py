@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ckptzoo.errors import IntegrityError, Problem
-from ckptzoo.format import table
+from ckptzoo.format import limits, table
 from ckptzoo.format.durable import regular
 from ckptzoo.schema.documents import REFETCH
 from ckptzoo.schema.layout import Span
@@ -37,11 +37,11 @@ class Files(Protocol):
         """Names of the files and folders in a folder, in order; none where there is no such folder."""
         ...
 
-    def read(self, name: str, *, max_bytes: int = table.MAX_FILE) -> bytes:
+    def read(self, name: str, *, max_bytes: int = limits.MAX_FILE) -> bytes:
         """A whole file; one that is missing or larger is an IntegrityError."""
         ...
 
-    def read_many(self, names: Sequence[str], *, max_bytes: int = table.MAX_FILE) -> list[bytes]:
+    def read_many(self, names: Sequence[str], *, max_bytes: int = limits.MAX_FILE) -> list[bytes]:
         """Several whole files, in the order of their names."""
         ...
 
@@ -76,11 +76,11 @@ class Folder:
         except (FileNotFoundError, NotADirectoryError):
             return ()
 
-    def read(self, name: str, *, max_bytes: int = table.MAX_FILE) -> bytes:
+    def read(self, name: str, *, max_bytes: int = limits.MAX_FILE) -> bytes:
         """A whole file, its size bounded before it is read."""
         return table.read_bytes(self.here / name, location=f"{self.name}/{name}", max_bytes=max_bytes)
 
-    def read_many(self, names: Sequence[str], *, max_bytes: int = table.MAX_FILE) -> list[bytes]:
+    def read_many(self, names: Sequence[str], *, max_bytes: int = limits.MAX_FILE) -> list[bytes]:
         """Several whole files."""
         return [self.read(name, max_bytes=max_bytes) for name in names]
 

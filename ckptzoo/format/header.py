@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, cast
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -39,7 +38,11 @@ _STEP = "Fetch the shard again."
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """The numpy dtype of one of our dtype names; bfloat16 comes from ml_dtypes."""
-    return np.dtype(cast(Any, ml_dtypes.bfloat16)) if name == "bfloat16" else np.dtype(name)
+    if name != "bfloat16":
+        return np.dtype(name)
+    import ml_dtypes  # only here, because few zoos need it
+
+    return np.dtype(cast(Any, ml_dtypes.bfloat16))
 
 
 def rounded(values: NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from ckptzoo.arguments import checked
-from ckptzoo.errors import UnknownNameError
+from ckptzoo.errors import IntegrityError, UnknownNameError
 from ckptzoo.format import durable, snapshot, table
 from ckptzoo.format.files import Folder, leads_outside
 from ckptzoo.format.part import Part, PartWriter
-from ckptzoo.format.reader import list_trees, read_contents, read_trees
-from ckptzoo.format.tree import Tree
+from ckptzoo.format.reader import duplicate_problems, ids_differ, list_trees, read_contents, read_trees
+from ckptzoo.format.tree import Tree, empty_tree
 from ckptzoo.schema import layout
 from ckptzoo.schema.card import CARDS, may_change
 from ckptzoo.schema.documents import Document, seal
@@ -116,7 +116,7 @@ def compact(path: str | Path) -> Path | None:
     Raises
     ------
     IntegrityError
-        The folder is not a zoo, or a part cannot be read.
+        The folder is not a zoo, a part cannot be read, or an id is there twice.
 
     Notes
     -----
@@ -133,6 +133,8 @@ def compact(path: str | Path) -> Path | None:
     trees = read_trees(files)
     if not trees:
         return None
+    if problems := duplicate_problems(files, trees.get(layout.PARTS, empty_tree())):
+        raise IntegrityError(problems)
     target, replaced = _write_snapshot(root, trees)
     listing = describe(root, _shards(trees.values()), without=replaced)
     durable.write_file(root / LISTING, listing)  # before they are removed, so that it never names a missing one
@@ -148,7 +150,8 @@ def add_snapshot(root: Path) -> None:
     """
     files = Folder(root)
     known = snapshot.newest(files, list_trees(files))
-    if not (trees := read_trees(files, known)):
+    trees = read_trees(files, known)
+    if not trees or not ids_differ(trees.get(layout.PARTS, empty_tree())):
         return
     _, replaced = _write_snapshot(root, trees)
     listing = root / LISTING
@@ -159,11 +162,8 @@ def add_snapshot(root: Path) -> None:
 
 
 def _write_snapshot(root: Path, trees: dict[str, Tree]) -> tuple[Path, set[str]]:
-    """Write a snapshot of some trees; returns its path, and the paths in the zoo of those that it replaces."""
-    name, data = snapshot.encode(trees)
-    target = root / name
-    target.parent.mkdir(exist_ok=True)
-    durable.write_file(target, data)
+    """Write a snapshot of some trees, whose raw ids differ; returns its path, and those of the ones it replaces."""
+    target = snapshot.write(trees, root)
     # the first 6 digits of a snapshot's name are the number of parts it covers
     older = [name for name in snapshot.listed(Folder(root)) if name != target.name and name[:6] <= target.name[:6]]
     return target, {f"{layout.SNAPSHOTS}/{name}" for name in older}

@@ -4,15 +4,15 @@ import hashlib
 import mmap
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from ckptzoo.errors import IntegrityError, Problem
-from ckptzoo.format import table
+from ckptzoo.errors import IntegrityError, Problem, SpecError
+from ckptzoo.format import limits, table
 from ckptzoo.format.durable import Staging, locked, naming
 from ckptzoo.format.files import Files
 from ckptzoo.format.shard import Block, ShardWriter
@@ -113,6 +113,7 @@ class PartWriter:
         self._shards = dict.fromkeys(sets, 0)
         self._blocks: list[Block] = []
         self._rows = _RowSpool(schema, self._staging.path, location=str(tree))
+        self.index_bytes = 0
 
     def add(self, arrays: Mapping[str, Arrays], rows: Sequence[dict[str, Any]]) -> None:
         """Append rows; ``arrays[stem][name]`` has shape ``(len(rows), *shape)`` and its tensor's dtype."""
@@ -147,9 +148,13 @@ class PartWriter:
         digest = part_digest(metadata, index, self._facts)
         rows_file = table.encode([metadata], {"version": 1}, sealed=True)
         footer = {"version": 1, "digest": digest, "rows": len(metadata), "facts": self._facts}
+        index_file = table.encode([index], footer, sealed=True)
+        self._require_readable(rows_file, metadata, limits.rows_in(len(rows_file)), METADATA)
+        self.index_bytes = len(index_file)
+        self._require_readable(index_file, index, limits.index_rows_in(len(index_file)), INDEX)
         with naming(self._tree):
             (self._staging.path / METADATA).write_bytes(rows_file)
-            (self._staging.path / INDEX).write_bytes(table.encode([index], footer, sealed=True))
+            (self._staging.path / INDEX).write_bytes(index_file)
         with locked(root):  # so that two writers never take one sequence number
             refuse(metadata)
             name = part_name(self._next_sequence(), digest)
@@ -163,6 +168,22 @@ class PartWriter:
         for shard in self._open.values():
             shard.close()
         self._staging.discard()
+
+    def _require_readable(self, data: bytes, content: pa.Table, rows: int, name: str) -> None:
+        """Raise SpecError where readers would refuse a table: by its size, by what it unpacks to, or by its rows."""
+        location = f"{self._tree.parent.name}/{self._tree.name}: {name}"
+        try:
+            file, _ = table.open_table(data, location=location)
+            table.check_count(file, rows, location=location)
+            for what, nbytes, limit in (
+                ("size", len(data), limits.MAX_FILE),
+                ("size of the table", content.nbytes, limits.MAX_TABLE),
+            ):
+                if nbytes > limit:
+                    raise IntegrityError(Problem(location, what, f"at most {limit} bytes", f"{nbytes} bytes", ""))
+        except IntegrityError as error:
+            step = "Commit fewer checkpoints at a time, with shorter texts: each commit is a part of its own."
+            raise SpecError([replace(problem, next_step=step) for problem in error.problems]) from error
 
     def _next_sequence(self) -> int:
         names = os.listdir(self._tree) if self._tree.is_dir() else []  # noqa: PTH208, paths of thousands cost more
@@ -260,8 +281,8 @@ def decode_index(
     table.check_seal(data, location=location)
     file, footer = table.open_table(data, location=location)
     part = part_of(tree, name, footer, location=location)
-    # Parquet packs equal rows by their number; rows of different blocks have different digests, of 32 bytes each
-    limit = table.FREE_ROWS + len(data)
+    # Parquet packs equal rows by their number
+    limit = limits.index_rows_in(len(data))
     if blocks_a_row is not None:
         limit = min(limit, part.rows * blocks_a_row)
     table.check_count(file, limit, location=location)
@@ -310,14 +331,50 @@ def stored_rows(files: Files, part: Part) -> pa.Table:
     return decode_rows(files.read(path), part, location=f"{files.name}/{path}")
 
 
-def decode_rows(data: bytes, part: Part, *, location: str) -> pa.Table:
-    """A part's rows from the bytes of ``metadata.parquet``, with the columns that they have."""
+def decode_rows(
+    data: bytes, part: Part, *, location: str, names: Sequence[str] | None = None, packed: bool = False
+) -> pa.Table:
+    """A part's rows from the bytes of ``metadata.parquet``, with those of the columns that they have.
+
+    ``names`` are columns of the part's kind, by default all; ``packed`` leaves the texts of many rows as dictionaries.
+    """
     kind = kind_of(part, location=location.removesuffix(f"/{METADATA}"))
     table.check_seal(data, location=location)
     file, _ = table.open_table(data, location=location)
-    # ids differ, so that no compression stores one in less than a bit
-    table.check_count(file, min(part.rows, table.FREE_ROWS + 8 * len(data)), location=location)
-    rows = table.read_table(data, file, table.schema_of(KINDS[kind]), location=location, least=LEAST[kind])
-    if len(rows) != part.rows:
-        raise IntegrityError(Problem(location, "rows", str(part.rows), str(len(rows)), REFETCH))
-    return rows
+    table.check_count(file, min(part.rows, limits.rows_in(len(data))), location=location)
+    if file.metadata.num_rows != part.rows:
+        raise IntegrityError(Problem(location, "rows", str(part.rows), str(file.metadata.num_rows), REFETCH))
+    schema = table.schema_of(KINDS[kind])
+    return table.read_table(data, file, schema, location=location, least=LEAST[kind], names=names, packed=packed)
+
+
+def read_columns(files: Files, parts: Sequence[Part], names: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield some columns of the rows of each part, null in a part whose file lacks them; texts may be dictionaries.
+
+    Every file is read whole and its seal checked.
+    """
+    paths = [f"{part.path}/{METADATA}" for part in parts]
+    for part, path, data in zip(parts, paths, files.read_many(paths), strict=True):
+        location = f"{files.name}/{path}"
+        stored = decode_rows(data, part, location=location, names=names, packed=True)
+        schema = table.schema_of(KINDS[kind_of(part, location=location)])
+        columns = [
+            stored[name] if name in stored.column_names else pa.nulls(part.rows, schema.field(name).type)
+            for name in names
+        ]
+        yield pa.Table.from_arrays(columns, names=list(names))
+
+
+def require_room(files: Files, part: Part) -> int:
+    """The bytes of a part's ``metadata.parquet``, of which nothing is read.
+
+    Raises ``IntegrityError`` if there is none, or it is too small for the part's rows or too large to be read.
+    """
+    location = f"{files.name}/{part.path}/{METADATA}"
+    if (nbytes := files.size(f"{part.path}/{METADATA}")) is None:
+        raise IntegrityError(Problem(location, "file", "a readable file", "none", REFETCH))
+    if nbytes > limits.MAX_FILE:
+        raise IntegrityError(Problem(location, "size", f"at most {limits.MAX_FILE} bytes", f"{nbytes} bytes", REFETCH))
+    if part.rows > (limit := limits.rows_in(nbytes)):
+        raise IntegrityError(Problem(location, "rows of the table", f"at most {limit}", str(part.rows), REFETCH))
+    return nbytes

@@ -1,41 +1,47 @@
-"""The contents of a zoo's folder, read and checked cheaply: every byte that opening reads, and every file's size."""
+"""The contents of a zoo's folder, read and checked cheaply: documents, indices and sizes at once, rows by column."""
 
 import hashlib
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from ckptzoo.errors import IntegrityError, Problem, UnknownNameError, ZooError
+from ckptzoo.format import limits as bounds
 from ckptzoo.format import snapshot, table
 from ckptzoo.format.checks import RowLimits, geometry_problems, require_bytes, row_limits
 from ckptzoo.format.files import Files
-from ckptzoo.format.part import Part, decode_index, decode_rows, filled_rows
+from ckptzoo.format.part import Part, decode_index, kind_of, read_columns, require_room
 from ckptzoo.format.snapshot import Snapshot
-from ckptzoo.format.tree import INDEX_SCHEMA, LazyTable, Tree, empty_tree, places_of
+from ckptzoo.format.tree import INDEX_SCHEMA, LazyTable, Read, Tree, empty_tree, places_of
+from ckptzoo.lazy_names import lazy_module
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.documents import REFETCH, Document, Identity, canonical, unseal
 from ckptzoo.schema.equivalence import largest_allowed
-from ckptzoo.schema.metadata import DIFFERENCES, FIGURES
+from ckptzoo.schema.metadata import DIFFERENCES, FIGURES, KINDS
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.text import counted, excerpt
 
-MAX_DOCUMENT = 64 * 2**20
-"""The maximum number of bytes of a sealed document."""
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+else:
+    pc = lazy_module("pyarrow.compute")
+
 _MAX_REVISIONS = 2**20
 """The number of newest revisions with which a requested one is compared (about 2 s)."""
-_MAX_TREE = table.MAX_TABLE
-"""The maximum number of bytes in memory of the indices of a tree's parts, and of their rows."""
 _NAMED = 5
 """The number of checkpoints that a message names."""
-_TOGETHER = 64 * 2**20
+_TOGETHER = 16 * 2**20
 """Bytes of tables that are read before the first of them is checked, unless one alone has more."""
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,7 @@ class Contents:
     derived_parts: dict[str, tuple[str, ...]]
     snapshot: Snapshot | None = field(repr=False)
     _trees: dict[str, Tree] = field(default_factory=dict, repr=False)
+    _figures: dict[tuple[str, str], tuple[NDArray[np.int64], pa.Array]] = field(default_factory=dict, repr=False)
 
     @property
     def root(self) -> Path:
@@ -101,11 +108,23 @@ class Contents:
         names = (name for name in self.derived_parts if layout.set_name(name) is None)
         return tuple(name for name in names if name != layout.MEASURED)
 
-    @cached_property
+    @property
     def ids(self) -> pa.ChunkedArray:
         """The ids of all raw rows; IntegrityError where one is repeated, or a unit was written twice."""
-        _require_none(duplicate_problems(self.files, self.raw))
+        self.check_ids()
         return self.raw.rows["id"]
+
+    def check_ids(self) -> None:
+        """Raise IntegrityError where an id is repeated or a unit was written twice; found out on the first call."""
+        _ = self._ids_are_sound
+
+    @cached_property
+    def _ids_are_sound(self) -> bool:
+        names = tuple(part.name for part in self.raw.parts)
+        # a snapshot that says so was made of parts whose ids were checked
+        if self.snapshot is None or names != self.snapshot.checked_parts[: len(names)]:
+            _require_none(duplicate_problems(self.files, self.raw))
+        return True
 
     def derived(self, name: str) -> Tree:
         """The parts under ``derived/<name>`` that were there at opening, read on first use."""
@@ -125,27 +144,59 @@ class Contents:
             return empty_tree(layout.MEASURED)
         return self.derived(layout.MEASURED)
 
-    def columns(self, tree: Tree, names: Sequence[str]) -> pa.Table:
+    def columns(self, tree: Tree, names: Sequence[str], rows: NDArray[np.int64] | None = None) -> pa.Table:
         """Some columns of a tree's rows; figures that rows lack are those that were measured later, the last of each.
 
-        ``tree`` is the tree of raw parts, or of a variant.
+        ``tree`` is the tree of raw parts, or of a variant; ``rows`` are positions in it, by default all.
         """
-        rows = tree.rows.select(names)
-        figures = [name for name in names if name in FIGURES]
-        if not figures or layout.MEASURED not in self.derived_parts:
-            return rows
-        later = self.measured.rows.select(["id", "unit", *figures])
-        digests = pa.array([part.digest for part in tree.parts], pa.string())
-        later = later.filter(pc.call_function("is_in", [later["unit"]], pc.SetLookupOptions(digests)))
-        places = places_of(later["id"], tree.rows["id"])
-        for name in figures:
-            values = rows[name].to_pylist()
-            missing = {at for at, value in enumerate(values) if value is None}
-            for at, value in zip(places.tolist(), later[name].to_pylist(), strict=True):
-                if value is not None and at in missing:
-                    values[at] = value
-            rows = rows.set_column(names.index(name), rows.schema.field(name), pa.array(values, rows[name].type))
-        return rows
+        table = tree.rows.select(names) if rows is None else tree.rows.take(names, rows)
+        return self._with_later(tree, table, np.arange(len(tree.rows)) if rows is None else rows)
+
+    def runs(self, tree: Tree, names: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
+        """Yield some columns of all rows of a tree, as ``columns`` and a bounded number at a time, after the first."""
+        for start, run in tree.rows.runs(names):
+            yield start, self._with_later(tree, run, np.arange(start, start + len(run)))
+
+    def row(self, position: int) -> dict[str, Any]:
+        """One row of the raw tree, as ``columns``."""
+        row = self.raw.rows.row(position)
+        missing = [name for name in FIGURES if name in row and row[name] is None]
+        if missing and layout.MEASURED in self.derived_parts:
+            row.update(self.columns(self.raw, missing, np.array([position])).to_pylist()[0])
+        return row
+
+    def _with_later(self, tree: Tree, table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
+        """A table of some rows of a tree with the figures that were measured later where it lacks them."""
+        if layout.MEASURED not in self.derived_parts or not tree.parts:
+            return table
+        for at, name in enumerate(table.column_names):
+            if name not in FIGURES:
+                continue
+            places, values = self._later(tree, name)
+            column = table[name].combine_chunks()
+            found = np.searchsorted(places, rows)
+            found[found == len(places)] = 0
+            lacking = column.is_null().to_numpy(zero_copy_only=False)
+            lacking &= places[found] == rows if len(places) else False
+            if lacking.any():
+                arguments = [column, pa.array(lacking), values.take(pa.array(found[lacking]))]
+                table = table.set_column(at, table.schema.field(at), pc.call_function("replace_with_mask", arguments))
+        return table
+
+    def _later(self, tree: Tree, name: str) -> tuple[NDArray[np.int64], pa.Array]:
+        """Rows of a tree of which a figure was measured later, ascending, and the last figure of each."""
+        key = tree.parts[0].tree, name
+        if key not in self._figures:
+            later = self.measured.rows.select(["id", "unit", name])
+            digests = pa.array([part.digest for part in tree.parts], pa.string())
+            of_tree = pc.call_function("is_in", [later["unit"]], pc.SetLookupOptions(digests))
+            later = later.filter(pc.call_function("and", [of_tree, later[name].is_valid()]))
+            places = places_of(later["id"], tree.rows["id"])
+            places, last = np.unique(places[::-1], return_index=True)
+            values = later[name].combine_chunks().take(pa.array(len(later) - 1 - last))
+            own = places >= 0
+            self._figures[key] = places[own], values.filter(pa.array(own))
+        return self._figures[key]
 
     def stated(self, figure: str) -> frozenset[str]:
         """Ids of contributed checkpoints whose figure is what their row states: nobody measured it in the zoo.
@@ -153,11 +204,12 @@ class Contents:
         Ids of contributed checkpoints have the name of an account, before a slash.
         """
         rows = self.raw.rows
-        if rows["contributor"].null_count == len(rows):
+        if all(run["contributor"].null_count == len(run) for _, run in rows.runs(["contributor"])):
             return frozenset()
-        rows = rows.select(["id", "contributor", figure])
-        contributed = rows.filter(pc.call_function("and", [rows["contributor"].is_valid(), rows[figure].is_valid()]))
-        ids = {name for name in contributed["id"].to_pylist() if "/" in name}
+        ids = set[str]()
+        for _, run in rows.runs(["id", "contributor", figure]):
+            contributed = pc.call_function("and", [run["contributor"].is_valid(), run[figure].is_valid()])
+            ids.update(name for name in run["id"].filter(contributed).to_pylist() if "/" in name)
         if layout.MEASURED in self.derived_parts:
             later = self.measured.rows.select(["id", figure])
             ids.difference_update(later["id"].filter(later[figure].is_valid()).to_pylist())
@@ -185,7 +237,9 @@ class Contents:
         if not failed:
             return FailedChecks((), 0.0, 0.0)
         gone = set(self.retracted.rows["id"].to_pylist())
-        named = [(tree.rows["id"][at].as_py(), figure) for at, figure in sorted(failed)]
+        failed.sort()
+        ids = tree.rows.take(["id"], np.array([at for at, _ in failed]))["id"].to_pylist()
+        named = [(id, figure) for id, (_, figure) in zip(ids, failed, strict=True)]
         standing = {id: figure for id, figure in named if id not in gone}
         return FailedChecks(tuple(standing), max(standing.values(), default=0.0), max(limits.values()))
 
@@ -196,11 +250,10 @@ class Contents:
 
 
 def read_contents(files: Files, revision: str | None = None) -> Contents:
-    """Read a zoo, or the first parts and tombstones of it that a revision names.
+    """Read a zoo, or the first parts and tombstones of it that a revision names; no rows, which are read on demand.
 
-    Raises an ``IntegrityError`` that lists what is wrong, as far as it can be seen without reading the shards, and for
-    a remote zoo without reading all rows, and ``ZooError`` if no first parts and tombstones have this revision; the
-    message names the nearest that some have.
+    Raises an ``IntegrityError`` that lists what is wrong, as far as it can be seen without shards and rows, and
+    ``ZooError`` if no first parts and tombstones have this revision; the message names the nearest that some have.
     """
     identity, architecture, symmetry = read_documents(files)
     trees, limits = list_trees(files), row_limits(architecture, symmetry)
@@ -216,10 +269,7 @@ def read_contents(files: Files, revision: str | None = None) -> Contents:
             retracted = read_tree(files, gone, tuple(early[:tombs]), newest, limits=limits)
     _require_none(geometry_problems(files, architecture, symmetry, raw))
     derived = {tree.removeprefix(f"{layout.DERIVED}/"): names for tree, names in trees.items()}
-    contents = Contents(files, identity, architecture, symmetry, raw, retracted, derived, newest)
-    if files.here is not None:
-        _ = contents.ids  # checked at once where reading them costs no request
-    return contents
+    return Contents(files, identity, architecture, symmetry, raw, retracted, derived, newest)
 
 
 def _counts_at(files: Files, revision: str, raw: Tree, retracted: Tree) -> tuple[int, int]:
@@ -278,11 +328,11 @@ def read_documents(files: Files) -> tuple[Identity, Architecture, Symmetry | Non
             step = f"It holds zoos: name one of them, such as {files.here / names[0]}; ckptzoo info lists them."
         raise IntegrityError(Problem(files.name, layout.ZOO, "a file", "none; this is not a zoo", step))
     names = [name for name in (layout.ZOO, layout.ARCHITECTURE, layout.SYMMETRY) if files.size(name) is not None]
-    read = dict(zip(names, files.read_many(names, max_bytes=MAX_DOCUMENT), strict=True))
+    read = dict(zip(names, files.read_many(names, max_bytes=bounds.MAX_DOCUMENT), strict=True))
 
     def document(name: str) -> tuple[Document, str, str]:
         location = f"{files.name}/{name}"
-        data = read[name] if name in read else files.read(name, max_bytes=MAX_DOCUMENT)
+        data = read[name] if name in read else files.read(name, max_bytes=bounds.MAX_DOCUMENT)
         return *unseal(data, location=location), location
 
     content, _, location = document(layout.ZOO)
@@ -331,59 +381,93 @@ def _parts(files: Files, folder: str) -> tuple[str, ...]:
 
 
 def read_tree(files: Files, tree: str, names: tuple[str, ...], known: Snapshot | None, *, limits: RowLimits) -> Tree:
-    """Read a tree's parts, from the snapshot where it has them.
+    """Read the indices of a tree's parts, from the snapshot where it has them; columns of rows are read on demand.
 
     ``tree`` is ``parts`` or ``derived/<name>``; ``limits`` are the zoo's, so that nothing with more rows is decoded.
     """
-    parts, rows, indices = list[Part](), list[LazyTable](), list[LazyTable]()
+    parts, pieces, indices = list[Part](), list[tuple[int, Read]](), list[LazyTable]()
     # of use where it covers the first parts; later ones come from their folders
     if known is not None and known.parts.get(tree) == names[: len(known.parts.get(tree, ()))] != ():
         covered = known.tree(tree, blocks_a_row=limits.blocks)
-        parts, rows, indices = list(covered.parts), [covered.rows], [covered.blocks]
-    sizes: dict[str, int] = {layout.INDEX: 0, layout.METADATA: 0}
-    for name, index_data, metadata in _tables(files, tree, names[len(parts) :]):
-        location = f"{files.name}/{tree}/{name}"
-        part, index = decode_index(
-            index_data, tree, name, location=f"{location}/{layout.INDEX}", blocks_a_row=limits.blocks
-        )
+        parts, indices = list(covered.parts), [covered.blocks]
+        pieces = [
+            (count, partial(_from_either, read, files, tuple(own))) for count, read, own in known.pieces(tree, parts)
+        ]
+    own = list[Part]()
+    nbytes = file_bytes = 0
+    for name, data in _indices(files, tree, names[len(parts) :]):
+        location = f"{files.name}/{tree}/{name}/{layout.INDEX}"
+        part, index = decode_index(data, tree, name, location=location, blocks_a_row=limits.blocks)
+        kind_of(part, location=location.removesuffix(f"/{layout.INDEX}"))
         require_bytes(files, part, index, limits.nbytes)
-        stored = decode_rows(metadata, part, location=f"{location}/{layout.METADATA}")
-        for file, decoded in ((layout.INDEX, index), (layout.METADATA, stored)):
-            sizes[file] += decoded.get_total_buffer_size()
-            _require_room(f"{files.name}/{tree}", f"size in memory of every {file}", sizes[file], _MAX_TREE)
-        rows.append(LazyTable.of(filled_rows(stored, part, location=location)))
-        numbers = pa.repeat(pa.scalar(len(parts), pa.int32()), len(index))
+        nbytes += index.get_total_buffer_size()
+        limit = bounds.indices_in(file_bytes := file_bytes + len(data))
+        _require_room(f"{files.name}/{tree}", "size in memory of all indices", nbytes, limit)
+        numbers = table.array_of(np.full(len(index), len(parts) + len(own), np.int32))
         indices.append(LazyTable.of(index.append_column(INDEX_SCHEMA.field("part"), numbers)))
-        parts.append(part)
+        own.append(part)
+    parts += own
     if not parts:
         return empty_tree(layout.RETRACTED if tree == f"{layout.DERIVED}/{layout.RETRACTED}" else layout.RAW)
     kinds = {str(part.facts.get("kind")) for part in parts}
     if len(kinds) > 1:
         got = ", ".join(sorted(kinds))
         raise IntegrityError(Problem(f"{files.name}/{tree}", "kinds of its parts", "one", got, REFETCH))
-    return Tree(tuple(parts), LazyTable.joined(rows), LazyTable.joined(indices))
+    sizes = [require_room(files, part) for part in own]
+    pieces += [
+        (sum(part.rows for part in group), partial(read_columns, files, tuple(group)))
+        for group in _together(own, sizes)
+    ]
+    single = [(part.rows, partial(read_columns, files, (part,))) for part in parts]
+    file_bytes = sum(files.size(f"{part.path}/{layout.METADATA}") or 0 for part in parts)
+    schema = table.schema_of(KINDS[kinds.pop()])
+    rows = LazyTable(schema, pieces, single, location=f"{files.name}/{tree}", file_bytes=file_bytes)
+    return Tree(tuple(parts), rows, LazyTable.joined(indices))
 
 
-def _tables(files: Files, tree: str, names: tuple[str, ...]) -> Iterator[tuple[str, bytes, bytes]]:
-    """Yield names of parts with their indices and rows; some are read together, the next after these were checked."""
-    paths = {name: [f"{tree}/{name}/{file}" for file in (layout.INDEX, layout.METADATA)] for name in names}
-    sizes = {name: sum(files.size(path) or 0 for path in paths[name]) for name in names}
-    _require_room(f"{files.name}/{tree}", "size of all tables", sum(sizes.values()), table.MAX_FILE)
-    first = 0
-    while first < len(names):
-        last, nbytes = first + 1, sizes[names[first]]
-        while last < len(names) and (nbytes := nbytes + sizes[names[last]]) <= _TOGETHER:
-            last += 1
-        group = names[first:last]
-        data = files.read_many([path for name in group for path in paths[name]])
-        yield from zip(group, data[::2], data[1::2], strict=True)
-        first = last
+def _from_either(read: Read, files: Files, parts: Sequence[Part], names: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield columns of the rows of parts from a snapshot, and from the parts where the snapshot is damaged."""
+    done = 0
+    try:
+        for piece in read(names):
+            yield piece
+            done += len(piece)
+    except IntegrityError as error:
+        try:
+            for piece in read_columns(files, parts, names):
+                if done < len(piece):
+                    yield piece.slice(done)
+                done = max(0, done - len(piece))
+        except ZooError:
+            raise error from None
+
+
+def _indices(files: Files, tree: str, names: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
+    """Yield names of parts with their indices; some are read together, the next after these were checked."""
+    paths = {name: f"{tree}/{name}/{layout.INDEX}" for name in names}
+    sizes = [files.size(path) or 0 for path in paths.values()]
+    _require_room(f"{files.name}/{tree}", "size of all indices", sum(sizes), bounds.MAX_FILE)
+    for group in _together(names, sizes):
+        yield from zip(group, files.read_many([paths[name] for name in group]), strict=True)
+
+
+def _together(items: Sequence[_T], sizes: Sequence[int]) -> Iterator[list[_T]]:
+    """Yield runs of items of up to ``_TOGETHER`` bytes, and of one item at least."""
+    group, nbytes = list[_T](), 0
+    for item, size in zip(items, sizes, strict=True):
+        if group and nbytes + size > _TOGETHER:
+            yield group
+            group, nbytes = [], 0
+        group.append(item)
+        nbytes += size
+    if group:
+        yield group
 
 
 def _require_room(location: str, what: str, nbytes: int, limit: int) -> None:
     """Raise IntegrityError where a tree's tables take more bytes together than a limit."""
     if nbytes > limit:
-        step = "Split the zoo into several, or ask whoever publishes it to."
+        step = "Write what is to come into another zoo; a writer refuses this."
         raise IntegrityError(Problem(location, what, f"at most {limit} bytes", str(nbytes), step))
 
 
@@ -397,24 +481,66 @@ def read_trees(files: Files, known: Snapshot | None = None) -> dict[str, Tree]:
 
 def duplicate_problems(files: Files, raw: Tree) -> list[Problem]:
     """Checkpoint ids that are repeated, and units that were written by two parts."""
+    return _duplicates(files.name, raw)
+
+
+def ids_differ(raw: Tree) -> bool:
+    """Whether no id is repeated, and no unit was written by two parts."""
+    return not _duplicates("", raw)
+
+
+def _duplicates(location: str, raw: Tree) -> list[Problem]:
+    """Problems of ids and units that are repeated."""
     problems: list[Problem] = []
     step = layout.SET_ASIDE
-    ids = raw.rows["id"]
-    if len(ids.unique()) != len(ids):
-        counts = ids.combine_chunks().value_counts()
-        twice = [item["values"].as_py() for item in counts if item["counts"].as_py() > 1]
-        got = f"{len(twice)} twice, such as {twice[0]!r}"
-        problems.append(Problem(files.name, "ids", "each id once", got, step))
-    if len(raw.parts) > 1:
-        first, owner = 0, dict[str, str]()
-        for part in raw.parts:
-            units = raw.rows["unit"].slice(first, part.rows).drop_null().unique().to_pylist()
-            first += part.rows
-            for unit in units:
-                if owner.setdefault(unit, part.name) != part.name:
-                    got = f"in {owner[unit]} and {part.name}"
-                    problems.append(Problem(files.name, f"unit {unit!r}", "written once", got, step))
+    if twice := _shared(lambda: _ids(raw)):
+        got = f"{len(twice)} twice, such as {next(iter(twice))!r}"
+        problems.append(Problem(location, "ids", "each id once", got, step))
+    for unit, owners in _shared(lambda: _units(raw)).items() if len(raw.parts) > 1 else ():
+        first, *others = (raw.parts[owner].name for owner in owners)
+        for name in others:
+            problems.append(Problem(location, f"unit {unit!r}", "written once", f"in {first} and {name}", step))
     return problems
+
+
+def _shared(owned: Callable[[], Iterator[tuple[NDArray[np.int64], list[str]]]]) -> dict[str, list[int]]:
+    """The texts that several owners have, with the first owners of each.
+
+    ``owned`` goes through all texts, each time in the same order, with the owners of each; the owners of one text
+    ascend. Texts are told apart by their hashes, of which ten million take 80 MB, and only those whose hashes are equal
+    by themselves: other texts may have the same.
+    """
+    hashes = np.concatenate(
+        [np.empty(0, np.int64), *(np.fromiter(map(hash, texts), np.int64, len(texts)) for _, texts in owned())]
+    )
+    hashes.sort()
+    suspects = set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
+    found = dict[str, list[int]]()
+    for own, texts in owned() if suspects else ():
+        for owner, text in zip(own.tolist(), texts, strict=True):
+            if hash(text) in suspects:
+                known = found.setdefault(text, [])
+                if (not known or known[-1] != owner) and len(known) < _NAMED:
+                    known.append(owner)
+    return {text: known for text, known in found.items() if len(known) > 1}
+
+
+def _ids(raw: Tree) -> Iterator[tuple[NDArray[np.int64], list[str]]]:
+    """Every id; its owner is its row."""
+    for start, run in raw.rows.runs(["id"]):
+        yield np.arange(start, start + len(run)), run["id"].to_pylist()
+
+
+def _units(raw: Tree) -> Iterator[tuple[NDArray[np.int64], list[str]]]:
+    """The units of every part, which is their owner."""
+    starts = np.cumsum([0, *(part.rows for part in raw.parts)])
+    for start, run in raw.rows.runs(["unit"]):
+        stop = start + len(run)
+        cuts = [start, *starts[(starts > start) & (starts < stop)].tolist(), stop]
+        for low, high in itertools.pairwise(cuts):
+            owner = int(np.searchsorted(starts, low, side="right")) - 1
+            units = run["unit"].slice(low - start, high - low).drop_null().unique().to_pylist()
+            yield np.full(len(units), owner), units
 
 
 def _require_none(problems: list[Problem]) -> None:

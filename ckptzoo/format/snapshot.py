@@ -3,24 +3,31 @@
 A snapshot is derived and never needed. Its name holds the number of parts it covers, the number of bytes in its tail
 and their sha256. The tail is what opening needs: the raw index without the blocks' digests, and the footer, which holds
 the sha256 of every other column. So a reader fetches the tail, and later the columns that it is asked for, and each
-is checked. A reader uses the newest valid snapshot and reads the parts after it from their folders.
+is checked. Rows are in groups of whole parts, so that some are written and read at a time. A reader uses the newest
+snapshot whose tail is right, and reads the parts after it, and those of columns that are damaged, from their folders.
 """
 
 import hashlib
-import itertools
-import threading
-from collections.abc import Iterable, Mapping, Sequence
+import io
+import json
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ckptzoo.errors import IntegrityError, Problem
-from ckptzoo.format import table
+from ckptzoo.format import limits, table
+from ckptzoo.format.durable import TEMPORARY, naming, regular, sync
 from ckptzoo.format.files import Files, check_span
-from ckptzoo.format.part import part_of
-from ckptzoo.format.tree import DIGEST, INDEX_SCHEMA, LazyTable, Tree
+from ckptzoo.format.packed import RUN_ROWS
+from ckptzoo.format.part import Part, part_of
+from ckptzoo.format.tree import DIGEST, INDEX_SCHEMA, LazyTable, Read, Tree, regrouped
 from ckptzoo.schema.documents import REFETCH, Document, digest_of
 from ckptzoo.schema.layout import PARTS, SNAPSHOT_NAME, SNAPSHOTS, Span
 from ckptzoo.schema.metadata import KINDS, LEAST, Column, columns_of
@@ -30,6 +37,12 @@ _MAGIC = b"PAR1"
 INDEX = "index:"
 """The prefix of the names of the index's columns; those of rows begin with their kind."""
 _STEP = "Remove it and run ckptzoo compact ZOO --index."
+_PIECE_ROWS = 2**19
+"""The number of rows of a column that are read together, and from another machine by as few requests as possible."""
+_CHECKED = "checked"
+"""What the footer says of ids that differ."""
+_PLACE = 10**13 - 1
+"""Takes the place of an offset and a size while the footer is written; no file is larger."""
 
 
 class _Chunk(NamedTuple):
@@ -38,6 +51,37 @@ class _Chunk(NamedTuple):
     start: int
     stop: int
     sha256: bytes
+
+
+class _Pieces(io.RawIOBase):
+    """A file of which some pieces are known; the rest are zeros, and take no memory."""
+
+    def __init__(self, size: int, pieces: Sequence[tuple[int, bytes]]) -> None:
+        self._size, self._pieces, self._at = size, tuple(pieces), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        start = min(self._at, self._size)
+        stop = self._size if size < 0 else min(start + size, self._size)
+        found = bytearray(stop - start)
+        for first, data in self._pieces:
+            low, high = max(start, first), min(stop, first + len(data))
+            if low < high:
+                found[low - start : high - start] = memoryview(data)[low - first : high - first]
+        self._at = stop
+        return bytes(found)
 
 
 class Snapshot:
@@ -51,16 +95,14 @@ class Snapshot:
         self._files, self._path = files, f"{SNAPSHOTS}/{name}"
         self.location = f"{files.name}/{self._path}"
         self._tail = self._read_tail(name)
-        self._buffer: bytearray | None = None
-        self._fetched: set[_Chunk] = set()
-        self._file: pq.ParquetFile | None = None
-        # Arrow's reader keeps the ranges of one read at a time: with two at once it says that it lost some
-        self._reading = threading.RLock()
-        file, facts = table.open_table(self._contents(), location=self.location)
-        if facts.get("version") not in (1, 2):
-            raise IntegrityError(Problem(self.location, "footer", "version 1 or 2", str(facts)[:120], REFETCH))
-        self._rest = str(facts.get("rest"))
-        self._trees = _trees(facts.get("trees"), file.num_row_groups, location=self.location)
+        file, facts = table.open_table(self._source({}), location=self.location, by_group=True)
+        if facts.get("version") not in (1, 2, 3):
+            raise IntegrityError(Problem(self.location, "footer", "version 1, 2 or 3", str(facts)[:120], REFETCH))
+        self._rest, self._is_checked = str(facts.get("rest")), facts.get("ids") == _CHECKED
+        # Parquet's footer is parsed once; to read a column it is parsed again, with the column's bytes in the file
+        self._counts = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+        self._stored = frozenset(file.schema_arrow.names)
+        self._trees = _trees(facts.get("trees"), len(self._counts), location=self.location)
         self._chunks = _chunks(facts.get("chunks", {}), self._size - len(self._tail), location=self.location)
 
     def _read_tail(self, name: str) -> bytes:
@@ -69,8 +111,8 @@ class Snapshot:
         assert match is not None
         size, digest = self._files.size(self._path) or 0, match[3]
         tail = int(match[2] or size)
-        if not 0 < tail <= size <= table.MAX_FILE:
-            expected = f"{tail} to {table.MAX_FILE} bytes"
+        if not 0 < tail <= size or tail > limits.MAX_FILE:
+            expected = f"{tail} bytes or more, of which at most {limits.MAX_FILE} in the tail"
             raise IntegrityError(Problem(self.location, "size", expected, str(size), _STEP))
         self._size = size
         span = Span(self._path, size - tail, size, bytes.fromhex(digest))
@@ -80,20 +122,15 @@ class Snapshot:
             problem = error.problems[0]
             raise IntegrityError(Problem(self.location, DIGEST, problem.expected, problem.got, _STEP)) from error
 
-    def __getstate__(self) -> dict[str, Any]:
-        # on another machine the bytes are not sent along, because they can be read again
-        remote = self._files.here is None
-        dropped = {"_buffer": None, "_fetched": set()} if remote else {}
-        return {**self.__dict__, "_file": None, "_reading": None, **dropped}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._reading = threading.RLock()
-
     @property
     def parts(self) -> dict[str, tuple[str, ...]]:
         """Every tree it covers, with the names of the parts in order."""
         return {tree: tuple(part["name"] for part in item["parts"]) for tree, item in self._trees.items()}
+
+    @property
+    def checked_parts(self) -> tuple[str, ...]:
+        """The raw parts whose ids were found to differ when the snapshot was made; none where it does not say so."""
+        return self.parts.get(PARTS, ()) if self._is_checked else ()
 
     def kind(self, tree: str) -> str | None:
         """The kind of a tree's parts; None for a tree that it does not cover."""
@@ -115,91 +152,109 @@ class Snapshot:
             )
             for part in item["parts"]
         )
-        kind = item["kind"]
-        schema = table.schema_of(KINDS[kind])
-        rows = self._rows(item["metadata"], f"{kind}:", schema, LEAST[kind])
-        index = self._rows(item["index"], INDEX, INDEX_SCHEMA, len(INDEX_SCHEMA))
-        if len(rows) != sum(part.rows for part in parts):
-            raise IntegrityError(
-                Problem(self.location, f"rows of {name}", "those of its parts", str(len(rows)), REFETCH)
-            )
-        # as in decode_index: rows of different blocks have different digests, of 32 bytes each
-        limit = table.FREE_ROWS + self._size
+        count = self._counts[item["index"]]
+        limit = limits.index_rows_in(self._size)
         if blocks_a_row is not None:
-            limit = min(limit, len(rows) * blocks_a_row)
-        if len(index) > limit:
+            limit = min(limit, sum(part.rows for part in parts) * blocks_a_row)
+        if count > limit:
             expected = f"at most {limit}"
-            raise IntegrityError(Problem(self.location, f"index rows of {name}", expected, str(len(index)), _STEP))
-        return Tree(parts, rows, index)
+            raise IntegrityError(Problem(self.location, f"index rows of {name}", expected, str(count), _STEP))
+        index = LazyTable(INDEX_SCHEMA, [(count, partial(self._columns, [item["index"]], None))])
+        pieces = [(count, read) for count, read, _ in self.pieces(name, parts)]
+        schema = table.schema_of(KINDS[item["kind"]])
+        return Tree(parts, LazyTable(schema, pieces, location=self.location, file_bytes=self._size), index)
+
+    def pieces(self, name: str, parts: Sequence[Part]) -> list[tuple[int, Read, Sequence[Part]]]:
+        """The rows of a tree in pieces: the number of rows, the reader, and those of its parts that have them."""
+        item = self._trees[name]
+        groups = item["metadata"] if isinstance(item["metadata"], list) else [item["metadata"]]
+        ends = np.cumsum([part.rows for part in parts])
+        pieces: list[tuple[int, Read, Sequence[Part]]] = []
+        first, start, stop, together = 0, 0, 0, list[int]()
+        for number, group in enumerate(groups, 1):
+            together.append(group)
+            stop += self._counts[group]
+            if number < len(groups) and stop - start < _PIECE_ROWS:
+                continue
+            last = len(parts) if number == len(groups) else int(np.searchsorted(ends, stop)) + 1
+            own = parts[first:last]
+            if sum(part.rows for part in own) != stop - start:
+                expected, got = f"the {sum(part.rows for part in parts)} of its parts", f"{stop} in groups of others"
+                raise IntegrityError(Problem(self.location, f"rows of {name}", expected, got, REFETCH))
+            pieces.append((stop - start, partial(self._columns, together, item["kind"]), own))
+            first, start, together = last, stop, []
+        return pieces
 
     def check(self) -> None:
-        """Read and check every byte."""
+        """Read and check every byte; of a snapshot on this machine."""
         before = self._size - len(self._tail)
-        if not before:
+        if not before or self._files.here is None:
             return
-        whole, buffer = self._files.read(self._path), self._contents()
-        chunks = sorted(set(self._chunks.values()))
-        for start, stop, sha256 in chunks:
-            check_span(data := whole[start:stop], Span(self._path, start, stop, sha256), location=self.location)
-            buffer[start:stop] = data
-        self._fetched.update(chunks)
-        cuts = [0, *itertools.chain.from_iterable((chunk.start, chunk.stop) for chunk in chunks), before]
-        digest = hashlib.sha256(outside(whole, cuts)).hexdigest()
-        if digest != self._rest:
+        rest, behind = hashlib.sha256(), 0
+        with open(self._files.here / self._path, "rb", opener=regular) as file:
+            for start, stop, sha256 in sorted(set(self._chunks.values())):
+                rest.update(file.read(start - behind))
+                check_span(file.read(stop - start), Span(self._path, start, stop, sha256), location=self.location)
+                behind = stop
+            rest.update(file.read(before - behind))
+        if (digest := rest.hexdigest()) != self._rest:
             raise IntegrityError(Problem(self.location, f"{DIGEST} of the other bytes", self._rest, digest, _STEP))
 
-    def _rows(self, group: int, prefix: str, schema: pa.Schema, least: int) -> LazyTable:
-        file = self._opened()
+    def _columns(self, groups: Sequence[int], kind: str | None, names: Sequence[str]) -> Iterator[pa.Table]:
+        """Yield columns of row groups, of the rows of a kind or of an index; those that a snapshot lacks are null."""
+        prefix = INDEX if kind is None else f"{kind}:"
+        schema = INDEX_SCHEMA if kind is None else table.schema_of(KINDS[kind])
+        required = schema.names if kind is None else schema.names[: LEAST[kind]]
+        own = [name for name in names if name in required or prefix + name in self._stored]
+        chunks = self._fetched([(group, prefix + name) for group in groups for name in own])
         try:
-            count = file.metadata.row_group(group).num_rows
-            stored = set(file.schema_arrow.names)
-        except (*table.UNREADABLE, IndexError, TypeError) as error:
-            raise IntegrityError(
-                Problem(self.location, "row groups", "those of its trees", str(group), _STEP)
-            ) from error
-        own = [name for name in schema.names if prefix + name in stored]
-        known = pa.schema(list(schema)[: max(least, len(own))])
-        return LazyTable(schema, [(count, partial(self._columns, group, prefix, schema, known))])
+            source = self._source(chunks)
+            file, _ = table.open_table(source, location=self.location, by_group=True)
+            for group in groups:
+                if not self._counts[group]:
+                    yield pa.Table.from_batches([], pa.schema([schema.field(name) for name in names]))
+                    continue
+                read = table.read_bounded(
+                    source,
+                    file,
+                    location=self.location,
+                    group=group,
+                    columns=[prefix + name for name in own],
+                    packed=kind is not None,
+                )
+                yield _fitted({name: read[prefix + name] for name in own}, names, schema, self._counts[group])
+        except (*table.UNREADABLE, KeyError) as error:
+            problem = Problem(self.location, "table", "the columns of docs/format.md", str(error)[:160], REFETCH)
+            raise IntegrityError(problem) from error
 
-    def _columns(self, group: int, prefix: str, schema: pa.Schema, known: pa.Schema, names: Sequence[str]) -> pa.Table:
-        """Columns of a row group; those that an older snapshot lacks are null."""
-        own = [name for name in names if name in known.names]
-        fields = pa.schema([known.field(name) for name in own])
-        prefixed = [prefix + name for name in own]
-        with self._reading:
-            self._fetch((group, name) for name in prefixed)
-            try:
-                file, data = self._opened(), self._contents()
-                stored = table.read_bounded(data, file, location=self.location, group=group, columns=prefixed)
-                stored = stored.select(prefixed).rename_columns(own).cast(fields)
-            except (*table.UNREADABLE, KeyError) as error:
-                problem = Problem(self.location, "table", "the columns of docs/format.md", str(error)[:160], REFETCH)
-                raise IntegrityError(problem) from error
-        count = file.metadata.row_group(group).num_rows
-        columns = [stored[name] if name in own else pa.nulls(count, schema.field(name).type) for name in names]
-        return pa.Table.from_arrays(columns, schema=pa.schema([schema.field(name) for name in names]))
+    def _fetched(self, wanted: Iterable[tuple[int, str]]) -> dict[int, bytes]:
+        """The bytes of columns, given by row group and name, at their places in the file."""
+        chunks = sorted({chunk for key in wanted if (chunk := self._chunks.get(key)) is not None})
+        spans = [Span(self._path, chunk.start, chunk.stop, chunk.sha256) for chunk in chunks]
+        return {span.start: data for span, data in zip(spans, self._files.spans(spans), strict=True)}
 
-    def _fetch(self, wanted: Iterable[tuple[int, str]]) -> None:
-        """Put the bytes of columns, given by row group and name, where they are in the file."""
-        buffer = self._contents()
-        chunks = {chunk for key in wanted if (chunk := self._chunks.get(key)) is not None} - self._fetched
-        spans = [Span(self._path, chunk.start, chunk.stop, chunk.sha256) for chunk in sorted(chunks)]
-        for span, data in zip(spans, self._files.spans(spans), strict=True):
-            buffer[span.start : span.stop] = data
-        self._fetched |= chunks
+    def _source(self, chunks: Mapping[int, bytes]) -> _Pieces:
+        """The file with the bytes of some columns and the tail."""
+        behind = self._size - len(self._tail)
+        return _Pieces(self._size, [(0, _MAGIC), *chunks.items(), (behind, self._tail)])
 
-    def _contents(self) -> bytearray:
-        """The file with what was fetched of it; the rest is zero, and costs no memory until it is written to."""
-        if self._buffer is None:
-            self._buffer, self._fetched = bytearray(self._size), set()
-            self._buffer[: len(_MAGIC)] = _MAGIC
-            self._buffer[self._size - len(self._tail) :] = self._tail
-        return self._buffer
 
-    def _opened(self) -> pq.ParquetFile:
-        if self._file is None:
-            self._file, _ = table.open_table(self._contents(), location=self.location)
-        return self._file
+def _fitted(columns: Mapping[str, pa.ChunkedArray], names: Sequence[str], schema: pa.Schema, count: int) -> pa.Table:
+    """Columns that were read as a table of the types of a schema, texts perhaps as dictionaries; null where one lacks.
+
+    Raises ``ArrowInvalid`` if a value lacks where the schema has no nulls.
+    """
+    fitted: list[pa.ChunkedArray | pa.Array] = []
+    for name in names:
+        field, column = schema.field(name), columns.get(name)
+        if column is None:
+            fitted.append(pa.nulls(count, field.type))
+            continue
+        if column.null_count and not field.nullable:
+            raise pa.ArrowInvalid(f"{name} is null in some rows")
+        packed = pa.types.is_dictionary(column.type) and pa.types.is_string(field.type)
+        fitted.append(column if packed else column.cast(field.type))
+    return pa.Table.from_arrays(fitted, names=list(names))
 
 
 def _trees(listed: Any, groups: int, *, location: str) -> dict[str, Document]:
@@ -207,8 +262,10 @@ def _trees(listed: Any, groups: int, *, location: str) -> dict[str, Document]:
     trees: dict[str, Document] = {}
     for item in listed if isinstance(listed, list) else [listed]:
         match item:
-            case {"tree": str(name), "kind": str(kind), "metadata": int(rows), "index": int(index), "parts": [*parts]}:
-                fits = kind in KINDS and name not in trees and 0 <= rows < groups and 0 <= index < groups
+            case {"tree": str(name), "kind": str(kind), "metadata": rows, "index": int(index), "parts": [*parts]}:
+                numbers = [*rows, index] if isinstance(rows, list) else [rows, index]
+                fits = kind in KINDS and name not in trees and len(numbers) > 1
+                fits = fits and all(type(number) is int and 0 <= number < groups for number in numbers)
                 if fits and all(_is_part(part) for part in parts):
                     trees[name] = item
                     continue
@@ -239,23 +296,16 @@ def _chunks(listed: Any, end: int, *, location: str) -> dict[tuple[int, str], _C
     return chunks
 
 
-def outside(data: bytes, cuts: list[int]) -> bytes:
-    """The bytes between the columns that are listed."""
-    return b"".join(data[start:stop] for start, stop in zip(cuts[::2], cuts[1::2], strict=True))
-
-
 def listed(files: Files) -> list[str]:
     """Names of the snapshots of a zoo, the one that covers most parts first."""
     return sorted((name for name in files.listed(SNAPSHOTS) if SNAPSHOT_NAME.fullmatch(name)), reverse=True)
 
 
 def newest(files: Files, trees: Mapping[str, tuple[str, ...]]) -> Snapshot | None:
-    """The newest valid snapshot all of whose parts are there; invalid ones are for ``verify`` to report."""
+    """The newest snapshot with a sound tail all of whose parts are there; others are for ``verify`` to report."""
     for name in listed(files):
         try:
             snapshot = Snapshot(files, name)
-            if files.here is not None:
-                snapshot.check()
         except IntegrityError:
             continue
         if all(set(parts) <= set(trees.get(tree, ())) for tree, parts in snapshot.parts.items()):
@@ -268,11 +318,43 @@ def revision_of(digests: Iterable[str]) -> str:
     return digest_of(list(digests))
 
 
-def encode(trees: dict[str, Tree]) -> tuple[str, bytes]:
-    """A snapshot of all parts of some trees: its path in the zoo, and its bytes.
+def write(trees: Mapping[str, Tree], root: Path) -> Path:
+    """Write a snapshot of all parts of some trees into a zoo's folder, whole or not at all, and return its path.
 
-    There are two row groups a tree; the raw index comes last, its digests before its other columns. The path is
-    ``snapshots/000128-20817-<sha256>.parquet`` for 128 parts where the tail has 20,817 bytes and that digest.
+    ``trees`` are the zoo's by their paths, and the ids of its raw rows differ.
+    """
+    folder = root / SNAPSHOTS
+    folder.mkdir(exist_ok=True)
+    temporary = folder / f"{TEMPORARY}{secrets.token_hex(8)}"
+    with naming(folder):
+        try:
+            with temporary.open("x+b") as file:
+                target = root / _encode(trees, file, ids_differ=True)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync(folder)
+    return target
+
+
+def encode(trees: Mapping[str, Tree], *, ids_differ: bool = False) -> tuple[str, bytes]:
+    """A snapshot as ``write`` makes it: its path in the zoo, and its bytes.
+
+    ``ids_differ`` says that this was checked; otherwise its readers do.
+    """
+    file = io.BytesIO()
+    name = _encode(trees, file, ids_differ=ids_differ)
+    return name, file.getvalue()
+
+
+def _encode(trees: Mapping[str, Tree], file: BinaryIO, *, ids_differ: bool) -> str:
+    """Write a snapshot to an empty file and return its path in the zoo.
+
+    Each tree has row groups of its rows and one of its index; the raw index comes last, its digests before its other
+    columns. The path is ``snapshots/000128-20817-<sha256>.parquet`` for 128 parts where the tail has 20,817 bytes and
+    that digest.
     """
     kinds = sorted({str(tree.kind) for tree in trees.values()})
     # not the columns that only tables with matrices fill, where none does: snapshots of other zoos are as they were
@@ -281,51 +363,99 @@ def encode(trees: dict[str, Tree]) -> tuple[str, bytes]:
     fields = [pa.field(f"{kind}:{item.name}", item.type) for kind in kinds for item in written[kind]]
     index = sorted(INDEX_SCHEMA, key=lambda item: item.name != DIGEST)
     schema = pa.schema([*fields, *(pa.field(INDEX + item.name, item.type) for item in index)])
-    groups: list[tuple[str, pa.Table]] = []
+    prefixes: list[str] = []
     listed: list[Document] = []
-    for name in sorted(trees, key=lambda name: (name == PARTS, name)):
-        tree = trees[name]
+    order = sorted(trees, key=lambda name: (name == PARTS, name))
+    for name in order:
+        tree, first = trees[name], len(prefixes)
         parts = [
             {"name": part.name, "digest": part.digest, "rows": part.rows, "facts": part.facts} for part in tree.parts
         ]
-        numbers = {"metadata": len(groups), "index": len(groups) + 1}
+        groups = list(range(first, first + len(_groups(tree))))
+        numbers = {"metadata": groups if len(groups) > 1 else first, "index": first + len(groups)}
         listed.append({"tree": name, "kind": tree.kind, "parts": parts, **numbers})
-        groups += [(f"{tree.kind}:", tree.metadata), (INDEX, tree.index)]
-    wide = [_widened(rows, prefix, schema) for prefix, rows in groups]
-    draft = table.encode(wide, {}, sealed=False)
-    # what the footer says of the columns does not move them: a draft without it has them at the same offsets
-    chunks, rest, cut = _described(draft, [prefix for prefix, _ in groups], first=INDEX + index[1].name)
-    data = table.encode(wide, {"version": 2, "trees": listed, "chunks": chunks, "rest": rest}, sealed=False)
+        prefixes += [*[f"{tree.kind}:"] * len(groups), INDEX]
+    facts: Document = {
+        "version": 3 if any(isinstance(item["metadata"], list) for item in listed) else 2,
+        "trees": listed,
+        **({"ids": _CHECKED} if ids_differ else {}),
+        "rest": "0" * 64,
+        "chunks": {
+            str(group): {name: [_PLACE, _PLACE, "0" * 64] for name in schema.names if name.startswith(prefix)}
+            for group, prefix in enumerate(prefixes)
+        },
+    }
+    # offsets and digests are known when all is written; what the footer says of them does not move them
+    place = _text(facts)
+    with pq.ParquetWriter(file, schema, compression="zstd", write_page_checksum=True) as writer:
+        for name in order:
+            tree = trees[name]
+            runs = (run for _, run in tree.rows.runs(written[str(tree.kind)].names))
+            for rows in regrouped(runs, _groups(tree)):
+                writer.write_table(_widened(rows, f"{tree.kind}:", schema), row_group_size=max(1, len(rows)))
+            writer.write_table(_widened(tree.index, INDEX, schema), row_group_size=max(1, len(tree.index)))
+        writer.add_key_value_metadata({table.KEY.decode(): place})
+    size = file.seek(0, io.SEEK_END)
+    chunks, rest, cut = _described(file, prefixes, first=INDEX + index[1].name)
+    file.seek(cut)
+    tail = bytearray(file.read())
+    at = tail.rindex(place.encode())
+    tail[at : at + len(place)] = _text({**facts, "chunks": chunks, "rest": rest}).ljust(len(place)).encode()
+    file.seek(cut)
+    file.write(tail)
     count = sum(len(tree.parts) for tree in trees.values())
-    return f"{SNAPSHOTS}/{count:06d}-{len(data) - cut}-{hashlib.sha256(data[cut:]).hexdigest()}.parquet", data
+    return f"{SNAPSHOTS}/{count:06d}-{size - cut}-{hashlib.sha256(tail).hexdigest()}.parquet"
+
+
+def _text(facts: Document) -> str:
+    return json.dumps(facts, sort_keys=True, separators=(",", ":"))
+
+
+def _groups(tree: Tree) -> list[int]:
+    """The numbers of rows in the row groups of a tree: those of as many whole parts as fit, at least one."""
+    groups = [0]
+    for part in tree.parts:
+        if groups[-1] and groups[-1] + part.rows > RUN_ROWS:
+            groups.append(0)
+        groups[-1] += part.rows
+    return groups
 
 
 def _fills(tree: Tree, columns: Sequence[Column]) -> bool:
     """Whether the rows of a variant have values in other columns than these."""
     if tree.kind != "variant":
         return False
-    others = tree.rows.select(tree.rows.schema.names[len(columns) :])
-    return any(column.null_count < len(column) for column in others.columns)
+    others = tree.rows.runs(tree.rows.schema.names[len(columns) :])
+    return any(column.null_count < len(column) for _, run in others for column in run.columns)
 
 
-def _described(draft: bytes, prefixes: list[str], *, first: str) -> tuple[dict[str, Document], str, int]:
+def _described(file: BinaryIO, prefixes: list[str], *, first: str) -> tuple[dict[str, Document], str, int]:
     """Offset and digest of every column before the tail, the digest of all between them, and where the tail starts."""
-    metadata = pq.read_metadata(pa.BufferReader(draft))
+    file.seek(0)
+    metadata = pq.read_metadata(file)
     chunks: dict[str, Document] = {}
-    cuts = [0]
+    rest, behind = hashlib.sha256(), 0
+
+    def read(start: int, stop: int) -> bytes:
+        file.seek(start)
+        return file.read(stop - start)
+
     for group, prefix in enumerate(prefixes):
         # a column chunk of Parquet starts with its dictionary page where it has one
         for number in range(metadata.num_columns):
             column = metadata.row_group(group).column(number)
             name = column.path_in_schema.partition(".")[0]
             start = column.data_page_offset if column.dictionary_page_offset is None else column.dictionary_page_offset
+            start = max(start, behind)  # where a group has no rows, some columns have no place
             if group == len(prefixes) - 1 and name == first:
-                return chunks, hashlib.sha256(outside(draft, [*cuts, start])).hexdigest(), start
-            if name.startswith(prefix):
+                rest.update(read(behind, start))
+                return chunks, rest.hexdigest(), start
+            if name.startswith(prefix) and metadata.row_group(group).num_rows:
                 stop = start + column.total_compressed_size
-                digest = hashlib.sha256(draft[start:stop]).hexdigest()
+                digest = hashlib.sha256(read(start, stop)).hexdigest()
                 chunks.setdefault(str(group), {})[name] = [start, stop - start, digest]
-                cuts += [start, stop]
+                rest.update(read(behind, start))
+                behind = stop
     raise AssertionError(first)
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ckptzoo.arguments import checked
@@ -15,9 +15,15 @@ from ckptzoo.format import durable
 from ckptzoo.format.files import Files, Folder
 from ckptzoo.format.reader import read_contents, read_documents
 from ckptzoo.format.tree import Tree, places_of
+from ckptzoo.lazy_names import lazy_module
 from ckptzoo.schema import layout
 from ckptzoo.schema.documents import Identity, digest_of
 from ckptzoo.schema.split import ID, MEMBER, HashSplit, ListSplit, Split, decode, encode
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+else:
+    pc = lazy_module("pyarrow.compute")
 
 COLUMNS = ("id", "member", "mode")
 """The columns that decide a split."""
@@ -187,7 +193,6 @@ def split_problems(files: Files, identity: Identity, raw: Tree) -> Iterator[Prob
     ``raw`` is the tree of its checkpoints. The lists of a zoo that was cut from another one may name checkpoints that
     it lacks.
     """
-    rows = raw.rows.select(COLUMNS)
     is_cut = any("pulled" in part.facts for part in raw.parts)
     for name in split_names(files):
         location = f"{files.name}/{layout.split_file(name)}"
@@ -196,11 +201,14 @@ def split_problems(files: Files, identity: Identity, raw: Tree) -> Iterator[Prob
         except IntegrityError as error:
             yield from error.problems
             continue
-        if isinstance(split, ListSplit) and not is_cut and (unknown := _unknown(split.by, split.lists, rows)):
+        if not isinstance(split, ListSplit):
+            continue
+        rows = raw.rows.select(COLUMNS)
+        if not is_cut and (unknown := _unknown(split.by, split.lists, rows)):
             got = f"{len(unknown):,} others, such as {unknown[0][:80]!r}"
             yield Problem(location, f"{split.by}s", "those of this zoo", got, "Restore the parts that have them.")
         shared = shared_members(split, rows)
-        if shared and isinstance(split, ListSplit) and not split.shared_members:
+        if shared and not split.shared_members:
             got = f"{len(shared):,} in several, such as {shared[0][:80]!r}"
             yield Problem(location, "members", "each in one part", got, "Import the split again under another name.")
 

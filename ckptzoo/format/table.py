@@ -11,28 +11,28 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from ckptzoo.errors import IntegrityError, Problem, SpecError, UnknownNameError
+from ckptzoo.format import limits
 from ckptzoo.format.durable import regular
+from ckptzoo.lazy_names import lazy_module
 from ckptzoo.schema.documents import REFETCH, Document, parse
 from ckptzoo.schema.metadata import COLUMNS, Column
 from ckptzoo.text import shortened
 
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+else:
+    pc = lazy_module("pyarrow.compute")
+
 KEY = b"ckptzoo"
 """The key of our JSON object among the Parquet file's own key-value metadata."""
-MAX_FILE = 2**30
-"""The maximum number of bytes of a file that are read into memory."""
-MAX_TABLE = 2**30
-"""The maximum number of bytes of a table in memory."""
-_FREE_BYTES, _MAX_RATIO = 16 * 2**20, 256
-"""A file of n bytes may unpack to 16 MiB + 256 n: rows compress well, but a text of 400 MB in 20 kB is an attack."""
-FREE_ROWS = 2**16
-"""The number of rows that any file may have."""
 UNREADABLE = (pa.ArrowException, OSError, ValueError, RuntimeError)
 """The exceptions of pyarrow for damaged Parquet; RuntimeError for those of the C++ library that it does not know, where
 it reads the facts of a column."""
@@ -145,6 +145,20 @@ def own_facts(unknown: dict[Any, Any], known: Sequence[str]) -> str:
     return f'{meant}Facts of your own go into one column: "extra": {{{own}{more}}}.'
 
 
+def numbers(column: pa.ChunkedArray) -> NDArray[Any]:
+    """(N,) a column of numbers without nulls.
+
+    ``ChunkedArray.to_numpy`` would import pandas, which takes longer than opening a zoo.
+    """
+    return np.concatenate([np.empty(0, column.type.to_pandas_dtype()), *map(np.from_dlpack, column.chunks)])
+
+
+def array_of(values: NDArray[Any]) -> pa.Array:
+    """Numbers as an array of Arrow over the same memory; ``pa.array`` would import pandas."""
+    kind = pa.from_numpy_dtype(values.dtype)
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
+
+
 def plain(table: pa.Table, name: str) -> Iterator[list[Any]]:
     """A column as JSON-ready values, some thousand at a time: times in microseconds since 1970, digests in hex."""
     for start in range(0, len(table), _PLAIN):
@@ -184,7 +198,7 @@ def check_seal(data: bytes, *, location: str) -> None:
         raise IntegrityError(Problem(location, "seal", expected.decode(), got, REFETCH))
 
 
-def read_bytes(path: Path, *, location: str, max_bytes: int = MAX_FILE) -> bytes:
+def read_bytes(path: Path, *, location: str, max_bytes: int = limits.MAX_FILE) -> bytes:
     """A whole file, its size bounded before it is read; a missing file is an IntegrityError."""
     try:
         with open(path, "rb", opener=regular) as file:
@@ -198,26 +212,41 @@ def read_bytes(path: Path, *, location: str, max_bytes: int = MAX_FILE) -> bytes
     return data
 
 
-def open_table(data: bytes | bytearray, *, location: str) -> tuple[pq.ParquetFile, Document]:
-    """Parquet bytes that were checked, as a file and the facts of its footer; sizes are bounded first."""
+def open_table(
+    data: bytes | bytearray | io.RawIOBase, *, location: str, by_group: bool = False
+) -> tuple[pq.ParquetFile, Document]:
+    """Parquet bytes that were checked, as a file and the facts of its footer; sizes are bounded first.
+
+    ``data`` may be an open file of them. ``by_group`` bounds the size of every row group, and not that of all together.
+    """
     try:
-        file = pq.ParquetFile(
-            pa.BufferReader(data),
-            page_checksum_verification=True,
-            thrift_string_size_limit=_THRIFT_STRINGS,
-            thrift_container_size_limit=_THRIFT_ITEMS,
-        )
+        file = _parquet(data)
         groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
         sizes = [each.total_byte_size for each in groups]
-        least, total = min((*sizes, *(each.num_rows for each in groups)), default=0), sum(sizes)
+        least = min((*sizes, *(each.num_rows for each in groups)), default=0)
+        total = max(sizes, default=0) if by_group else sum(sizes)
         raw = (file.metadata.metadata or {}).get(KEY, b"")
     except UNREADABLE as error:
         raise IntegrityError(Problem(location, "Parquet", "a readable table", str(error)[:160], REFETCH)) from error
-    limit = min(MAX_TABLE, _FREE_BYTES + _MAX_RATIO * len(data))
+    limit = limits.table_in(_length(data))
     if least < 0 or total > limit:
         got = str(least if least < 0 else total)
         raise IntegrityError(Problem(location, "size of the table", f"0 to {limit} bytes", got, REFETCH))
     return file, parse(raw, location=f"{location} (footer)")
+
+
+def _parquet(data: bytes | bytearray | io.RawIOBase, **options: Any) -> pq.ParquetFile:
+    return pq.ParquetFile(
+        pa.PythonFile(data, mode="r") if isinstance(data, io.RawIOBase) else pa.BufferReader(data),
+        page_checksum_verification=True,
+        thrift_string_size_limit=_THRIFT_STRINGS,
+        thrift_container_size_limit=_THRIFT_ITEMS,
+        **options,
+    )
+
+
+def _length(data: bytes | bytearray | io.RawIOBase) -> int:
+    return data.seek(0, io.SEEK_END) if isinstance(data, io.RawIOBase) else len(data)
 
 
 def check_count(file: pq.ParquetFile, limit: int, *, location: str) -> None:
@@ -227,9 +256,19 @@ def check_count(file: pq.ParquetFile, limit: int, *, location: str) -> None:
 
 
 def read_table(
-    data: bytes | bytearray, file: pq.ParquetFile, schema: pa.Schema, *, location: str, least: int | None = None
+    data: bytes | bytearray,
+    file: pq.ParquetFile,
+    schema: pa.Schema,
+    *,
+    location: str,
+    least: int | None = None,
+    names: Sequence[str] | None = None,
+    packed: bool = False,
 ) -> pa.Table:
-    """The whole table with the columns that it has: those of the schema, or at least its first ``least``."""
+    """The table with the columns that it has: those of the schema, or at least its first ``least``.
+
+    ``names`` are the columns to read, of those that it has; by default all. ``packed`` is as in ``read_bounded``.
+    """
     try:
         stored = file.schema_arrow
         if not has_columns(stored, schema, least):
@@ -237,25 +276,28 @@ def read_table(
             step = "Upgrade ckptzoo to read it." if newer else REFETCH
             got = _difference(stored, schema)
             raise IntegrityError(Problem(location, "columns", "those of docs/format.md", got, step))
-        return read_bounded(data, file, location=location).replace_schema_metadata(None).combine_chunks()
+        columns = None if names is None else [name for name in names if name in stored.names]
+        read = read_bounded(data, file, location=location, columns=columns, packed=packed)
+        return read.replace_schema_metadata(None).combine_chunks()
     except UNREADABLE as error:
         raise IntegrityError(Problem(location, "Parquet", "a readable table", str(error)[:160], REFETCH)) from error
 
 
 def read_bounded(
-    data: bytes | bytearray,
+    data: bytes | bytearray | io.RawIOBase,
     file: pq.ParquetFile,
     *,
     location: str,
     group: int | None = None,
     columns: list[str] | None = None,
+    packed: bool = False,
 ) -> pa.Table:
     """Some columns of a table, or of one row group of it, whose size in memory is bounded.
 
     Parquet packs equal values by their number, so a few kilobytes may hold any number of rows of any length: where the
     table might be large, its texts are read as they are packed, each once, and measured before they are copied to every
-    row. ``data`` holds the bytes of the file, ``file`` is the result of ``open_table`` for them. Raises
-    ``IntegrityError`` if the table is too large.
+    row. ``data`` holds the bytes of the file, ``file`` is the result of ``open_table`` for them; ``packed`` leaves the
+    texts of many rows as dictionaries. Raises ``IntegrityError`` if the table is too large.
     """
     groups = list(range(file.num_row_groups)) if group is None else [group]
     # Facts of single columns are not asked for: where they contradict one another, the C++ library throws an exception
@@ -263,20 +305,17 @@ def read_bounded(
     facts = [file.metadata.row_group(number) for number in groups]
     # no text is longer than its group; no other value of ours is longer than a digest
     worst = sum(each.num_rows * (each.total_byte_size + 32 * each.num_columns) for each in facts)
-    if worst <= MAX_TABLE:
+    packed = packed and sum(each.num_rows for each in facts) >= limits.FREE_ROWS
+    if worst <= limits.MAX_TABLE and not packed:
         return _validated(file.read_row_groups(groups, columns=columns, use_threads=False))
     stored = file.schema_arrow
-    packed_file = pq.ParquetFile(
-        pa.BufferReader(data),
-        page_checksum_verification=True,
-        read_dictionary=[field.name for field in stored if pa.types.is_string(field.type)],
-        thrift_string_size_limit=_THRIFT_STRINGS,
-        thrift_container_size_limit=_THRIFT_ITEMS,
-    )
-    packed = _validated(packed_file.read_row_groups(groups, columns=columns, use_threads=False))
-    if (nbytes := sum(map(_unpacked_bytes, packed.columns))) > MAX_TABLE:
-        raise IntegrityError(Problem(location, "size of the table", f"at most {MAX_TABLE} bytes", str(nbytes), REFETCH))
-    return packed.cast(pa.schema([stored.field(name) for name in packed.column_names]))
+    texts = [field.name for field in stored if pa.types.is_string(field.type)]
+    found = _parquet(data, read_dictionary=texts).read_row_groups(groups, columns=columns, use_threads=False)
+    found = _validated(found)
+    if (nbytes := sum(map(_unpacked_bytes, found.columns))) > limits.MAX_TABLE:
+        expected = f"at most {limits.MAX_TABLE} bytes"
+        raise IntegrityError(Problem(location, "size of the table", expected, str(nbytes), REFETCH))
+    return found if packed else found.cast(pa.schema([stored.field(name) for name in found.column_names]))
 
 
 def _validated(table: pa.Table) -> pa.Table:

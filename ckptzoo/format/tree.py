@@ -1,47 +1,90 @@
 """A tree of parts in memory: all raw parts of a zoo, or all parts of one derived thing."""
 
-from collections.abc import Callable, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ckptzoo.format import table
+from ckptzoo.errors import IntegrityError, Problem
+from ckptzoo.format import limits, table
+from ckptzoo.format.packed import RUN_ROWS, PackedColumn, Packer
 from ckptzoo.format.part import Part
+from ckptzoo.lazy_names import lazy_module
 from ckptzoo.schema.layout import RAW
 from ckptzoo.schema.metadata import KINDS
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+else:
+    pc = lazy_module("pyarrow.compute")
 
 INDEX_SCHEMA = table.INDEX_SCHEMA.append(pa.field("part", pa.int32(), nullable=False))
 """The index of a part and, for each row, the part's position in the tree."""
 DIGEST = "sha256"
 """The index column of the blocks' digests."""
+_KEPT_VALUES = 2**22
+"""Columns with more values in all are not kept where they are only gone through."""
+_WHOLE_ROWS = 2**18
+"""Of tables with more rows, a single row is read from its part, and not by reading every column."""
+_KEPT_BYTES = 256 * 2**20
+"""The number of bytes of packed columns that are kept, and of parts of which single rows were asked for, unless one
+alone has more."""
 
-Read = Callable[[Sequence[str]], pa.Table]
-"""Names of columns, to a table of them in this order."""
+Read = Callable[[Sequence[str]], Iterable[pa.Table]]
+"""Names of columns, to consecutive tables of them in this order, in which texts may be dictionaries."""
 
 
 class LazyTable:
-    """A table of consecutive pieces whose columns are read when they are first needed.
+    """A table of consecutive pieces whose columns are read when they are first needed, and kept packed.
 
-    ``schema`` is that of the whole table; ``pieces`` are pairs of a number of rows and a reader.
+    ``schema`` is that of the whole table; ``pieces`` are pairs of a number of rows and a reader; ``parts`` are the same
+    for the parts, from which single rows are read; ``location`` and ``file_bytes`` say where the pieces come from, and
+    how many bytes their files have, so that what they unpack to is bounded.
     """
 
-    def __init__(self, schema: pa.Schema, pieces: Sequence[tuple[int, Read]]) -> None:
-        self.schema, self._pieces = schema, tuple(pieces)
+    def __init__(
+        self,
+        schema: pa.Schema,
+        pieces: Sequence[tuple[int, Read]],
+        parts: Sequence[tuple[int, Read]] | None = None,
+        *,
+        location: str = "",
+        file_bytes: int | None = None,
+    ) -> None:
+        self.schema, self._pieces, self._parts = schema, tuple(pieces), tuple(pieces if parts is None else parts)
+        self._location, self._file_bytes = location, file_bytes
         self._count = sum(count for count, _ in pieces)
-        self._columns: dict[str, pa.ChunkedArray] = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        self._columns = OrderedDict[str, PackedColumn]()
+        self._part_rows = OrderedDict[int, dict[str, PackedColumn]]()
+        self._lock = threading.RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # another process reads what it needs again
+        dropped = ("_columns", "_part_rows", "_lock")
+        return {name: value for name, value in self.__dict__.items() if name not in dropped}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
 
     @classmethod
     def of(cls, *tables: pa.Table) -> "LazyTable":
         """Rows of tables with one schema that are in memory."""
-        return cls(tables[0].schema, [(len(table), table.select) for table in tables])
+        return cls(tables[0].schema, [(len(table), partial(_selected, table)) for table in tables])
 
     @classmethod
     def joined(cls, pieces: Sequence["LazyTable"]) -> "LazyTable":
         """The rows of others with one schema, at least one, joined."""
-        return cls(pieces[0].schema, [(len(piece), piece.select) for piece in pieces])
+        return cls(pieces[0].schema, [piece for each in pieces for piece in each._pieces])
 
     def __len__(self) -> int:
         return self._count
@@ -50,17 +93,117 @@ class LazyTable:
         return self.select([name])[name]
 
     def select(self, names: Sequence[str]) -> pa.Table:
-        """Some columns; those that were not read before are read at once."""
-        missing = [name for name in dict.fromkeys(names) if name not in self._columns]
-        if missing:
-            columns = pa.concat_tables([read(missing) for _, read in self._pieces]).combine_chunks()
-            self._columns.update(zip(missing, columns.columns, strict=True))
-        fields = [self.schema.field(name) for name in names]
-        return pa.Table.from_arrays([self._columns[name] for name in names], schema=pa.schema(fields))
+        """Some columns; those that are not kept are read at once.
+
+        Raises ``IntegrityError`` if they are larger in memory than files of these sizes may unpack to.
+        """
+        columns = self._packed(names)
+        self._require_room(sum(column.unpacked_bytes for column in columns.values()))
+        return self._table(names, [columns[name].array() for name in names])
+
+    def take(self, names: Sequence[str], rows: NDArray[np.int64]) -> pa.Table:
+        """Some columns of the rows at these positions, in any order."""
+        columns = self._packed(names)
+        return self._table(names, [columns[name].take(rows) for name in names])
+
+    def runs(self, names: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
+        """Yield some columns of all rows in order, a bounded number of rows at a time, each after its first row.
+
+        Columns of large tables are not kept, so that memory is bounded whatever is gone through.
+        """
+        with self._lock:
+            is_kept = self._count * len(names) <= _KEPT_VALUES or all(name in self._columns for name in names)
+            columns = self._packed(names) if is_kept else {}
+        start = 0
+        if is_kept:
+            for start in range(0, max(1, self._count), RUN_ROWS):  # one without rows, too
+                stop = min(start + RUN_ROWS, self._count)
+                yield start, self._table(names, [columns[name].slice(start, stop) for name in names])
+            return
+        schema = pa.schema([self.schema.field(name) for name in names])
+        for _, read in self._pieces:
+            for piece in read(names):
+                for first in range(0, len(piece), RUN_ROWS):
+                    run = piece.slice(first, RUN_ROWS)
+                    yield start, run.cast(schema)
+                    start += len(run)
+
+    def row(self, position: int) -> dict[str, Any]:
+        """One row, with every column."""
+        names = self.schema.names
+        if self._count <= _WHOLE_ROWS:
+            return self.take(names, np.array([position])).to_pylist()[0]
+        bounds = np.cumsum([0, *(count for count, _ in self._parts)])
+        number = int(np.searchsorted(bounds, position, side="right")) - 1
+        with self._lock:
+            columns = self._part_rows.pop(number, None) or self._read(names, self._parts[number : number + 1])
+            self._part_rows[number] = columns
+            sizes = [sum(column.nbytes for column in part.values()) for part in self._part_rows.values()]
+            while len(self._part_rows) > 1 and sum(sizes) > _KEPT_BYTES:
+                self._part_rows.popitem(last=False)
+                sizes.pop(0)
+        own = np.array([position - bounds[number]])
+        return self._table(names, [columns[name].take(own) for name in names]).to_pylist()[0]
 
     def table(self) -> pa.Table:
         """The table with every column."""
         return self.select(self.schema.names)
+
+    def _table(self, names: Sequence[str], columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.Table:
+        return pa.Table.from_arrays(list(columns), schema=pa.schema([self.schema.field(name) for name in names]))
+
+    def _packed(self, names: Sequence[str]) -> dict[str, PackedColumn]:
+        """Some columns, packed; those that are not kept are read together."""
+        with self._lock:
+            missing = [name for name in dict.fromkeys(names) if name not in self._columns]
+            found = self._read(missing, self._pieces) if missing else {}
+            for name in names:
+                if name in self._columns:
+                    self._columns.move_to_end(name)
+                    found[name] = self._columns[name]
+            self._columns.update((name, found[name]) for name in missing)
+            sizes = {name: column.nbytes for name, column in self._columns.items()} if missing else {}
+            while sum(sizes.values()) > _KEPT_BYTES and len(sizes) > 1:
+                name, _ = self._columns.popitem(last=False)
+                del sizes[name]
+            return found
+
+    def _read(self, names: Sequence[str], pieces: Sequence[tuple[int, Read]]) -> dict[str, PackedColumn]:
+        """Columns of some pieces, packed as they come."""
+        packers = {name: Packer(self.schema.field(name).type) for name in names}
+        for _, read in pieces:
+            for piece in read(names):
+                for name, column in zip(names, piece.columns, strict=True):
+                    packers[name].add(column.chunks)
+                self._require_room(sum(packer.nbytes for packer in packers.values()))
+        return {name: packer.packed() for name, packer in packers.items()}
+
+    def _require_room(self, nbytes: int) -> None:
+        """Raise IntegrityError where columns have more bytes than those of such files may unpack to."""
+        if self._file_bytes is not None and nbytes > (limit := limits.columns_in(self._file_bytes)):
+            step = "Ask for fewer columns, or for some of the checkpoints."
+            what = "size in memory of the columns"
+            raise IntegrityError(Problem(self._location, what, f"at most {limit} bytes", str(nbytes), step))
+
+
+def _selected(table: pa.Table, names: Sequence[str]) -> tuple[pa.Table]:
+    return (table.select(names),)
+
+
+def regrouped(runs: Iterable[pa.Table], counts: Sequence[int]) -> Iterator[pa.Table]:
+    """Yield the rows of consecutive tables in tables of these numbers of rows; none where there are no tables."""
+    left, held, rows = iter(runs), list[pa.Table](), 0
+    for count in counts:
+        while rows < count or not held:
+            if (run := next(left, None)) is None:
+                break
+            held.append(run)
+            rows += len(run)
+        if not held:
+            return
+        joined = pa.concat_tables(held)
+        yield joined.slice(0, count)
+        held, rows = [joined.slice(count)], rows - count
 
 
 @dataclass(frozen=True)
@@ -97,11 +240,14 @@ class Tree:
 
 def empty_tree(kind: str = RAW) -> Tree:
     """A tree without parts, as that of a new zoo, with the columns of a kind."""
-    rows = table.schema_of(KINDS[kind]).empty_table()
-    return Tree((), LazyTable.of(rows), LazyTable.of(INDEX_SCHEMA.empty_table()))
+    # Schema.empty_table would import pandas
+    rows, index = (pa.Table.from_batches([], schema) for schema in (table.schema_of(KINDS[kind]), INDEX_SCHEMA))
+    return Tree((), LazyTable.of(rows), LazyTable.of(index))
 
 
 def places_of(ids: pa.ChunkedArray, known: pa.ChunkedArray) -> NDArray[np.int64]:
     """(N,) the position of each id among the known ones, -1 where it is not among them."""
+    if ids.equals(known):  # as in a variant of the whole zoo; the hash table of ten million ids would be a gigabyte
+        return np.arange(len(ids), dtype=np.int64)
     positions = pc.call_function("index_in", [ids], pc.SetLookupOptions(known.combine_chunks()))
     return positions.fill_null(-1).to_numpy().astype(np.int64)

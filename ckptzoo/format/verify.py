@@ -20,11 +20,12 @@ from ckptzoo.format.durable import regular
 from ckptzoo.format.files import DEREFERENCE, Files, Folder, leads_outside
 from ckptzoo.format.header import Entry, header_length, read_header
 from ckptzoo.format.maintenance import LISTING, belongs_to_zoo
+from ckptzoo.format.packed import RUN_ROWS
 from ckptzoo.format.part import Part, part_digest, stored_rows
 from ckptzoo.format.predictions import input_problems
 from ckptzoo.format.reader import Contents, duplicate_problems, list_trees, read_documents, read_tree
 from ckptzoo.format.splits import split_problems
-from ckptzoo.format.tree import Tree, empty_tree
+from ckptzoo.format.tree import LazyTable, Tree, empty_tree, regrouped
 from ckptzoo.schema import layout
 from ckptzoo.schema.card import may_change
 from ckptzoo.schema.documents import REFETCH, unseal
@@ -52,7 +53,7 @@ def verify(path: str | Path, *, deep: bool = True, progress: Progress | None = N
         the zoo's folder.
     deep
         also read every shard, recompute every digest, and name other files and links out of the folder; otherwise only
-        what opening reads.
+        documents, indices and rows.
     progress
         called as bytes are read.
 
@@ -141,12 +142,16 @@ def _failed_checks(contents: Contents) -> Iterator[Problem]:
 def _readable(files: Files, tree: str, names: tuple[str, ...], limits: RowLimits) -> Generator[Problem, None, Tree]:
     """The tree of those parts that can be read; the others' problems are noted."""
     with contextlib.suppress(IntegrityError):
-        return read_tree(files, tree, names, None, limits=limits)
+        whole = read_tree(files, tree, names, None, limits=limits)
+        # every column is read, and so checked
+        for _ in whole.rows.runs(whole.rows.schema.names):
+            pass
+        return whole
     # one by one, to name all that are damaged
     readable: list[str] = []
     for name in names:
         try:
-            read_tree(files, tree, (name,), None, limits=limits)
+            read_tree(files, tree, (name,), None, limits=limits).rows.table()
         except IntegrityError as error:
             yield from error.problems
         else:
@@ -160,11 +165,10 @@ def _readable(files: Files, tree: str, names: tuple[str, ...], limits: RowLimits
 
 def _extras(files: Files, raw: Tree) -> Iterator[Problem]:
     """Parts with rows whose ``extra`` is no JSON object that every reader can use."""
-    first, texts = 0, raw.rows["extra"]
-    for part in raw.parts:
-        own = texts.slice(first, part.rows).unique().to_pylist()
-        yield from extra_problems(own, location=f"{files.name}/{part.path}/{layout.METADATA}")
-        first += part.rows
+    runs = (run for _, run in raw.rows.runs(["extra"]))
+    for part, own in zip(raw.parts, regrouped(runs, [part.rows for part in raw.parts]), strict=False):
+        texts = own["extra"].unique().to_pylist()
+        yield from extra_problems(texts, location=f"{files.name}/{part.path}/{layout.METADATA}")
 
 
 def _foreign(root: Path) -> Iterator[Problem]:
@@ -245,12 +249,13 @@ def _unlisted(files: Folder, read: list[tuple[Part, pa.Table]]) -> Iterator[Prob
 
 def _unrelated(files: Folder, raw: Tree, trees: dict[str, Tree]) -> Iterator[Problem]:
     """Derived rows of checkpoints that the zoo lacks or that were derived twice."""
-    ids = set(raw.rows["id"].to_pylist())
+    ids: set[str] | None = None
     for name, tree in trees.items():
         if name == layout.PARTS or not tree.parts or len(raw.parts) < len(list_trees(files)[layout.PARTS]):
             continue  # where a raw part cannot be read, its checkpoints would seem to be missing
         own = tree.rows["id"].combine_chunks()
         location = f"{files.name}/{name}"
+        ids = set(raw.rows["id"].to_pylist()) if ids is None else ids
         unknown = [id for id in own.to_pylist() if id not in ids]
         if len(unknown):
             got = f"{len(unknown)} others, such as {unknown[0]!r}"
@@ -278,13 +283,20 @@ def _snapshots(files: Folder, trees: dict[str, Tree], limit: int, *, deep: bool)
                     yield Problem(location, f"parts of {tree}", "parts that are there", got, lost)
                 elif deep and parts == names[: len(parts)]:
                     copied, actual = opened.tree(tree, blocks_a_row=limit), trees[tree]
-                    rows = sum(part.rows for part in copied.parts)
                     index = actual.index.filter(pa.array(actual.index["part"].to_numpy() < len(parts)))
                     same = copied.parts == actual.parts[: len(parts)] and copied.index.equals(index)
-                    if not same or not copied.metadata.equals(actual.metadata.slice(0, rows)):
+                    if not same or not _same_rows(copied.rows, actual.rows):
                         yield Problem(location, f"rows of {tree}", "those of its parts", "others", step)
         except IntegrityError as error:
             yield from error.problems
+
+
+def _same_rows(copied: LazyTable, actual: LazyTable) -> bool:
+    """Whether the first rows of a table are those of another one, some at a time."""
+    counts = [min(RUN_ROWS, len(copied) - start) for start in range(0, len(copied), RUN_ROWS)]
+    names = copied.schema.names
+    pairs = [regrouped((run for _, run in rows.runs(names)), counts) for rows in (copied, actual)]
+    return all(one.equals(other) for one, other in zip(*pairs, strict=True))
 
 
 def _listing(files: Folder) -> Iterator[Problem]:

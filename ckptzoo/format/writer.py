@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ckptzoo import archs
 from ckptzoo.arguments import checked
 from ckptzoo.errors import IntegrityError, Problem, SpecError, UnknownNameError, ZooError
-from ckptzoo.format import table
+from ckptzoo.format import limits, table
 from ckptzoo.format.checks import row_limits
 from ckptzoo.format.durable import TEMPORARY, Staging, locked, naming
 from ckptzoo.format.files import Folder
@@ -28,7 +28,6 @@ from ckptzoo.format.maintenance import add_snapshot
 from ckptzoo.format.part import SHARD_BYTES, PartWriter
 from ckptzoo.format.reader import list_trees, read_documents, read_tree
 from ckptzoo.format.snapshot import newest
-from ckptzoo.format.tree import LazyTable
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture, architecture_difference, tensor_difference
 from ckptzoo.schema.card import CARD_TOML, Card
@@ -110,6 +109,10 @@ def create(
         files[layout.README] = first_readme(card, arch).encode()
         with naming(root):
             for name, data in files.items():
+                if len(data) > limits.MAX_DOCUMENT:
+                    got, step = f"{len(data)} bytes", "Declare fewer tensors or groups."
+                    expected = f"at most {limits.MAX_DOCUMENT} bytes"
+                    raise SpecError(Problem(str(path), f"size of {name}", expected, got, step))
                 (staging.path / name).write_bytes(data)
             staging.publish(root)
     except BaseException as error:  # KeyboardInterrupt too: no half-made zoo stays
@@ -216,11 +219,13 @@ class Writer:
         self.path, self.arch, self._shard_bytes = root, arch, shard_bytes
         self._part: PartWriter | None = None
         self._pending: set[str] = set()
+        self._rows_bytes = 0
         self._taken: dict[str, set[str]] = {"id": set(), "unit": set()}
         self._seen_parts: set[str] = set()
         self._read_alone = 0
         """The number of parts that no snapshot covered, so that each was read."""
         self._warned = False
+        self._index_bytes = 0
         self._ended = False
         self.created: dict[str, bytes] | None = None
         """The files that ``create`` wrote, where this writer's zoo has no more than these."""
@@ -265,7 +270,12 @@ class Writer:
             if row.get("member") is None and isinstance(row.get("id"), str):
                 row["member"] = row["id"]
             row["finite"] = is_finite
-        table.table_of(listed, table.METADATA_SCHEMA, location=f"{self.path.name}: rows")
+        checked_rows = table.table_of(listed, table.METADATA_SCHEMA, location=f"{self.path.name}: rows")
+        rows_bytes = self._rows_bytes + checked_rows.nbytes
+        if rows_bytes > limits.MAX_TABLE:
+            step = "Add fewer at a time, and commit what was added with writer.commit() before."
+            expected, got = f"at most {limits.MAX_TABLE} bytes in a part", f"{rows_bytes} bytes"
+            raise SpecError(Problem(f"{self.path.name}: rows", "size of the table", expected, got, step))
         if problems := list(value_problems(listed, location=f"{self.path.name}: rows")):
             raise SpecError(problems)
         ids = [str(row["id"]) for row in listed]
@@ -286,6 +296,7 @@ class Writer:
             )
         self._part.add({layout.RAW: stacked}, listed)
         self._pending.update(ids)
+        self._rows_bytes = rows_bytes
 
     def commit(self) -> str | None:
         """Publish what was added as one part and return its name; None when nothing was added.
@@ -293,7 +304,8 @@ class Writer:
         Raises
         ------
         SpecError
-            A checkpoint's id or a unit is in the zoo already; nothing is published, and what was added is kept.
+            A checkpoint's id or a unit is in the zoo already, or the part has more than readers take (docs/format.md);
+            nothing is published, and what was added is kept.
         """
         if self._part is None:
             return None
@@ -301,7 +313,8 @@ class Writer:
         # parts never change, and this one holds what was checked
         self._seen_parts.add(part.name)
         self._take(self._part.rows)
-        self._part, self._pending, self.created = None, set(), None
+        self._index_bytes += self._part.index_bytes
+        self._part, self._pending, self._rows_bytes, self.created = None, set(), 0, None
         if self._read_alone > SNAPSHOT_PARTS:
             self._read_alone = 0
             # the part is published: a zoo without a snapshot, where the disk is full, is as good as before
@@ -318,7 +331,7 @@ class Writer:
         """Forget what was added since the last commit."""
         if self._part is not None:
             self._part.discard()
-        self._part, self._pending = None, set()
+        self._part, self._pending, self._rows_bytes = None, set(), 0
 
     def __enter__(self) -> Self:
         return self
@@ -352,6 +365,11 @@ class Writer:
     def _require_new_now(self, rows: pa.Table) -> None:
         self._read_new_parts()
         self._require_new({column: rows[column].to_pylist() for column in self._taken})
+        nbytes = self._index_bytes + (0 if self._part is None else self._part.index_bytes)
+        if nbytes > limits.MAX_FILE:
+            step, location = "Write what is to come into another zoo.", f"{self.path.name}/{layout.PARTS}"
+            expected = f"at most {limits.MAX_FILE} bytes"
+            raise SpecError(Problem(location, "size of all indices", expected, str(nbytes), step))
 
     def _require_new(self, columns: Mapping[str, Sequence[Any]]) -> None:
         """Raise where the zoo has some of the ids or units, as far as its parts were read."""
@@ -375,11 +393,14 @@ class Writer:
         # a snapshot covers the first parts, so it helps only where none was read yet
         known = None if self._seen_parts else newest(files, list_trees(files))
         tree = read_tree(files, layout.PARTS, new, known, limits=row_limits(self.arch, None))
-        self._take(tree.rows)
+        for _, run in tree.rows.runs(list(self._taken)):
+            self._take(run)
         self._seen_parts.update(new)
         self._read_alone += len(new) - (0 if known is None else len(known.parts.get(layout.PARTS, ())))
+        self._index_bytes += sum(files.size(f"{part.path}/{layout.INDEX}") or 0 for part in tree.parts)
 
-    def _take(self, rows: pa.Table | LazyTable) -> None:
+    def _take(self, rows: pa.Table) -> None:
+        """Remember the ids and units of rows."""
         for column, taken in self._taken.items():
             taken.update(value for value in rows[column].to_pylist() if value is not None)
 

@@ -6,7 +6,6 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, ZooError
@@ -113,7 +112,7 @@ class Preparation:
         matrices = [] if self._draw is None else [self._draw.matrices(key) for key in keys]
         self._require_gains(places, matrices)
         views = self._mover.views(readers, places, draws, buffers, matrices)
-        ids = tuple(self._source.ids.take(pa.array(rows)).to_pylist())
+        ids = tuple(self._source.ids.at(rows))
         return UnencodedBatch(tuple(views), None if self._y is None else self._y[rows], ids, state, self._form)
 
     def _keys(self, rows: NDArray[np.int64], seed: int, epoch: int, view: int) -> NDArray[np.uint64]:

@@ -1,11 +1,8 @@
 """Reading a zoo: the zoo, its stacked tensors, streams, checkpoints."""
 
-from ckptzoo.loader.checkpoint import Checkpoint
-from ckptzoo.loader.collection import Collection, ZooEntry
-from ckptzoo.loader.lazy_tensor import StackedTensor
-from ckptzoo.loader.predictions import Predictions
-from ckptzoo.loader.stream import Batch, Stream
-from ckptzoo.loader.zoo import Zoo
+from typing import TYPE_CHECKING
+
+from ckptzoo.lazy_names import lazy_names
 
 __all__ = [
     "Batch",
@@ -17,3 +14,26 @@ __all__ = [
     "Zoo",
     "ZooEntry",
 ]
+
+if TYPE_CHECKING:
+    from ckptzoo.loader.checkpoint import Checkpoint as Checkpoint
+    from ckptzoo.loader.collection import Collection as Collection
+    from ckptzoo.loader.collection import ZooEntry as ZooEntry
+    from ckptzoo.loader.lazy_tensor import StackedTensor as StackedTensor
+    from ckptzoo.loader.predictions import Predictions as Predictions
+    from ckptzoo.loader.stream import Batch as Batch
+    from ckptzoo.loader.stream import Stream as Stream
+    from ckptzoo.loader.zoo import Zoo as Zoo
+
+_MODULES = {
+    "Batch": "stream",
+    "Checkpoint": "checkpoint",
+    "Collection": "collection",
+    "Predictions": "predictions",
+    "StackedTensor": "lazy_tensor",
+    "Stream": "stream",
+    "Zoo": "zoo",
+    "ZooEntry": "collection",
+}
+
+__getattr__, __dir__ = lazy_names(__name__, {name: f"{__name__}.{module}" for name, module in _MODULES.items()})

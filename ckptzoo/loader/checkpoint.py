@@ -1,14 +1,13 @@
 """One checkpoint: its row of metadata, its tensors, its state dict, its model."""
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from importlib import import_module
 from typing import Any
 
 from numpy.typing import NDArray
 
-from ckptzoo import archs
 from ckptzoo.errors import Problem, ZooError, require
-from ckptzoo.loader.notebook import checkpoint_html
 from ckptzoo.schema.architecture import Architecture
 
 Read = Callable[[str, bool], NDArray[Any]]
@@ -23,7 +22,7 @@ class Checkpoint(Mapping[str, Any]):
     arch
         its tensors.
     row
-        its metadata, ``{column: value}``.
+        its metadata, ``{column: value}``, or what gives it when it is first asked for.
     variant
         the gauge its weights are in, ``raw`` as trained.
     read
@@ -33,15 +32,31 @@ class Checkpoint(Mapping[str, Any]):
     """
 
     def __init__(
-        self, arch: Architecture, row: dict[str, Any], variant: str, read: Read, prefetch: Callable[[], None]
+        self,
+        arch: Architecture,
+        row: dict[str, Any] | Callable[[], dict[str, Any]],
+        variant: str,
+        read: Read,
+        prefetch: Callable[[], None],
     ) -> None:
-        self.arch, self.row, self.variant, self._read, self._prefetch = arch, row, variant, read, prefetch
-        self.id: str = row["id"]
+        self.arch, self._row, self.variant, self._read, self._prefetch = arch, row, variant, read, prefetch
+
+    @cached_property
+    def row(self) -> dict[str, Any]:
+        """Its metadata, ``{column: value}``."""
+        return self._row() if callable(self._row) else self._row
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self.row["id"]
 
     def __repr__(self) -> str:
         return f"<checkpoint {self.id} ({self.variant}), {self.arch.name}>"
 
     def _repr_html_(self) -> str:
+        from ckptzoo.loader.notebook import checkpoint_html
+
         return checkpoint_html(repr(self)[1:-1], self.arch, self.row)
 
     def _ipython_key_completions_(self) -> list[str]:
@@ -90,6 +105,8 @@ class Checkpoint(Mapping[str, Any]):
         if self.arch.forward is None:
             step = "Build the model yourself and call model.load_state_dict(checkpoint.state_dict())."
             raise ZooError(Problem(self.arch.name, "forward function", "a name in ckptzoo.archs", "none", step))
+        from ckptzoo import archs
+
         model = archs.get(self.arch.forward)()
         model.load_state_dict(self.state_dict())
         return model.eval()

@@ -66,7 +66,7 @@ def _examples(spans: list[tuple[int, int]], source: Source) -> Iterator[dict[str
             for name, array in arrays.items():
                 if array.dtype == _BFLOAT16:
                     arrays[name] = array.astype(np.float32)
-            ids = source.ids[rows].to_pylist()
+            ids = source.ids.at(np.arange(rows.start, rows.stop))
             values = [{}] * len(ids) if source.columns is None else source.columns[rows].to_pylist()
             values = [{name: _plain(value) for name, value in row.items()} for row in values]
             for position, (id, row) in enumerate(zip(ids, values, strict=True)):

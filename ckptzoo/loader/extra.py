@@ -5,13 +5,17 @@ import io
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-from pyarrow import json as pj
 
 from ckptzoo.errors import Problem, UnknownNameError, ZooError
+from ckptzoo.lazy_names import lazy_module
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+else:
+    pc = lazy_module("pyarrow.compute")
 
 PREFIX = "extra."
 _KINDS = (pa.float64(), pa.string(), pa.bool_())
@@ -54,31 +58,47 @@ def dotted(node: ast.expr | ast.AST) -> str | None:
     return node.id if isinstance(node, ast.Name) and node.id == PREFIX[:-1] else None
 
 
-def extra_column(texts: pa.ChunkedArray, name: str, *, location: str) -> pa.Array:
+def extra_column(runs: Iterable[pa.ChunkedArray], name: str, *, location: str) -> pa.ChunkedArray:
     """The values under one name, null where a row has none.
 
-    ``texts`` is the column ``extra``; ``name`` is ``extra.`` and the keys, joined by dots, which keys may contain.
-    Returns float64 for numbers, string, or bool. Raises ``UnknownNameError`` if no row has it, and ``ZooError`` if
-    values are of several types, or objects or lists. Parsed by pyarrow where all rows have the same form, else by json,
-    ten times more slowly.
+    ``runs`` are the rows of the column ``extra``, some at a time; ``name`` is ``extra.`` and the keys, joined by dots,
+    which keys may contain. Returns float64 for numbers, string, or bool. Raises ``UnknownNameError`` if no row has it,
+    and ``ZooError`` if values are of several types, or objects or lists. Parsed by pyarrow where all rows of a run have
+    the same form, else by json, ten times more slowly.
     """
-    data = "\n".join(text or "{}" for text in texts.to_pylist()).encode()
     path = name.removeprefix(PREFIX).split(".")
+    found: list[pa.Array] = []
+    present = set[pa.DataType | None]()
+    known: set[str] | None = None
+    for texts in runs:
+        known = extra_names(texts) if known is None else known
+        values, kinds = _of_run(texts, path)
+        present |= kinds
+        if len(present) > 1 or None in present:
+            got = "values of several types, objects or lists"
+            raise ZooError(Problem(location, name, "numbers, texts or truth values in all rows", got, "Name another."))
+        found.append(values)
+    if not present:
+        raise UnknownNameError(location, "column", name, sorted(known or ()))
+    (kind,) = present
+    return pa.chunked_array([values.cast(kind) for values in found], kind)
+
+
+def _of_run(texts: pa.ChunkedArray, path: list[str]) -> tuple[pa.Array, set[pa.DataType | None]]:
+    """The values of some rows, all null where there are none, and their types; None for objects and lists."""
+    data = "\n".join(text or "{}" for text in texts.to_pylist()).encode()
     # a key with dots in it stands for several, which pyarrow would not find
     stretches = [".".join(path[start:stop]) for stop in range(2, len(path) + 1) for start in range(stop - 1)]
     has_dotted_keys = any(f'"{words}"'.encode() in data for words in stretches)
     for kind in () if has_dotted_keys else _KINDS:
         found = _parsed(data, path, kind, len(texts))
         if found is not None and found.null_count < len(found):
-            return found
+            return found, {kind}
     values = [_value(json.loads(text) if text else None, path) for text in texts.to_pylist()]
     present = {_kind(value) for value in values if value is not None}
     if len(present) == 1 and None not in present:
-        return pa.array(values, present.pop())
-    if present:
-        got = "values of several types, objects or lists"
-        raise ZooError(Problem(location, name, "numbers, texts or truth values in all rows", got, "Name another."))
-    raise UnknownNameError(location, "column", name, sorted(extra_names(texts)))
+        return pa.array(values, next(iter(present))), present
+    return pa.nulls(len(values)), present
 
 
 def _value(content: Any, path: list[str]) -> Any:
@@ -103,6 +123,8 @@ def _kind(value: Any) -> pa.DataType | None:
 
 def _parsed(data: bytes, path: list[str], kind: pa.DataType, count: int) -> pa.Array | None:
     """The values of a type; None where there are others."""
+    from pyarrow import json as pj  # only here, because it is a library of its own to load
+
     field = pa.field(path[-1], kind)
     for key in reversed(path[:-1]):
         field = pa.field(key, pa.struct([field]))

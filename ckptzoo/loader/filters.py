@@ -122,7 +122,7 @@ def matching(filters: Filters, metadata: pa.Table, *, location: str) -> NDArray[
     expression.
     """
     for name in names_in(filters):
-        values = extra_column(metadata["extra"], name, location=location)
+        values = extra_column([metadata["extra"]], name, location=location)
         metadata = metadata.append_column(name, values)
     condition = expression(filters, metadata.schema)
     numbered = metadata.append_column("__row", pa.array(np.arange(len(metadata))))

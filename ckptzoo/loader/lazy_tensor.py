@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, ZooError
-from ckptzoo.loader.notebook import tensor_html
 from ckptzoo.loader.readers import CastReader, TensorReader, float_dtype
 
 _BASIC = (int, np.integer, slice, type(Ellipsis), type(None))
@@ -83,6 +82,8 @@ class StackedTensor:
         return f"<{self.name} {self.shape} {self.dtype}, {self._reader.source}>"
 
     def _repr_html_(self) -> str:
+        from ckptzoo.loader.notebook import tensor_html
+
         return tensor_html(self.name, self.shape, self.dtype, self.nbytes, self._reader.source)
 
     def __getitem__(self, key: Any) -> NDArray[Any]:

@@ -13,7 +13,7 @@ from ckptzoo.loader.lazy_tensor import StackedTensor
 from ckptzoo.loader.readers import MmapReader, RemoteReader, TensorReader
 from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.loader.shard_index import ShardIndex
-from ckptzoo.loader.stream import ReaderShard, Remainder, Shuffle, Source, Stream
+from ckptzoo.loader.stream import ReaderShard, Remainder, RowIds, Shuffle, Source, Stream
 from ckptzoo.schema.layout import PREDICTIONS, predictions_name
 
 
@@ -107,7 +107,7 @@ class Predictions:
         source = Source(
             {LOGITS: self._reader},
             self._rows,
-            self._ids.combine_chunks(),
+            RowIds(self._tree.rows, self._rows),
             f"{self._contents.revision} {self.set}",
             self._contents.identity.name,
             files.prefetch if isinstance(files, RemoteFiles) else None,

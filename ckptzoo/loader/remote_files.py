@@ -5,13 +5,15 @@ import threading
 from collections import OrderedDict
 from collections.abc import Generator, Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ckptzoo.errors import IntegrityError, Problem
-from ckptzoo.format import table
+from ckptzoo.errors import AbsentError, IntegrityError, Problem
+from ckptzoo.format import limits
 from ckptzoo.format.files import folders_of
-from ckptzoo.remote import AbsentError, Remote
 from ckptzoo.schema.layout import Span
+
+if TYPE_CHECKING:
+    from ckptzoo.remote import Remote  # with all that speaks to other machines
 
 BLOCK_CACHE_BYTES = 256 * 2**20
 """Bytes of blocks kept in memory of which only some rows were read, the most recently read ones."""
@@ -26,7 +28,7 @@ class RemoteFiles:
 
     here = None
 
-    def __init__(self, remote: Remote, address: str, endpoint: str | None, token: str | None = None) -> None:
+    def __init__(self, remote: "Remote", address: str, endpoint: str | None, token: str | None = None) -> None:
         self.remote, self.address, self.endpoint, self.token = remote, address, endpoint, token
         self._clear()
 
@@ -68,11 +70,11 @@ class RemoteFiles:
         """Names of the files and folders in a folder, in order."""
         return self._folders.get(folder, ())
 
-    def read(self, name: str, *, max_bytes: int = table.MAX_FILE) -> bytes:
+    def read(self, name: str, *, max_bytes: int = limits.MAX_FILE) -> bytes:
         """A whole file."""
         return self.read_many([name], max_bytes=max_bytes)[0]
 
-    def read_many(self, names: Sequence[str], *, max_bytes: int = table.MAX_FILE) -> list[bytes]:
+    def read_many(self, names: Sequence[str], *, max_bytes: int = limits.MAX_FILE) -> list[bytes]:
         """Several whole files at once."""
         try:
             return self.remote.read_many(names, max_bytes=max_bytes)
@@ -83,8 +85,8 @@ class RemoteFiles:
     def spans(self, wanted: Sequence[Span]) -> list[bytes]:
         """Pieces of files."""
         for span in wanted:
-            if span.stop - span.start > table.MAX_FILE:
-                location, expected = f"{self.name}/{span.name}", f"at most {table.MAX_FILE} bytes"
+            if span.stop - span.start > limits.MAX_FILE:
+                location, expected = f"{self.name}/{span.name}", f"at most {limits.MAX_FILE} bytes"
                 step = "Do not use this zoo; tell whoever publishes it."
                 raise IntegrityError(Problem(location, "size of a piece", expected, "more", step))
         return [bytes(data) for data in self.remote.in_order(wanted)]

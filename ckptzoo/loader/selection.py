@@ -1,32 +1,39 @@
 """Some checkpoints of an opened zoo: their metadata, and their rows in every variant."""
 
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, UnknownNameError, ZooError, suggestion
+from ckptzoo.format.packed import RUN_ROWS
 from ckptzoo.format.reader import Contents
 from ckptzoo.format.tree import places_of
+from ckptzoo.lazy_names import lazy_module
 from ckptzoo.loader.checkpoint import Checkpoint
 from ckptzoo.loader.derived_command import derived_command
 from ckptzoo.loader.extra import PREFIX, extra_column, extra_names, names_in
-from ckptzoo.loader.filters import Filters, columns_in, expression, kept, unfit
 from ckptzoo.loader.lazy_tensor import StackedTensor
 from ckptzoo.loader.predictions import Predictions
 from ckptzoo.loader.readers import cast_reader
 from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.loader.shard_index import ShardMaps
-from ckptzoo.loader.stream import Source
+from ckptzoo.loader.stream import RowIds, Source
 from ckptzoo.loader.variant import Variant
 from ckptzoo.schema import layout
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+
+    from ckptzoo.loader.filters import Filters
+else:
+    pc = lazy_module("pyarrow.compute")
 
 _CALLER = 4
 """The number of frames between a warning and the code that asks a Zoo for a variant."""
@@ -64,7 +71,7 @@ class Selection:
 
     def __init__(self, contents: Contents, variants: dict[str, Variant], rows: NDArray[np.int64]) -> None:
         self.contents, self.variants, self.rows = contents, variants, rows
-        self._columns: dict[str, pa.ChunkedArray] = {}
+        self._within_extra: dict[str, pa.ChunkedArray] = {}
         self._rows_in: dict[str, NDArray[np.int64]] = {layout.RAW: rows}
 
     @property
@@ -82,25 +89,42 @@ class Selection:
 
         ``extra.optim.lr`` is a value within ``extra``.
         """
-        _ = self.contents.ids  # raises where ids are repeated; of a remote zoo nothing has read them before
-        within = [name for name in names if name.startswith(PREFIX) and name not in self._columns]
-        missing = [name for name in names if name not in self._columns and not name.startswith(PREFIX)]
-        if within:
-            (texts,) = self.columns(["extra"]).columns
-            self._columns.update(
-                {name: pa.chunked_array([extra_column(texts, name, location=self.name)]) for name in within}
-            )
-        if missing:
-            table = self.contents.columns(self.contents.raw, missing)
-            everything = np.array_equal(self.rows, np.arange(len(table)))
-            own = table if everything else table.take(pa.array(self.rows))
-            self._columns.update(zip(missing, own.columns, strict=True))
-        own_schema = self.contents.raw.rows.schema
+        raw, own = self.contents.raw, [name for name in names if not name.startswith(PREFIX)]
+        if "id" in own:
+            self.contents.check_ids()
+        table = self.contents.columns(raw, own, None if self._is_whole else self.rows)
+        columns = {name: table[name] for name in own}
+        columns |= {name: self._value_within_extra(name) for name in names if name.startswith(PREFIX)}
         fields = [
-            pa.field(name, self._columns[name].type) if name.startswith(PREFIX) else own_schema.field(name)
+            pa.field(name, columns[name].type) if name.startswith(PREFIX) else raw.rows.schema.field(name)
             for name in names
         ]
-        return pa.Table.from_arrays([self._columns[name] for name in names], schema=pa.schema(fields))
+        return pa.Table.from_arrays([columns[name] for name in names], schema=pa.schema(fields))
+
+    def runs(self, names: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
+        """Yield some columns of the metadata, a bounded number of rows at a time, each after its first position."""
+        if "id" in names:
+            self.contents.check_ids()
+        if self._is_whole:
+            yield from self.contents.runs(self.contents.raw, names)
+            return
+        for start in range(0, len(self.rows), RUN_ROWS):
+            yield start, self.contents.columns(self.contents.raw, names, self.rows[start : start + RUN_ROWS])
+
+    @cached_property
+    def _is_whole(self) -> bool:
+        """Whether these are all rows of the raw tree, in order."""
+        if len(self.rows) != len(self.contents.raw.rows):
+            return False
+        starts = range(0, len(self.rows), RUN_ROWS)
+        runs = ((start, self.rows[start : start + RUN_ROWS]) for start in starts)
+        return all(np.array_equal(run, np.arange(start, start + len(run))) for start, run in runs)
+
+    def _value_within_extra(self, name: str) -> pa.ChunkedArray:
+        if name not in self._within_extra:
+            texts = (run["extra"] for _, run in self.runs(["extra"]))
+            self._within_extra[name] = extra_column(texts, name, location=self.name)
+        return self._within_extra[name]
 
     @property
     def ids(self) -> pa.ChunkedArray:
@@ -120,32 +144,41 @@ class Selection:
         bare = bool(parts) and all(part.facts.get("bare") is True for part in parts)
         return self.gauges if bare else (layout.RAW, *self.gauges)
 
-    def matching(self, filters: Filters) -> NDArray[np.int64]:
+    def matching(self, filters: "Filters") -> NDArray[np.int64]:
         """The positions of the checkpoints whose metadata satisfy a condition, or that a mask keeps."""
+        from ckptzoo.loader.filters import columns_in, expression, kept, unfit
+
         if (positions := kept(filters, len(self.rows))) is not None:
             return positions
         schema = self.contents.raw.rows.schema
-        for field in self.columns(names_in(filters)).schema:
-            schema = schema.append(field)
+        within = {name: self._value_within_extra(name) for name in names_in(filters)}
+        for name, column in within.items():
+            schema = schema.append(pa.field(name, column.type))
         try:
             condition = expression(filters, schema)
         except UnknownNameError as error:
             raise (self.absent_column(error.name) if error.kind == "column" else error) from None
+        own = [name for name in columns_in(condition, schema.names) if name not in within]
+        found = [np.empty(0, np.int64)]
         try:
-            numbered = self.columns(columns_in(condition, schema.names) or ["id"]).append_column(
-                "__row", pa.array(np.arange(len(self.rows)))
-            )
-            return numbered.filter(condition)["__row"].to_numpy()
+            for start, run in self.runs(own or ["finite"]):
+                for name, column in within.items():
+                    run = run.append_column(name, column.slice(start, len(run)))
+                numbered = run.append_column("__row", pa.array(np.arange(start, start + len(run))))
+                found.append(numbered.filter(condition)["__row"].to_numpy())
         except pa.ArrowException as error:
             fault = unfit(condition, error, schema)
             raise (self.absent_column(fault.name) if isinstance(fault, UnknownNameError) else fault) from error
+        return np.concatenate(found)
 
     def absent_column(self, name: str) -> UnknownNameError:
         """The error to raise for a column that is not there, which may be the name of a value within ``extra``."""
         known, hint = self.contents.raw.rows.schema.names, None
         # the rows of a zoo on another machine are not fetched for this
-        if self.contents.files.here is not None or "extra" in self._columns:
-            keys = [key.removeprefix(PREFIX) for key in sorted(extra_names(self.columns(["extra"])["extra"]))]
+        if self.contents.files.here is not None:
+            _, first = next(self.runs(["extra"]), (0, None))
+            texts = pa.chunked_array([], pa.string()) if first is None else first["extra"]
+            keys = [key.removeprefix(PREFIX) for key in sorted(extra_names(texts))]
             asked = str(name).removeprefix(PREFIX)
             near = get_close_matches(asked, keys, n=1, cutoff=0.8)
             within = f"Did you mean {PREFIX}{near[0]}?" if near else ""
@@ -155,12 +188,32 @@ class Selection:
 
     def last_steps(self) -> NDArray[np.int64]:
         """The position of each member's checkpoint of the last step, in order."""
-        table = self.columns(["member", "step"])
-        steps = table["step"].fill_null(-1).to_numpy()  # a member's only checkpoint may lack its step
-        members = table["member"].combine_chunks().dictionary_encode().indices.to_numpy()
-        # lexsort sorts by its last key first
-        order = np.lexsort((steps, members))
-        return np.sort(order[np.flatnonzero(np.diff(members[order], append=-1))])
+        count = len(self.rows)
+        # 12 bytes tell millions of members apart, and take a fraction of the memory of their names
+        first, second = np.empty(count, np.int64), np.empty(count, np.int32)
+        for start, run in self.runs(["member"]):
+            own = slice(start, start + len(run))
+            texts = run["member"].to_pylist()
+            if run["member"].null_count:  # checkpoints without one are members of their own
+                texts = [f"\0{at}" if text is None else text for at, text in enumerate(texts, start)]
+            first[own] = np.fromiter(map(hash, texts), np.int64, len(texts))
+            second[own] = np.fromiter((hash(text + "/") for text in texts), np.int64, len(texts)).astype(np.int32)
+        order, start = np.argsort(first, kind="stable"), 0
+        steps, is_last = np.empty(count, np.int64), np.zeros(count, np.bool_)
+        for at, run in self.runs(["step"]):
+            steps[at : at + len(run)] = run["step"].fill_null(-1).to_numpy()  # an only checkpoint may lack its step
+        while start < count:
+            stop = min(start + RUN_ROWS, count)
+            while stop < count and first[order[stop]] == first[order[stop - 1]]:
+                stop += 1
+            rows = order[start:stop]
+            # lexsort sorts by its last key first
+            rows = rows[np.lexsort((steps[rows], second[rows], first[rows]))]
+            others = (first[rows[1:]] != first[rows[:-1]]) | (second[rows[1:]] != second[rows[:-1]])
+            is_last[rows[np.append(others, True)]] = True
+            start = stop
+        del first, second, order, steps  # of ten million rows 280 MB
+        return np.flatnonzero(is_last)
 
     @cached_property
     def predicted(self) -> tuple[str, ...]:
@@ -236,7 +289,9 @@ class Selection:
         files = self.contents.files
         prefetch = files.prefetch if isinstance(files, RemoteFiles) else None
         asked = self._asked(columns, readers) if columns else None
-        return Source(readers, rows, self.ids.combine_chunks(), self.contents.revision, self.name, prefetch, asked)
+        self.contents.check_ids()
+        ids = RowIds(self.contents.raw.rows, self.rows)
+        return Source(readers, rows, ids, self.contents.revision, self.name, prefetch, asked)
 
     def _asked(self, names: Sequence[str], tensors: Collection[str]) -> pa.Table:
         """Columns that go along with these tensors."""
@@ -265,7 +320,7 @@ class Selection:
         def prefetch() -> None:
             opened.will_need(int(row[0]))
 
-        metadata = self.metadata.slice(position, 1).to_pylist()[0]
+        metadata = partial(self.contents.row, int(self.rows[position]))
         return Checkpoint(self.contents.architecture, metadata, variant, read, prefetch)
 
     def tensor(self, name: str) -> str:
@@ -289,8 +344,7 @@ class Selection:
         if name in self.contents.raw.rows.schema.names:
             return f"{name!r} is a column: write zoo.metadata[{name!r}]."
         # the ids of a zoo on another machine are not fetched for this
-        at_hand = self.contents.files.here is not None or "id" in self._columns
-        if at_hand and self.ids.index(name).as_py() >= 0:
+        if self.contents.files.here is not None and self.place_of(name) >= 0:
             return f"{name!r} is a checkpoint: write zoo.checkpoint({name!r})."
         return None
 
@@ -303,22 +357,34 @@ class Selection:
             step = f"Take those that have it with zoo.having({name!r}){run}."
             raise ZooError(Problem(self.name, f"{what} {name!r}", expected, got, step))
 
+    def place_of(self, id: str) -> int:
+        """The position of a checkpoint, -1 where these have none of this id."""
+        for start, run in self.runs(["id"]):
+            # pyarrow gives -1 for a value that is absent
+            if (position := run["id"].index(id).as_py()) >= 0:
+                return start + position
+        return -1
+
     def _position(self, id: str) -> int:
-        # pyarrow gives -1 for a value that is absent
-        position = self.ids.index(id).as_py()
-        if position < 0:
+        if (position := self.place_of(id)) < 0:
             for tombstone in self.contents.retracted.metadata.to_pylist():
                 if tombstone["id"] == id:
                     reason, step = tombstone["reason"], "Its bytes stay in the zoo."
                     raise ZooError(f"{self.name}: checkpoint {id!r}: retracted, because {reason!r}. {step}")
-            raise UnknownNameError(self.name, "checkpoint", id, self.ids.to_pylist())
+            _, first = next(self.runs(["id"]), (0, None))  # of millions of ids the first ones are enough
+            raise UnknownNameError(self.name, "checkpoint", id, [] if first is None else first["id"].to_pylist())
         return position
 
 
 def standing(contents: Contents) -> NDArray[np.int64]:
     """Rows of the raw tree that were not retracted, in order; ids are read only where something was."""
     rows, tombs = np.arange(len(contents.raw.rows), dtype=np.int64), contents.retracted.rows
-    return rows[places_of(contents.ids, tombs["id"]) < 0] if len(tombs) else rows
+    if not len(tombs):
+        return rows
+    contents.check_ids()
+    withdrawn = tombs["id"]
+    kept = [places_of(run["id"], withdrawn) < 0 for _, run in contents.raw.rows.runs(["id"])]
+    return rows[np.concatenate(kept)] if kept else rows
 
 
 def left_out(contents: Contents, rows: NDArray[np.int64]) -> str | None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ckptzoo.errors import UnknownNameError
 from ckptzoo.format.files import Files
 from ckptzoo.format.shard import ShardMap
+from ckptzoo.format.table import numbers
 from ckptzoo.format.tree import DIGEST, Tree
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.layout import RAW, Span
@@ -55,14 +56,15 @@ class ShardIndex:
         self._here, self._blocks = files.here, tree.blocks
         outline = tree.outline
         bounds = np.cumsum([0, *(part.rows for part in tree.parts)], dtype=np.int64)
-        is_shard = outline["tensor"].is_null().to_numpy()
+        names = outline["tensor"].to_pylist()
+        is_shard = np.array([name is None for name in names], np.bool_)
         shard_numbers = np.cumsum(is_shard) - 1  # every row belongs to the shard whose own row came last
-        parts = outline["part"].to_numpy()
+        parts = numbers(outline["part"])
         file_names = outline["file"].to_pylist()
         shard_rows = np.flatnonzero(is_shard)
         self._paths = [f"{tree.parts[parts[row]].path}/{file_names[row]}" for row in shard_rows]
         self._shard_numbers = shard_numbers
-        self._sizes = outline["nbytes"].to_numpy()[shard_rows]
+        self._sizes = numbers(outline["nbytes"])[shard_rows]
         # a shard is named <stem>-<number>.safetensors, and a stem may have hyphens of its own
         self._stems = [(int(parts[row]), file_names[row].rpartition("-")[0]) for row in shard_rows]
         self._part_rows = np.diff(bounds)
@@ -129,9 +131,9 @@ def _tensor_locations(
 ) -> dict[tuple[str, str], TensorLocations]:
     """The locations of every tensor of every stem, from the columns of a tree's index."""
     names = outline["tensor"].to_pylist()
-    first = part_starts + outline["row_start"].to_numpy()
-    stop = part_starts + outline["row_stop"].to_numpy()
-    offset, nbytes = outline["offset"].to_numpy(), outline["nbytes"].to_numpy()
+    first = part_starts + numbers(outline["row_start"])
+    stop = part_starts + numbers(outline["row_stop"])
+    offset, nbytes = numbers(outline["offset"]), numbers(outline["nbytes"])
     dtypes, shapes = outline["dtype"].to_pylist(), outline["shape"].to_pylist()
     groups: dict[tuple[str, str], list[int]] = {}
     for entry in np.flatnonzero(~is_shard).tolist():

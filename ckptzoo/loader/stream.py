@@ -19,6 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, StateError, ZooError
+from ckptzoo.format.tree import LazyTable
 from ckptzoo.loader.permutation import derive_key, keyed_permutation
 from ckptzoo.loader.readers import TensorReader
 from ckptzoo.schema.documents import digest_of
@@ -29,6 +30,8 @@ WINDOW_BYTES = 64 * 2**20
 """Rows are shuffled within a window of this many bytes, at least one block of rows."""
 ROWS_AHEAD = 4096
 """The number of rows whose order is computed together where batches have fewer, to save calls of numpy."""
+_ROWS_AT_ONCE = 2**20
+"""The number of rows whose blocks are looked up together."""
 BATCHES_AHEAD = 2
 """The number of batches of a zoo on another machine that are fetched ahead."""
 
@@ -102,8 +105,11 @@ def row_blocks_of(rows: NDArray[np.int64], blocks: NDArray[np.int64]) -> NDArray
     ``rows`` are (N,) rows of a tree, in zoo order or that of a selection; ``blocks`` are the (B,) first rows of every
     block of the tensor whose blocks hold the fewest rows.
     """
-    owner = np.searchsorted(blocks, rows, side="right")
-    return np.concatenate([[0], np.flatnonzero(np.diff(owner)) + 1, [len(rows)]]).astype(np.int64)
+    cuts = [np.zeros(1, np.int64)]
+    for start in range(0, len(rows) - 1, _ROWS_AT_ONCE):
+        owner = np.searchsorted(blocks, rows[start : start + _ROWS_AT_ONCE + 1], side="right")
+        cuts.append(start + np.flatnonzero(np.diff(owner)) + 1)
+    return np.concatenate([*cuts, [len(rows)]]).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -209,6 +215,21 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class RowIds:
+    """The ids of some rows of the raw tree, a few of them at a time.
+
+    ``table`` is the tree's; ``rows`` are (N,) rows of it, in order.
+    """
+
+    table: LazyTable
+    rows: NDArray[np.int64]
+
+    def at(self, positions: NDArray[np.int64]) -> list[str]:
+        """The ids at these positions."""
+        return self.table.take(["id"], self.rows[positions])["id"].to_pylist()
+
+
+@dataclass(frozen=True)
 class Source:
     """The readers, rows and columns of a stream.
 
@@ -218,7 +239,7 @@ class Source:
 
     readers: dict[str, TensorReader]
     rows: NDArray[np.int64]
-    ids: pa.Array
+    ids: RowIds
     revision: str
     location: str
     prefetch: Callable[[Iterable[Span]], None] | None = None
@@ -371,7 +392,7 @@ class Stream:
         source = self._source
         tree_rows = source.rows[rows]
         tensors = {name: reader.gather(tree_rows) for name, reader in source.readers.items()}
-        ids = tuple(source.ids.take(pa.array(rows)).to_pylist())
+        ids = tuple(source.ids.at(rows))
         if not self._columns:
             return Batch(ids, tensors, state)
         columns = {
@@ -459,4 +480,4 @@ def _values(column: pa.ChunkedArray) -> NDArray[Any] | pa.Array:
 
 def _digest(rows: NDArray[np.int64]) -> str:
     # little-endian, so that a state is the same on every machine
-    return hashlib.sha256(rows.astype("<i8").tobytes()).hexdigest()
+    return hashlib.sha256(np.ascontiguousarray(rows, "<i8").data).hexdigest()

@@ -4,11 +4,10 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ckptzoo.arguments import checked
@@ -16,11 +15,9 @@ from ckptzoo.errors import Problem, UnknownNameError, ZooError
 from ckptzoo.format.files import Files, Folder
 from ckptzoo.format.reader import Contents, read_contents
 from ckptzoo.format.splits import COLUMNS, part_numbers, read_split, split_names
+from ckptzoo.lazy_names import lazy_module
 from ckptzoo.loader.checkpoint import Checkpoint, import_torch
-from ckptzoo.loader.datasets import iterable
-from ckptzoo.loader.filters import Filters
 from ckptzoo.loader.lazy_tensor import StackedTensor
-from ckptzoo.loader.notebook import zoo_html
 from ckptzoo.loader.predictions import Predictions
 from ckptzoo.loader.readers import cast_reader
 from ckptzoo.loader.remote_files import RemoteFiles
@@ -28,11 +25,17 @@ from ckptzoo.loader.selection import Selection, left_out, standing
 from ckptzoo.loader.shard_index import ShardMaps
 from ckptzoo.loader.stream import Batch, ReaderShard, Remainder, Shuffle, Source, Stream
 from ckptzoo.loader.variant import Variant
-from ckptzoo.remote import open_remote
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.text import counted, shortened
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+
+    from ckptzoo.loader.filters import Filters
+else:
+    pc = lazy_module("pyarrow.compute")
 
 _CALLER = 3
 """Frames between a warning and the code that opens a zoo: that of ``checked``, and ``open``."""
@@ -77,8 +80,8 @@ def open(
 
     Notes
     -----
-    Reads the documents, and the index and rows of every part; of a remote snapshot only the index, and columns of the
-    rows when they are asked for. No weights are read. The revision is pinned: what is published later is seen by
+    Reads the documents and the index of every part, or those in a snapshot; columns of the rows are read, and checked,
+    when they are asked for. No weights are read. The revision is pinned: what is published later is seen by
     ``refresh`` alone. Retracted checkpoints are left out, with a warning. The number of requests and of bytes is
     tested in ``tests/loader/test_remote_files.py``.
 
@@ -101,6 +104,8 @@ def files_at(address: str | os.PathLike[str], endpoint: str | None, token: str |
     """The files of a folder on this machine or of a place on another one."""
     if os.fspath(address) and Path(address).is_dir():
         return Folder(address)
+    from ckptzoo.remote import open_remote  # only here, because it takes as long as all the rest of opening
+
     return RemoteFiles(open_remote(address, endpoint=endpoint, token=token), os.fspath(address), endpoint, token)
 
 
@@ -138,6 +143,8 @@ class Zoo:
         return f"<zoo {self.name}: {len(self):,} checkpoints of {self.arch.name}, {parts}>"
 
     def _repr_html_(self) -> str:
+        from ckptzoo.loader.notebook import zoo_html
+
         return zoo_html(repr(self)[1:-1], self.address, self._contents, len(self))
 
     def _ipython_key_completions_(self) -> list[str | tuple[str, str]]:
@@ -215,6 +222,31 @@ class Zoo:
             raise self._selection.absent_column(name)
         return self._selection.columns([name])[name]
 
+    @checked
+    def metadata_runs(self, *names: str) -> Iterator[pa.Table]:
+        """The metadata some rows at a time, in the zoo's order, where those of all checkpoints need too much memory.
+
+        Parameters
+        ----------
+        names
+            of columns; none for all of them.
+
+        Raises
+        ------
+        UnknownNameError
+            There is no such column.
+
+        Examples
+        --------
+        >>> zoo = ckptzoo.open("cards/mnist-optunet")
+        >>> sum(len(run) for run in zoo.metadata_runs("id", "test_accuracy")) == len(zoo)
+        True
+        """
+        known = self._contents.raw.rows.schema.names
+        if unknown := [name for name in names if name not in known]:
+            raise self._selection.absent_column(unknown[0])
+        return (run for _, run in self._selection.runs(names or known))
+
     @property
     def ids(self) -> list[str]:
         """The checkpoints' ids, in the zoo's order."""
@@ -269,7 +301,7 @@ class Zoo:
         """
         return self._selection.predictions(set)
 
-    def where(self, filters: Filters) -> "Zoo":
+    def where(self, filters: "Filters") -> "Zoo":
         """The checkpoints whose metadata satisfy a condition.
 
         Parameters
@@ -398,8 +430,8 @@ class Zoo:
         split = read_split(self._contents.files, name, self._contents.identity)
         if part not in split.parts:
             raise UnknownNameError(self.name, f"part of split {name!r}", part, split.parts)
-        numbers = part_numbers(split, self._selection.columns(COLUMNS))
-        return self.take(np.flatnonzero(numbers == split.parts.index(part)))
+        numbers = [part_numbers(split, run) for _, run in self._selection.runs(COLUMNS)]
+        return self.take(np.flatnonzero(np.concatenate([[], *numbers]) == split.parts.index(part)))
 
     @overload
     def __getitem__(self, key: str | tuple[str, str]) -> StackedTensor: ...
@@ -454,7 +486,7 @@ class Zoo:
         id = item.id if isinstance(item, Checkpoint) else item
         if not isinstance(id, str):
             return False
-        found = self._selection.ids.index(id).as_py() >= 0
+        found = self._selection.place_of(id) >= 0
         if not found and id in self.arch:
             step = f"Write {id!r} in zoo.arch to ask for a tensor."
             raise ZooError(Problem(self.name, f"{id!r} in zoo", "a checkpoint's id", "a tensor's name", step))
@@ -488,7 +520,7 @@ class Zoo:
             a name in ``variants`` other than ``raw``.
         """
         opened, rows = self._selection.variant_rows(variant)
-        return self._contents.columns(opened.tree, opened.tree.rows.schema.names).take(pa.array(rows))
+        return self._contents.columns(opened.tree, opened.tree.rows.schema.names, rows)
 
     @checked
     def stream(
@@ -650,6 +682,8 @@ class Zoo:
         MissingExtraError
             ``datasets`` is not installed.
         """
+        from ckptzoo.loader.datasets import iterable
+
         return iterable(self.source(names, variant, columns, dtype), shards=shards)
 
     @checked

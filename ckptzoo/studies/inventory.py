@@ -1,9 +1,11 @@
 """What is in this zoo? Counts, variants, sizes and the spread of the accuracies, from the metadata alone."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -251,10 +253,22 @@ def inventory(zoo: Zoo) -> Inventory:
     >>> found.checkpoints, found.parameters, round(found.test_accuracy.mean, 3)
     (3072, 392, 0.884)
     """
-    table, contents, arch = zoo.metadata, zoo.contents, zoo.arch
-    last = zoo.last_steps().metadata
-    accuracy = last["test_accuracy"].fill_null(float("nan")).to_numpy().astype(np.float64)
-    known = usable_rows(last) & np.isfinite(accuracy)
+    contents, arch, last = zoo.contents, zoo.arch, zoo.last_steps()
+    rows = _Rows()
+    for run in zoo.metadata_runs():
+        rows.add(run)
+    members, accuracies, usable_count, stated = len(last), np.empty(len(last)), 0, 0
+    may_be_stated = contents.stated("test_accuracy")
+    for run in last.metadata_runs(*(["id"] if may_be_stated else []), "test_accuracy", "diverged", "finite"):
+        accuracy = run["test_accuracy"].fill_null(float("nan")).to_numpy().astype(np.float64)
+        usable = usable_rows(run)
+        count = int(usable.sum())
+        accuracies[usable_count : usable_count + count] = accuracy[usable]
+        usable_count += count
+        if may_be_stated:
+            known = run["id"].filter(pa.array(usable & np.isfinite(accuracy))).to_pylist()
+            stated += len(may_be_stated.intersection(known))
+    del last  # of ten million members it takes 80 MB
     layers = {layer: {name: arch[name].shape for name in names} for layer, names in arch.layers.items()}
     retracted = contents.retracted.rows
     gone = retracted["id"] if len(retracted) else None
@@ -262,7 +276,7 @@ def inventory(zoo: Zoo) -> Inventory:
     bare = sum(part.rows for part in contents.raw.parts if part.facts.get("bare") is True)
     variants = [_variant(contents, layout.RAW, contents.raw, gone)] if not bare or bare < len(contents.raw.rows) else []
     variants += [_variant(contents, name, contents.derived(name), gone) for name in zoo.variants if name != layout.RAW]
-    told = {column: counts for column in ORIGIN if (counts := _counts(table[column]))}
+    told = {column: counts for column in ORIGIN if (counts := _ordered(rows.told[column]))}
     return Inventory(
         name=zoo.name,
         path=zoo.address,
@@ -273,26 +287,50 @@ def inventory(zoo: Zoo) -> Inventory:
         checkpoints=len(zoo),
         # retracted checkpoints stay on disk, so the rows of the tree still have them
         total=len(contents.raw.rows) - len(zoo.retracted["id"].unique()),
-        members=len(table["member"].unique()),
+        members=members,
         retracted=len(zoo.retracted["id"].unique()),
-        diverged=int(flags(table, "diverged").sum()),
-        not_finite=int((~flags(table, "finite", missing=True)).sum()),
+        diverged=rows.diverged,
+        not_finite=rows.not_finite,
         variants=tuple(variants),
         predictions=tuple(_predicted(name, contents.derived(predictions_name(name)), gone) for name in zoo.predicted),
-        test_accuracy=Spread.of(accuracy[usable_rows(last)]),
+        test_accuracy=Spread.of(accuracies[:usable_count]),
         told=told,
-        untold={column: len(table) - sum(counts.values()) for column, counts in told.items()},
+        untold={column: len(zoo) - sum(counts.values()) for column, counts in told.items()},
         groups=() if contents.symmetry is None else counts_by_group(contents.symmetry),
-        draws=draws_by_method(table),
-        columns=tuple(_filled(table)),
-        stated=len(contents.stated("test_accuracy") & set(last["id"].filter(pa.array(known)).to_pylist())),
+        draws=draws_by_method(pa.concat_tables(rows.draws)) if rows.draws else (),
+        columns=tuple(rows.filled()),
+        stated=stated,
     )
 
 
-def _filled(table: pa.Table) -> list[str]:
-    """The columns with a value, and the names within ``extra`` in place of that column."""
-    names = [name for name in table.column_names if table[name].null_count < len(table)]
-    return [item for name in names for item in (sorted(extra_names(table[name])) if name == "extra" else [name])]
+class _Rows:
+    """Tallies of the rows of the metadata, which are added some at a time."""
+
+    def __init__(self) -> None:
+        self.diverged = self.not_finite = 0
+        self.told = {column: Counter[Any]() for column in ORIGIN}
+        self.draws: list[pa.Table] = []
+        self._names: tuple[str, ...] = ()
+        self._filled = set[str]()
+        self._within_extra: set[str] | None = None
+
+    def add(self, run: pa.Table) -> None:
+        """Take some rows, with every column."""
+        self._names = tuple(run.column_names)
+        self._filled |= {name for name in self._names if run[name].null_count < len(run)}
+        self.diverged += int(flags(run, "diverged").sum())
+        self.not_finite += int((~flags(run, "finite", missing=True)).sum())
+        for column, counts in self.told.items():
+            counts.update({item["values"].as_py(): item["counts"].as_py() for item in run[column].value_counts()})
+        drawn = run.select(["method", "mode"]).filter(run["method"].is_valid())
+        self.draws += [drawn] if len(drawn) else []
+        if self._within_extra is None:
+            self._within_extra = extra_names(run["extra"])
+
+    def filled(self) -> list[str]:
+        """The columns with a value, and the names within ``extra`` in place of that column."""
+        within = {"extra": sorted(self._within_extra or ())}
+        return [item for name in self._names if name in self._filled for item in within.get(name, [name])]
 
 
 @dataclass(frozen=True)
@@ -432,9 +470,8 @@ def _largest(column: pa.ChunkedArray) -> float | None:
     return float(measured.max()) if len(measured) else None
 
 
-def _counts(column: pa.ChunkedArray) -> dict[str, int]:
+def _ordered(counts: Mapping[Any, int]) -> dict[str, int]:
     """The distinct values, the most frequent first; empty ones are left out."""
-    counts = {item["values"].as_py(): item["counts"].as_py() for item in column.value_counts()}
     # equally frequent ones by their text, whatever the order of the rows
     ordered = sorted(counts, key=lambda value: (-counts[value], str(value)))
     return {str(value): counts[value] for value in ordered if value}

@@ -35,8 +35,8 @@ import os, resource, sys, warnings
 os.environ["CKPTZOO_CACHE"] = sys.argv[2]
 import ckptzoo
 warnings.simplefilter("ignore")
-from ckptzoo.format import table
-table.MAX_TABLE = table._PIECE = 2**25  # of 4 GiB
+from ckptzoo.format import limits
+limits.MAX_TABLE = 2**25  # of 4 GiB
 resource.setrlimit(resource.RLIMIT_AS, (3 * 2**30, 3 * 2**30))
 for url in sys.argv[3:]:
     try:

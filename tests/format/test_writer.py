@@ -14,8 +14,8 @@ import pytest
 import ckptzoo
 from ckptzoo import archs
 from ckptzoo.errors import SpecError, UnknownNameError, ZooError
+from ckptzoo.format import limits, table
 from ckptzoo.format import part as part_module
-from ckptzoo.format import table
 from ckptzoo.format import writer as writer_module
 from ckptzoo.schema import layout
 from tests.conftest import MIXED, rows_of, weights_of
@@ -292,3 +292,45 @@ def test_folders_that_cannot_be_made_are_named(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="/proc/zoo") as caught:
         ckptzoo.create("/proc/zoo", arch=MIXED)
     assert caught.value.filename == "/proc/zoo"
+
+
+def test_what_readers_would_refuse_is_refused_before_it_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By any limit of a part's tables: nothing is published, what was added is kept, and smaller parts can be read."""
+    arch = ckptzoo.Architecture("tiny", (ckptzoo.Tensor("a", (1,)),))
+    rng = np.random.default_rng(3)
+
+    def rows(start: int, count: int) -> list[dict]:
+        return [{"id": f"m{at}", "extra": {"x": rng.bytes(400).hex()}} for at in range(start, start + count)]
+
+    writer = ckptzoo.create(tmp_path / "zoo", arch=arch)
+    for name, value in (("MAX_FILE", 20_000), ("table_in", lambda nbytes: 40_000)):
+        with monkeypatch.context() as patch:
+            patch.setattr(limits, name, value)
+            before = ckptzoo.open(tmp_path / "zoo").ids
+            writer.add({"a": np.zeros((60, 1), np.float32)}, rows(len(before), 60))
+            with pytest.raises(SpecError, match=r"metadata.parquet: size.*: expected .* Commit fewer checkpoints"):
+                writer.commit()
+            assert ckptzoo.open(tmp_path / "zoo").ids == before
+            writer.discard()
+            for start in range(len(before), len(before) + 60, 20):
+                writer.add({"a": np.zeros((20, 1), np.float32)}, rows(start, 20))
+                writer.commit()
+            assert len(ckptzoo.open(tmp_path / "zoo").metadata) == len(before) + 60
+            assert ckptzoo.verify(tmp_path / "zoo") == []
+    with monkeypatch.context() as patch:
+        patch.setattr(limits, "MAX_TABLE", 60_000)
+        writer.add({"a": np.zeros((40, 1), np.float32)}, rows(1000, 40))
+        with pytest.raises(SpecError, match=r"rows: size of the table: expected at most 60000 .* writer.commit\(\)"):
+            writer.add({"a": np.zeros((40, 1), np.float32)}, rows(2000, 40))
+        writer.commit()
+    assert len(ckptzoo.open(tmp_path / "zoo").ids) == 160
+    for start in range(3000, 3004):
+        writer.add({"a": np.zeros((1, 1), np.float32)}, rows(start, 1))
+        writer.commit()
+    monkeypatch.setattr(limits, "MAX_FILE", sum(path.stat().st_size for path in tmp_path.rglob("index.parquet")))
+    writer.add({"a": np.zeros((1, 1), np.float32)}, rows(4000, 1))
+    with pytest.raises(SpecError, match="size of all indices"):
+        writer.commit()
+    assert len(ckptzoo.open(tmp_path / "zoo").ids) == 164

@@ -76,7 +76,7 @@ def test_what_is_not_there_or_of_several_types_is_named(zoo: ckptzoo.Zoo) -> Non
 def test_keys_with_dots_stand_for_several() -> None:
     def read(*rows: Any) -> list[Any]:
         return extra_column(
-            pa.chunked_array([[json.dumps(row) for row in rows]]), "extra.a.b.c", location="zoo"
+            [pa.chunked_array([[json.dumps(row) for row in rows]])], "extra.a.b.c", location="zoo"
         ).to_pylist()
 
     assert read({"a.b": {"c": 5}}, {"a": {"b.c": 6}}, {"a": {"b": {"c": 7}}}, {"a.b.c": 8}, {}) == [5, 6, 7, 8, None]

@@ -16,6 +16,10 @@ IMPORTS = [
     ("import ckptzoo", "numpy pyarrow torch huggingface_hub datasets safetensors typer matplotlib"),
     ("import ckptzoo.schema.architecture, ckptzoo.errors", "numpy pyarrow torch"),
     ("import ckptzoo.cli", "numpy pyarrow torch datasets matplotlib"),
+    (
+        "import ckptzoo; ckptzoo.open('cards/mnist-optunet')['conv1.weight'][:64]",
+        "pandas pyarrow.compute pyarrow.dataset ml_dtypes ckptzoo.remote ckptzoo.symmetry torch",
+    ),
     ("import ckptzoo; ckptzoo.open; ckptzoo.create; ckptzoo.verify", "torch datasets huggingface_hub matplotlib"),
     ("import ckptzoo; ckptzoo.learning", "torch datasets huggingface_hub matplotlib"),
     ("import ckptzoo; ckptzoo.push, ckptzoo.pull, ckptzoo.search", "torch datasets huggingface_hub matplotlib"),

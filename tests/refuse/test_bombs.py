@@ -2,13 +2,14 @@
 
 import hashlib
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import ckptzoo
 from ckptzoo.errors import IntegrityError
-from ckptzoo.format import snapshot, table
+from ckptzoo.format import limits, snapshot, table
 from ckptzoo.format.files import Folder
 from ckptzoo.format.part import part_digest, read_part, read_rows
 from ckptzoo.format.reader import read_trees
@@ -61,7 +62,7 @@ def undecoded(monkeypatch):
 
 def refused(path, *words):
     with pytest.raises(IntegrityError) as error:
-        ckptzoo.open(path)
+        ckptzoo.open(path).metadata  # noqa: B018
     found = "\n".join(map(str, ckptzoo.verify(path)))
     for word in words:
         assert word in str(error.value) and word in found, found
@@ -162,7 +163,10 @@ def test_a_text_that_many_rows_have(one):
         data[:start] + hashlib.sha256(data).hexdigest().encode() + data[start + 64 :]
     )
     replaced(folder, index, footer)
-    refused(path, "metadata.parquet: size of the table: expected at most 1073741824 bytes")
+    words = "metadata.parquet: size of the table: expected at most 1073741824 bytes"
+    with pytest.raises(IntegrityError, match=words):
+        read_trees(Folder(path))["parts"].rows.take(["extra"], np.arange(1))
+    assert any(words in str(problem) for problem in ckptzoo.verify(path))
 
 
 def test_problems_are_counted_to_a_hundred(one):
@@ -189,6 +193,6 @@ def test_rows_of_little_content_are_read(tmp_path):
         {"id": [f"{number}" for number in range(rows)]}, schema=pa.schema([pa.field("id", pa.string(), False)])
     )
     data = table.encode([ids], {"version": 1}, sealed=True)
-    assert rows < table.FREE_ROWS + 8 * len(data)
+    assert rows < limits.FREE_ROWS + 8 * len(data)
     digests = [hashlib.sha256(b"%d" % number).digest() for number in range(rows)]
     assert rows < len(table.encode([pa.table({"sha256": digests})], {"version": 1}, sealed=True))

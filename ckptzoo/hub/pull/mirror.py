@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from ckptzoo.errors import IntegrityError, Problem
-from ckptzoo.format import snapshot, table
+from ckptzoo.format import limits, snapshot
 from ckptzoo.format.checks import geometry_problems, require_bytes, row_limits
 from ckptzoo.format.durable import locked, sync, write_file
 from ckptzoo.format.files import Files, Folder
@@ -143,7 +143,7 @@ def _copy_snapshot(files: RemoteFiles, destination: Destination) -> None:
         target, staged = destination.root / path, destination.staged_parts / path
         if not target.is_file():
             staged.parent.mkdir(parents=True, exist_ok=True)
-            staged.write_bytes(files.read(path, max_bytes=table.MAX_FILE))
+            staged.write_bytes(files.read(path, max_bytes=limits.MAX_FILE))
             try:
                 snapshot.Snapshot(Folder(destination.staged_parts), name).check()
             except IntegrityError:

@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 from ckptzoo.errors import HubError, Problem
 from ckptzoo.format import snapshot as snapshot_format
 from ckptzoo.format.predictions import SHARED
-from ckptzoo.format.reader import list_trees, read_trees
-from ckptzoo.format.tree import Tree
+from ckptzoo.format.reader import ids_differ, list_trees, read_trees
+from ckptzoo.format.tree import Tree, empty_tree
 from ckptzoo.hub.client.models import RepoFile, RevisionListing
 from ckptzoo.hub.client.stored_files import LocalFile, is_stored
 from ckptzoo.hub.push.page import page_or_note
@@ -184,7 +184,9 @@ def snapshot_batch(repository: RepositoryFiles, listing: RevisionListing, parts:
     count = len(_parts_in(stored) | {part.path for part in parts})
     if count == 0 or (any(_parts_covered(name) == count for name in old) and count == len(_parts_in(stored))):
         return CommitBatch()
-    name, data = snapshot_format.encode(merged_trees(repository, listing, parts))
+    trees = merged_trees(repository, listing, parts)
+    differ = ids_differ(trees.get(layout.PARTS, empty_tree()))
+    name, data = snapshot_format.encode(trees, ids_differ=differ)
     if is_stored(data, stored.get(name)):
         return CommitBatch()
     return CommitBatch.of({name: data}, tuple(other for other in old if other != name))

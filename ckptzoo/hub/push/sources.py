@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from ckptzoo.errors import IntegrityError, Problem
-from ckptzoo.format import table
+from ckptzoo.format import limits
 from ckptzoo.format.files import DEREFERENCE, Folder, check_span, folders_of, leads_outside
 from ckptzoo.format.part import Part, read_part, read_rows
 from ckptzoo.format.splits import split_names
@@ -158,10 +158,10 @@ class OverlayFiles:
     def listed(self, folder: str) -> tuple[str, ...]:
         return self._folders.get(folder, ())
 
-    def read(self, name: str, *, max_bytes: int = table.MAX_FILE) -> bytes:
+    def read(self, name: str, *, max_bytes: int = limits.MAX_FILE) -> bytes:
         return self.read_many([name], max_bytes=max_bytes)[0]
 
-    def read_many(self, names: Sequence[str], *, max_bytes: int = table.MAX_FILE) -> list[bytes]:
+    def read_many(self, names: Sequence[str], *, max_bytes: int = limits.MAX_FILE) -> list[bytes]:
         for name in names:
             size = self.size(name)
             if size is None or not 0 <= size <= max_bytes:

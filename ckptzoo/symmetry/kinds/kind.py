@@ -9,6 +9,7 @@ permutation of a group under its id, and that of blocks that several groups shar
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -99,11 +100,37 @@ class Ties:
     places: int = 1
 
 
+class Turn(IntEnum):
+    """When a group has its turn in alignment: what depends least on the others comes first."""
+
+    BLOCKS = 0
+    CHANNELS = 1
+    STREAM = 2
+
+
 class BlockKind(Kind):
     """A kind whose values alignment finds block by block, while all other groups stay.
 
     From gains (..., k, k), ``sum <a_i, b_j>`` over all slices a of a reference and b of a network that a block has.
     """
+
+    least_fall: ClassVar[float] = 0.0
+    """The relative fall of the squared distance below which values are not taken."""
+
+    def turn(self, group: Group) -> Turn:
+        """Return when the group has its turn."""
+        return Turn.CHANNELS
+
+    def beside(self, group: Group, K: int) -> Mapping[complex, np.ndarray]:
+        """Return values under which a network's products count in the gains too, by the factors of these."""
+        return {}
+
+    @abstractmethod
+    def of_pairs(self, group: Group, gains: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
+        """Return the best values within all pairs of blocks, and the sums that they reach.
+
+        The values are None where they take long: then ``best`` finds them for the pairs that are chosen.
+        """
 
     @abstractmethod
     def best(self, group: Group, gains: np.ndarray) -> np.ndarray:
@@ -154,6 +181,10 @@ class PermutationKind(BlockKind):
     def greatest(self, group: Group, gains: np.ndarray) -> np.ndarray:
         """Return the sums of the best permutations."""
         return gained(gains, self.best(group, gains))
+
+    def of_pairs(self, group: Group, gains: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        found = self.best(group, gains)
+        return found, gained(gains, found)
 
     @staticmethod
     def value(gains: np.ndarray, value: np.ndarray) -> np.ndarray:

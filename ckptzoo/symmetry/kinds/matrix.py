@@ -5,7 +5,7 @@ are in the order of the permutation.
 """
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from array_api_compat import array_namespace
@@ -13,13 +13,21 @@ from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.groups import Group
-from ckptzoo.symmetry.kinds.kind import BlockKind, Shared, blocks_taken, refused
+from ckptzoo.symmetry.kinds.kind import BlockKind, Shared, Turn, blocks_taken, refused
 
 
 class Matrix(BlockKind):
     """Matrices (K, blocks, k, k)."""
 
     part = "matrices"
+    least_fall: ClassVar[float] = 1e-6
+
+    def turn(self, group: Group) -> Turn:
+        """Return the first turn, as one visit solves a block."""
+        return Turn.BLOCKS
+
+    def of_pairs(self, group: Group, gains: np.ndarray) -> tuple[None, np.ndarray]:
+        return None, self.greatest(group, gains)
 
     def identity(self, group: Group, K: int) -> np.ndarray:
         shape = matrix_shape(group)

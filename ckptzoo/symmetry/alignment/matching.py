@@ -236,7 +236,6 @@ class Matcher(Ascent):
                 rise -= self._objective(joint.tensors, some, current, rows)
                 # where two axes of a tensor move at once a step may lower the objective; less than this is rounding
                 better &= rise > 1e-12 * squares[rows]
-                better &= self._mixing  # TEMP
             value[rows[better]] += rise[better]
             return found, better
 

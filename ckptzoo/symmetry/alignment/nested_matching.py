@@ -9,14 +9,14 @@ other symmetry takes along. It is the middle of their orders, as ``<A, P B> = <A
 permutations within blocks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.symmetry.alignment.joint_groups import Arrays, placed, products
+from ckptzoo.symmetry.alignment.joint_groups import Arrays, joint_groups_of, placed, products
 from ckptzoo.symmetry.alignment.matching import Matched, Matcher
 from ckptzoo.symmetry.arrays import by_channel, listings
 from ckptzoo.symmetry.element import GroupElement
@@ -170,3 +170,13 @@ class NestedMatcher:
         """Return the references of some networks."""
         shared = len(next(iter(self._reference.values()))) == 1
         return self._reference if shared else take_rows(self._reference, rows)
+
+
+def moves_two_axes(symmetry: Symmetry, tensors: Collection[str]) -> bool:
+    """Whether one of these tensors has permutations, without matrices, of a group on two axes, as of recurrent layers.
+
+    Version 1 of aligned variants left such groups in the order in which they started.
+    """
+    within = within_blocks(symmetry)
+    tables = [*([] if symmetry.has_matrices else [unnested(symmetry)]), *([within] if within else [])]
+    return any(joint.quadratic for table in tables for joint in joint_groups_of(table, tensors))

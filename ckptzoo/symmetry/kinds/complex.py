@@ -21,6 +21,7 @@ class Complex(Matrix):
     """Real and imaginary parts (K, n, 2)."""
 
     among, signs = "nonzero", "sign"
+    balances = True
 
     def identity(self, group: Group, K: int) -> np.ndarray:
         return np.tile([1.0, 0.0], (K, group.n, 1))

@@ -5,10 +5,12 @@ for every invertible matrix G; of values and outputs likewise. Once blocks are b
 orthogonal matrix is left, of which orthogonal.py says what is best.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ckptzoo.schema.groups import Group
-from ckptzoo.symmetry.kinds.kind import Shared, refused
+from ckptzoo.symmetry.kinds.kind import Shared, Side, half_log, refused
 from ckptzoo.symmetry.kinds.matrix import Matrix, matrix_shape, random_orthogonal
 from ckptzoo.symmetry.kinds.orthogonal import greatest_products, procrustes
 
@@ -20,6 +22,7 @@ class Linear(Matrix):
     """Invertible matrices (K, blocks, k, k)."""
 
     among, signs = "nonzero", "sign"
+    balances = True
 
     def random(self, group: Group, K: int, rng: np.random.Generator, spread: float, shared: Shared) -> np.ndarray:
         """Draw ``U diag(exp(spread * N(0, 1))) V`` with uniform orthogonal U and V."""
@@ -45,3 +48,19 @@ class Linear(Matrix):
     def greatest(self, group: Group, gains: np.ndarray) -> np.ndarray:
         """Return the nuclear norm of every block."""
         return greatest_products(gains)
+
+    def imbalance(self, written: Side, read: Side) -> tuple[np.ndarray, np.ndarray]:
+        """Return the nuclear norms of the differences of Gram matrices (K,), as shares of all masses too."""
+        off = np.abs(np.linalg.eigvalsh(written.gram - read.gram)).sum(axis=(1, 2))
+        # 1e-300 avoids a division by 0: a block without weights is balanced
+        total = np.maximum(np.trace(written.gram + read.gram, axis1=2, axis2=3).sum(axis=1), 1e-300)
+        return off, off / total
+
+    def reach(self, side: Side, mass: np.ndarray, others: Sequence[np.ndarray]) -> np.ndarray:
+        """Return how far logarithms of eigenvalues can move (K,), by the least one of the Gram matrices."""
+        return np.maximum.reduce(list(others)) + half_log(mass, side.least_eigenvalue)
+
+    def lost(self, written: Side, read: Side) -> np.ndarray:
+        """Return (K,) how many channels are 0 on both sides, as in blocks of lower rank."""
+        sides = ((side.joined() == 0).all(axis=-1) for side in (written, read))
+        return np.logical_and.reduce(list(sides)).sum(axis=(1, 2))

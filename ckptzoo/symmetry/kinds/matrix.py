@@ -20,6 +20,9 @@ class Matrix(BlockKind):
     """Matrices (K, blocks, k, k)."""
 
     part = "matrices"
+    balances: ClassVar[bool] = False
+    """Whether it gives what is written and what is read the same size: then it comes before others, and groups that
+    meet in a tensor take turns."""
     least_fall: ClassVar[float] = 1e-6
 
     def turn(self, group: Group) -> Turn:

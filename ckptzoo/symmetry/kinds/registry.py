@@ -31,6 +31,10 @@ FACTORS: dict[str, Kind] = {
 """The kinds of what multiplies channels by a group's ``scale``; "none" has none."""
 
 
+BALANCED = tuple(name for name, kind in FACTORS.items() if isinstance(kind, Matrix) and kind.balances)
+"""The names of matrices of which what is written and what is read must be balanced."""
+
+
 def permutations_of(group: Group) -> PermutationKind:
     """Return the kind of a group's permutations."""
     return PERMUTATIONS[type(group.perm)]
@@ -48,6 +52,12 @@ def matrix_kind_of(group: Group) -> Matrix | None:
     """Return the kind of a group's matrices; None where it has none."""
     factor = FACTORS.get(group.scale)
     return factor if isinstance(factor, Matrix) else None
+
+
+def is_balanced(group: Group) -> bool:
+    """Whether a group has matrices of which what is written and what is read must be balanced."""
+    kind = matrix_kind_of(group)
+    return kind is not None and kind.balances
 
 
 def within_blocks_of(group: Group) -> BlockKind:

@@ -50,7 +50,8 @@ class NestedMatcher:
         """Match K networks (K, *shape); a network's result does not depend on the others."""
         if not self._permuted:
             found = self._matcher.match(arrays, start=start)
-            return replace(found, element=from_unnested(found.element, self.symmetry))
+            is_same = self._unnested is self.symmetry
+            return found if is_same else replace(found, element=from_unnested(found.element, self.symmetry))
         K = len(next(iter(arrays.values())))
         element, squares = GroupElement.identity(self.symmetry, K), np.zeros(K)
         for name, reference in self._reference.items():

@@ -290,9 +290,7 @@ def _families(symmetry: Symmetry, tensors: set[str]) -> Iterator[_Family]:
         joint = joints.get(leader.id)
         leaders = (leader,) if joint is None else joint.groups
         done |= {item.id for item in leaders}
-        members = {
-            item.id: [other for other in symmetry.groups if symmetry.leader(other.id).id == item.id] for item in leaders
-        }
+        members = {item.id: symmetry.family(item.id) for item in leaders}
         whole = _family(joint, members, symmetry, tensors)
         if whole.tensors and (joint is not None or _scales(members)):
             yield whole

@@ -8,7 +8,7 @@ is written into it.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,6 +164,7 @@ def count_ties(joint: JointGroups, keys: Mapping[str, NDArray[np.float64]]) -> N
     return ties + (np.diff(np.sort(blocks, axis=1), axis=1) == 0).sum(axis=1)
 
 
+@lru_cache(maxsize=256)
 def weights_of(number: int, count: int) -> NDArray[np.float64]:
     """Return random weights of features, always the same."""
     # a fixed seed, so that a network's keys do not depend on the call

@@ -17,7 +17,7 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.schema.groups import Group
+from ckptzoo.schema.groups import AxisAction, Group
 from ckptzoo.symmetry.kinds.assignment import gained
 
 Part = Literal["perms", "scales", "matrices"]
@@ -105,12 +105,13 @@ class Kind(ABC):
 class Side:
     """The weights that the channels of a group write, or read, without biases.
 
-    ``squares`` are the squared norms (K, n) in each tensor; ``joined`` returns all weights of each block, channel by
-    channel, (K, blocks, k, m).
+    ``squares`` are the squared norms (K, n) by each of ``actions``; ``joined`` returns all weights of the channels of
+    each block side by side, (K, blocks, k, m).
     """
 
     K: int
     n: int
+    actions: Sequence[AxisAction]
     squares: Sequence[np.ndarray]
     joined: Callable[[], np.ndarray]
 

@@ -21,8 +21,8 @@ for the least eigenvalue of ``A A^T``; likewise from below. The bounds b of fact
 group, as those in certificate.py do.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -56,7 +56,7 @@ EXACT = 2.0**-40
 """The largest imbalance at which weights of full precision are left as they are."""
 CERTIFIED = 1e-10
 """Largest relative gap of scales that count as those of least mass."""
-FIGURES = ("mass_before", "mass_after", "gap", "imbalance", "dropped", "iterations", "unsigned")
+FIGURES = ("mass_before", "mass_after", "gap", "imbalance", "dropped", "iterations", "unsigned", "degenerate")
 Arrays = Mapping[str, np.ndarray]
 Engine = Callable[[Network, float], Balanced]
 """Maps networks, and the imbalance up to which they are left as they are, to log-scales."""
@@ -67,7 +67,7 @@ class LeastMass:
     """K checkpoints at their least mass; ``mass_before``, ``mass_after``, ``gap`` and ``imbalance`` as in ``MinMass``.
 
     ``element`` leads there; NaN in the matrices of blocks of lower rank, whose channels, counted by ``degenerate``
-    (K,), are 0. ``weights`` are (K, *shape), at least float32; None where they are those under ``element``.
+    (K,), are 0. ``weights`` are (K, *shape), at least float32; empty where they are those under ``element``.
     ``dropped`` (K,) counts channels on no way from input to output, ``iterations`` (K,) turns or steps. ``unsigned``
     (K,) is True where a sign or the scale of a dropped channel could not be determined.
     """
@@ -81,14 +81,15 @@ class LeastMass:
     iterations: np.ndarray
     unsigned: np.ndarray
     degenerate: np.ndarray
-    weights: dict[str, np.ndarray] | None = None
+    weights: dict[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
-    def unchanged(cls, table: Symmetry, K: int, weights: dict[str, np.ndarray] | None) -> "LeastMass":
+    def unchanged(cls, table: Symmetry, K: int, weights: dict[str, np.ndarray]) -> "LeastMass":
         """Return the result for K checkpoints that stay unchanged."""
-        none, no = np.zeros((3, K), np.int64), np.zeros(K, bool)
-        element = GroupElement.identity(among(table, keep=BALANCED), K)
-        return cls(element, *np.full((4, K), np.nan), none[0], none[1], no, none[2], weights)
+        before, after, gap, imbalance = np.full((4, K), np.nan)
+        dropped, iterations, degenerate = np.zeros((3, K), np.int64)
+        figures = before, after, gap, imbalance, dropped, iterations, np.zeros(K, bool), degenerate
+        return cls(GroupElement.identity(among(table, keep=BALANCED), K), *figures, weights)
 
     @property
     def unsolved(self) -> np.ndarray:
@@ -98,7 +99,7 @@ class LeastMass:
     @property
     def usable(self) -> np.ndarray:
         """(K,) bool, where weights, or figures and scales, are finite."""
-        if self.weights is not None:
+        if self.weights:
             return finite(self.weights, len(self.gap))
         found = np.isfinite(self.mass_after + self.gap)
         for scale in self.element.scales.values():
@@ -111,10 +112,9 @@ class LeastMass:
         for part, values in self.element.parts.items():
             for name in values.keys() & found.element.parts[part].keys() if part != "perms" else ():
                 values[name][rows] = found.element.parts[part][name][usable]
-        for name in (*FIGURES, "degenerate"):
+        for name in FIGURES:
             getattr(self, name)[rows] = getattr(found, name)[usable]
-        for name, array in (found.weights or {}).items():
-            assert self.weights is not None
+        for name, array in found.weights.items():
             self.weights[name][rows] = array[usable]
 
 
@@ -390,7 +390,7 @@ def _without(work: Arrays, dropped: Mapping[str, np.ndarray], table: Symmetry) -
 
 
 def _bounds(
-    table: Symmetry, groups: list[Group], sides: Mapping[str, tuple["_Side", "_Side"]], mass: np.ndarray
+    table: Symmetry, groups: list[Group], sides: Mapping[str, tuple[Side, Side]], mass: np.ndarray
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Return how far the logarithms of factors can rise and fall (K,), by group."""
     K = len(mass)
@@ -423,21 +423,14 @@ def _bounds(
     return upper, lower
 
 
-@dataclass(frozen=True, eq=False)
-class _Side(Side):
-    """What a group's channels write, or read, with the actions that do so, one for each of ``squares``."""
-
-    actions: Sequence[AxisAction] = ()
-
-
-def _sides(work: Arrays, table: Symmetry, group: Group) -> tuple[_Side, _Side]:
+def _sides(work: Arrays, table: Symmetry, group: Group) -> tuple[Side, Side]:
     """Return what a group's channels write, and what they read."""
     K = len(next(iter(work.values())))
 
-    def side(exponent: int) -> _Side:
+    def side(exponent: int) -> Side:
         found = list(_sizes(work, table, group, exponent))
         rows = partial(joined_rows, work, group, table, inverted=exponent == -1)
-        return _Side(K, group.n, [size for _, size in found], rows, [action for action, _ in found])
+        return Side(K, group.n, [action for action, _ in found], [size for _, size in found], rows)
 
     return side(1), side(-1)
 

@@ -133,15 +133,8 @@ def _volume_layers(
     for action in symmetry.actions:
         read = {segment.group for segment in action.segments} & normalised
         if action.exponent == -1 and action.in_mass and read:
-            raise SymmetryError(
-                Problem(
-                    "volume",
-                    f"group {min(read)!r}",
-                    "BatchNorms alone to read it",
-                    repr(action.tensor),
-                    "Use the formulation 'pinned'.",
-                )
-            )
+            what, step = f"group {min(read)!r}", "Use the formulation 'pinned'."
+            raise SymmetryError(Problem("volume", what, "BatchNorms alone to read it", repr(action.tensor), step))
     layers: list[tuple[set[str], list[AxisAction]]] = []
     for action in variances:
         groups = {segment.group for segment in action.segments} & normalised
@@ -169,15 +162,8 @@ def _eval_chain(
             if action.role == "gain" and action.tensor.rpartition(".")[0] == module and len(shapes[action.tensor]) == 1
         ]
         if len(beside) > 1:
-            raise SymmetryError(
-                Problem(
-                    "eval_chain",
-                    repr(variance.tensor),
-                    "one gain in its module",
-                    " and ".join(repr(action.tensor) for action in beside),
-                    "Name tensors <module>.<tensor>.",
-                )
-            )
+            got, step = " and ".join(repr(action.tensor) for action in beside), "Name tensors <module>.<tensor>."
+            raise SymmetryError(Problem("eval_chain", repr(variance.tensor), "one gain in its module", got, step))
         if beside:
             gains[beside[0].tensor] = beside[0], variance
         else:

@@ -128,7 +128,7 @@ def min_mass(
     arrays, K = stack_of(weights, symmetry)
     fits(arrays, symmetry, arch)
     problem = Formulation.of(formulation, symmetry, {name: array.shape[1:] for name, array in arrays.items()})
-    arrays_in_table, made = problem.to_table(arrays), None
+    arrays_in_table, made = problem.to_table(arrays), dict[str, np.ndarray]()
     if taking_turns(problem.table):
         if problem.layers:
             step = "Use the formulation 'pinned'."
@@ -145,7 +145,7 @@ def min_mass(
     rows = np.flatnonzero(finite(arrays, K))
     with ThreadPoolExecutor(count) as pool:
         list(pool.map(solve_rows, pieces(rows, arrays, count)))
-    if made is not None:
+    if made:
         scaled = {name: beside(array, as_array(weights[name])) for name, array in problem.from_table(made).items()}
     else:
         # Scaled weights can overflow where scales do not: such checkpoints get scales of 1, and all are scaled again.
@@ -153,7 +153,7 @@ def min_mass(
             scaled = _applied(result.element.scales, weights, problem, threads)
             bad = ~finite(scaled, K) & ~np.isnan(result.gap)
             if bad.any():
-                result.put(np.arange(K), LeastMass.unchanged(symmetry, K, None), bad)
+                result.put(np.arange(K), LeastMass.unchanged(symmetry, K, {}), bad)
                 scaled = _applied(result.element.scales, weights, problem, threads)
     figures = result.mass_before, result.mass_after, result.gap, result.imbalance, result.dropped, result.iterations
     scales = {group.id: result.element.scales[group.id] for group in symmetry.groups if group.scaled}

@@ -125,8 +125,8 @@ def test_the_version_is_another_one_for_these_tables_alone() -> None:
     table, shapes = TABLES["gates"]
     reference = {name: value[0] for name, value in weights_of(shapes, 1, 1).items()}
     by_activations = ActivationMatching(None, "", 1, "")
-    for options, version in (({}, 4), ({"scales": "fit"}, 4), ({"activations": by_activations}, 1)):
-        assert AlignmentRule("x", reference, "", None, **options).facts(table)["version"] == version
+    for activations, scales, version in ((None, "fixed", 4), (None, "fit", 4), (by_activations, "fixed", 1)):
+        assert AlignmentRule("x", reference, "", None, activations, scales).facts(table)["version"] == version
     for name in ("optunet", "mlp-4-8-8-2", "resnet8-conv-3"):
         arch = archs.architecture(name)
         empty = {item.name: np.zeros(item.shape, item.dtype) for item in arch.tensors}

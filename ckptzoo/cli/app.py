@@ -9,10 +9,8 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from ckptzoo.cli.cache import cache
-from ckptzoo.cli.collection import collection
-from ckptzoo.cli.commands import compact, info, retract, show, verify
+from ckptzoo.cli.commands import collection, compact, doctor, info, page, retract, show, verify
 from ckptzoo.cli.derive import align, dedupe, derive, predict
-from ckptzoo.cli.doctor import doctor
 from ckptzoo.cli.exits import (
     INTERRUPTED,
     USAGE,
@@ -28,7 +26,6 @@ from ckptzoo.cli.exports import compare, export
 from ckptzoo.cli.hub import card, contribute, pull, push, review, search
 from ckptzoo.cli.imports import import_
 from ckptzoo.cli.options import Settings, complain
-from ckptzoo.cli.page import page
 from ckptzoo.cli.parsing import check_values
 from ckptzoo.cli.serve import serve
 from ckptzoo.cli.splits import splits

@@ -41,7 +41,11 @@ class Signatures:
 
     def start(self, arrays: Arrays, element: GroupElement) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Put the starts of K networks in place, but for blocks; return ``Matched.bound`` and ``Matched.ties``."""
-        bound, ties = self._still(arrays), np.zeros(len(element), np.int64)
+        ties = np.zeros(len(element), np.int64)
+        if mixing := self._symmetry.has_matrices:
+            flipping = (group for group in self._symmetry.groups if group.flips and group.id not in self._signed)
+            ties += sum(group.n for group in flipping)
+        bound = self.norms(arrays) if mixing else self._still(arrays)
         for joint in self._joint_groups:
             if joint.turn is Turn.STREAM:
                 element.matrices[joint.groups[0].id][:], alike = self._of_stream(joint, arrays)
@@ -49,10 +53,7 @@ class Signatures:
             elif joint.turn is Turn.CHANNELS:
                 found, most, alike = self._of_channels(joint, arrays)
                 put(element, found, slice(None), self._symmetry)
-                bound, ties = bound + most, ties + alike
-        if self._symmetry.has_matrices:
-            flipping = (group for group in self._symmetry.groups if group.flips and group.id not in self._signed)
-            bound, ties = self.norms(arrays), ties + sum(group.n for group in flipping)
+                bound, ties = bound if mixing else bound + most, ties + alike
         return bound, ties
 
     def norms(self, arrays: Arrays) -> NDArray[np.float64]:
@@ -70,7 +71,8 @@ class Signatures:
         dtype = np.result_type(*(arrays[name] for name in joint.tensors))
         gains = {group.id: np.zeros((K, group.n, group.n), dtype) for group in joint.groups}
         bounding = [self._bounding[view.action.tensor] is view.action for view in joint.all_views()]
-        most = gains if all(bounding) else {name: gain.copy() for name, gain in gains.items()}
+        is_bound = all(bounding) or self._symmetry.has_matrices  # where matrices act, norms are the bound
+        most = gains if is_bound else {name: gain.copy() for name, gain in gains.items()}
         keys = {group.id: np.zeros((K, group.n)) for group in joint.groups}
         for number, view in enumerate(joint.all_views()):
             name = view.action.tensor

@@ -272,7 +272,7 @@ class Matcher(Ascent):
     ) -> dict[frozenset[str], NDArray[np.float64]]:
         """Return C (rows, n, n) of a group and those that are like it, by the groups whose signs multiply it.
 
-        None where no signs of these are open.
+        Empty where no signs of these are open.
         """
         terms: dict[frozenset[str], NDArray[np.float64]] = {}
         family = self.symmetry.family(group.id) if self._signed else ()

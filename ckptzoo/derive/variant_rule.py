@@ -13,8 +13,9 @@ from ckptzoo.schema.documents import Document
 from ckptzoo.schema.layout import GaugeName
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, align, canonicalize, fingerprint
-from ckptzoo.symmetry.alignment.align import Aligned
+from ckptzoo.symmetry.alignment.align import Aligned, comparable
 from ckptzoo.symmetry.alignment.joint_signs import moved_signs
+from ckptzoo.symmetry.alignment.nested_matching import moves_two_axes
 from ckptzoo.symmetry.gauges import gauge_of
 from ckptzoo.symmetry.matrices.tables import lifted
 from ckptzoo.symmetry.report import Report
@@ -25,6 +26,8 @@ ALIGNMENT_VERSION = 1
 """Raised whenever alignment gives other permutations for some weights; versions are never mixed."""
 MOVED_SIGNS_VERSION = 3
 """The version for tables with signs that meet others: versions 1 and 2 missed disguised copies there."""
+TWO_AXES_VERSION = 4
+"""The version where permutations move two axes of a tensor: the others left them in the order in which they started."""
 _PRODUCTS_BYTES = 128 * 2**20
 """The maximum number of bytes of products of activations that a thread holds, unless one checkpoint has more."""
 
@@ -132,7 +135,7 @@ class AlignmentRule:
             gauge = {"name": self.gauge, "version": gauge_of(self.gauge, symmetry).version}
         facts: Document = {
             "gauge": self.name,
-            "version": MOVED_SIGNS_VERSION if self._finds_moved_signs(symmetry) else ALIGNMENT_VERSION,
+            "version": self._version(symmetry),
             "reference": reference_digest(self.reference),
             "scales": gauge,
         }
@@ -147,8 +150,12 @@ class AlignmentRule:
             }
         return facts
 
-    def _finds_moved_signs(self, symmetry: Symmetry) -> bool:
-        return self.activations is None and self.scales == "fixed" and moved_signs(symmetry)
+    def _version(self, symmetry: Symmetry) -> int:
+        if self.activations is not None:
+            return ALIGNMENT_VERSION
+        if moves_two_axes(symmetry, comparable(self.reference, symmetry)):
+            return TWO_AXES_VERSION
+        return MOVED_SIGNS_VERSION if self.scales == "fixed" and moved_signs(symmetry) else ALIGNMENT_VERSION
 
     @property
     def notes(self) -> Document:

@@ -19,7 +19,7 @@ from ckptzoo.symmetry.arrays import Stacked, as_array, beside, stack_of, stored_
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.folds import commuting
 from ckptzoo.symmetry.mass.blocks import find_blocks
-from ckptzoo.symmetry.mass.formulations import CERTIFIED, PINNED, Formulation, least_mass_scales
+from ckptzoo.symmetry.mass.formulations import PINNED, Formulation, least_mass_scales
 from ckptzoo.symmetry.mass.solver import balance
 from ckptzoo.symmetry.matrices.gauge import depend_on_others, open_signs, order_of_scaled, settled_matrices
 from ckptzoo.symmetry.matrices.tables import among, lifted, monomial, residual
@@ -82,7 +82,7 @@ def _least_mass(
         table = Formulation.of(PINNED, symmetry, {name: array.shape[1:] for name, array in arrays.items()}).table
         found = find_blocks({name: array[rows] for name, array in arrays.items()}, table, balance)
         report.dead[rows], report.degenerate[rows] = found.dropped, found.degenerate
-        report.unresolved[rows] = ~(found.gap <= CERTIFIED) | found.unsigned
+        report.unresolved[rows] = found.unsolved
         element.put(rows, GroupElement({}, found.element.scales, found.element.matrices))
         for name, array in found.weights.items():
             work[name][rows] = array

@@ -118,7 +118,7 @@ def random_element(symmetry: Arch, count: int, K: Size, rng: np.random.Generator
     With several groups the number is the sum over them. A group of n channels has :math:`c(n, n - t)` permutations of
     t transpositions, so that the numbers :math:`t_1 + ... + t_k` of the groups are drawn with probability proportional
     to :math:`\prod_i c(n_i, n_i - t_i)`, and then a permutation for each. Blocks of wreath groups stay where they are:
-    channels move within theirs.
+    channels move within theirs. Channels that matrices mix keep their order: of ``monomial(table)`` they are permuted.
 
     Parameters
     ----------

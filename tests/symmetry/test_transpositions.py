@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from ckptzoo import archs
 from ckptzoo.errors import SymmetryError
-from ckptzoo.symmetry import GroupElement
+from ckptzoo.schema.symmetry import Symmetry
+from ckptzoo.symmetry import GroupElement, monomial
 from ckptzoo.symmetry.transpositions import (
     most_transpositions,
     random_element,
@@ -22,6 +23,8 @@ from ckptzoo.symmetry.transpositions import (
     transpositions_in_total,
 )
 from tests.support.effort import examples
+from tests.support.matrix_tables import decoder, low_rank, packed
+from tests.symmetry.matrices.every_kind import grouped_queries, table
 
 
 def test_all_permutations_of_4() -> None:
@@ -150,3 +153,27 @@ def test_elements_of_other_tables_have_the_number_once_for_groups_that_are_alike
         assert all((np.abs(scale) == 1).all() for scale in found.scales.values())
     with pytest.raises(SymmetryError, match=f"expected 0 to {most} in all groups, got {most + 1}"):
         random_element(table, most + 1, 1, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("symmetry", "most"),
+    [
+        (low_rank()[0], 10),  # two layers of six units
+        (packed(d=8, hidden=6)[0], 12),  # a stream that is permuted, and units
+        (decoder(hidden=7)[0], 6),
+        (table(), 9),
+        (grouped_queries(), 2),  # two heads of queries for each of two heads of keys
+    ],
+    ids=["low rank", "packed", "decoder", "every kind", "grouped queries"],
+)
+def test_channels_that_matrices_mix_are_not_exchanged(symmetry: Symmetry, most: int) -> None:
+    """Their permutations are matrices among those of the group; as elements they would have no action of their own."""
+    assert most_transpositions(symmetry) == most
+    for count in (0, most // 2, most):
+        found = random_element(symmetry, count, 3, np.random.default_rng(count))
+        found.check(symmetry)
+        assert transpositions_in_total(found, symmetry).tolist() == [count] * 3
+    # with the permutations among its matrices, and those alone, it is the table of permutations and scales
+    plain = monomial(symmetry)
+    assert most_transpositions(plain) > most
+    random_element(plain, most_transpositions(plain), 2, np.random.default_rng(0)).check(plain)

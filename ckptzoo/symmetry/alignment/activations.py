@@ -10,7 +10,7 @@ from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.alignment.blocks import assign_jointly
 from ckptzoo.symmetry.alignment.joint_groups import JointGroups, joint_groups_of, put
-from ckptzoo.symmetry.alignment.matching import count_ties
+from ckptzoo.symmetry.alignment.signatures import count_ties
 from ckptzoo.symmetry.arrays import as_array, to_numpy
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.kinds.registry import permutations_of
@@ -49,7 +49,7 @@ def match_activations(
             gains = {group.id: _gains(group.id, given, symmetry, some) for group in joint.groups}
             found, _, _ = assign_jointly(joint, gains, (), None)
             ties[some] += count_ties(joint, {name: _keys(gain) for name, gain in gains.items()})
-            put(element, GroupElement(found, {}), some, symmetry)
+            put(element, found, some, symmetry)
     return element, usable, ties
 
 

@@ -12,12 +12,10 @@ from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.alignment.align import comparable
-from ckptzoo.symmetry.alignment.joint_groups import Arrays
-from ckptzoo.symmetry.alignment.matching import Matcher, products
+from ckptzoo.symmetry.alignment.joint_groups import Arrays, products
 from ckptzoo.symmetry.alignment.nested_matching import NestedMatcher
 from ckptzoo.symmetry.arrays import stack_of, stored_dtype
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.nested import is_nested
 from ckptzoo.symmetry.tables import Arch, finite, fits, table_of
 from ckptzoo.text import brief_repr
 
@@ -142,12 +140,11 @@ class _Sum:
 
     def __init__(self, table: Symmetry) -> None:
         self._table = table
-        self._matcher = NestedMatcher if is_nested(table) else Matcher
         self.K, self.sums = 0, dict[str, NDArray[np.float64]]()
         self.perms = {group.id: np.zeros((0, group.n), np.int64) for group in table.groups}
         self.usable: list[NDArray[np.bool_]] = []
         self._squares = 0.0
-        self._first: Matcher | NestedMatcher | None = None
+        self._first: NestedMatcher | None = None
 
     def copy(self) -> tuple[dict[str, NDArray[np.float64]], dict[str, NDArray[np.int64]]]:
         """Return copies of the sums and the permutations."""
@@ -165,7 +162,7 @@ class _Sum:
         if len(rows):
             some = {name: array[rows] for name, array in arrays.items()}
             if self._first is None:
-                self._first = self._matcher({name: some[name][:1] for name in names}, self._table)
+                self._first = NestedMatcher({name: some[name][:1] for name in names}, self._table)
             matched = self._first.match({name: some[name] for name in names})
             found.put(rows, matched.element)
             self._include(apply(matched.element, some, self._table), 1)
@@ -186,7 +183,7 @@ class _Sum:
             names = comparable(placed, self._table)
             # in the precision of the weights: products of matrices are the cost
             others = {name: (self.sums[name] - placed[name]).astype(placed[name].dtype) for name in names}
-            matched = self._matcher(others, self._table).match({name: placed[name] for name in names}, start="identity")
+            matched = NestedMatcher(others, self._table).match({name: placed[name] for name in names}, start="identity")
             element = matched.element.compose(current)
             self._include(placed, -1)
             self._include(apply(element, held, self._table), 1)

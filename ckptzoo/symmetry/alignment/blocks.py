@@ -1,20 +1,24 @@
-"""The best permutations of joint groups: one assignment, or channels in each pair of blocks and then blocks."""
+"""The best elements of joint groups: those of one block, or of each pair of blocks and then an assignment of blocks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptzoo.schema.groups import Group
 from ckptzoo.symmetry.alignment.joint_groups import JointGroups, Pair
+from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.kinds.assignment import assign, by_block, gained, greatest
-from ckptzoo.symmetry.kinds.registry import permutations_of
+from ckptzoo.symmetry.kinds.kind import BlockKind
+from ckptzoo.symmetry.kinds.registry import permutations_of, within_blocks_of
 
 _MAX_TURNS = 50
 """The largest number of times that the groups within a pair of blocks take turns."""
 
-Gains = Mapping[str, NDArray[np.floating]]
-"""Group id to (K, n, n)."""
+Gains = Mapping[str, NDArray[Any]]
+"""Group id to (K, n, n); complex for complex numbers: real and imaginary parts of the products of pairs."""
 Perms = dict[str, NDArray[np.int64]]
 """Group id to (K, n)."""
 _Inside = dict[str, NDArray[np.int64]]
@@ -61,53 +65,108 @@ def greatest_jointly(joint: JointGroups, gains: Gains) -> NDArray[np.float64]:
 
 
 def assign_jointly(
-    joint: JointGroups, gains: Gains, pairs: Sequence[PairSlices], before: Perms | None
-) -> tuple[Perms, NDArray[np.float64], NDArray[np.float64]]:
-    """Return the best permutations of joint groups, their values (K,), and the values of ``before`` (zeros without).
+    joint: JointGroups,
+    gains: Gains,
+    pairs: Sequence[PairSlices],
+    before: GroupElement | None,
+    apart: Collection[str] = (),
+) -> tuple[GroupElement, NDArray[np.float64], NDArray[np.float64]]:
+    """Return the best elements of joint groups, their values (K,), and the values of ``before`` (zeros without).
 
-    Channels are assigned within every pair of blocks, and blocks by the values that this gives. ``gains`` are those of
-    each group from the tensors in which it is alone, ``pairs`` the tensors in which two groups meet within blocks.
-    Pairs of blocks that ``before`` matches start from its permutations within them.
+    Each kind finds what is best within every pair of blocks, and blocks are assigned by the values that this gives.
+    ``gains`` are those of each group from the tensors in which it is alone, ``pairs`` the tensors in which two groups
+    meet within blocks. Pairs of blocks that ``before`` matches start from its permutations within them; its values are
+    without those of groups that are ``apart``.
     """
-    if joint.g == 1 and len(joint.groups) == 1:  # no blocks to assign
-        ((name, gain),) = gains.items()
-        best = permutations_of(joint.groups[0]).best(joint.groups[0], gain)
-        return {name: best}, gained(gain, best), np.zeros(len(gain)) if before is None else gained(gain, before[name])
-    split = {group.id: by_block(gains[group.id], joint.g) for group in joint.groups}
-    K, blocks = len(next(iter(split.values()))), np.arange(joint.g)
+    g, K = joint.g, len(next(iter(gains.values())))
+    kinds = {group.id: (group, within_blocks_of(group)) for group in joint.groups}
+    split = {name: by_block(gain, g) for name, gain in gains.items()}
+    present = {} if before is None else {name: _present(*kind, before, g) for name, kind in kinds.items()}
+    alone = (
+        kinds[name][1].value(_chosen(split[name], outer), inside)
+        for name, (outer, inside) in present.items()
+        if (name in apart) == bool(pairs)
+    )
+    value_before = sum(alone, np.zeros(K))
+    best: Mapping[str, NDArray[Any] | None]
+    if pairs:
+        within = _within_pairs(joint, split, pairs)
+        for name, (outer, inside) in present.items():
+            within[name][np.arange(K)[:, None], np.arange(g), outer] = inside
+        if present:
+            outer = present[joint.groups[0].id][0]
+            whole = np.take_along_axis(_values(split, pairs, within), outer[:, :, None], 2).sum(axis=(1, 2))
+            value_before = whole - value_before
+        _take_turns(joint, split, pairs, within)
+        best, values = within, _values(split, pairs, within)
+    elif g == 1 and len(kinds) == 1:  # no blocks to assign
+        ((name, (group, kind)),) = kinds.items()
+        chosen = split[name][:, 0]
+        found = kind.best(group, chosen)
+        return _element(kinds, np.zeros((K, 1), np.int64), {name: found}), kind.value(chosen, found), value_before
+    else:
+        of_pairs = {name: kind.of_pairs(group, split[name]) for name, (group, kind) in kinds.items()}
+        best = {name: found for name, (found, _) in of_pairs.items()}
+        values = np.asarray(sum(reached for _, reached in of_pairs.values()), np.float64)
+    outer = assign(values)
+    placed: dict[str, NDArray[Any]] = {}
+    for name, (group, kind) in kinds.items():
+        found = best[name]
+        if found is None:
+            placed[name] = kind.best(group, _chosen(split[name], outer))
+        else:
+            placed[name] = np.take_along_axis(found, outer[:, :, None, None], 2)[:, :, 0]
+    return _element(kinds, outer, placed), gained(values, outer), value_before
+
+
+def _present(group: Group, kind: BlockKind, element: GroupElement, g: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """Return the order of blocks (K, g) that an element has, and its values within them."""
+    perm, k = element.perms[group.id].reshape(len(element), g, -1), group.n // g
+    return perm[:, :, 0] // k, element.matrices[group.id] if kind.part == "matrices" else perm % k
+
+
+def _chosen(split: NDArray[Any], outer: NDArray[np.int64]) -> NDArray[Any]:
+    """Return the gains (K, g, k, k) of each block with the one that comes in its place."""
+    if outer.shape[1] == 1:
+        return split[:, 0]
+    return np.ascontiguousarray(np.take_along_axis(split, outer[:, :, None, None, None], 2)[:, :, 0])
+
+
+def _element(
+    kinds: Mapping[str, tuple[Group, BlockKind]], outer: NDArray[np.int64], inside: Mapping[str, NDArray[Any]]
+) -> GroupElement:
+    """Return the element of an order of blocks (K, g) and values within them; channels of matrices are in order."""
+    perms: Perms = {}
+    matrices: dict[str, NDArray[Any]] = {}
+    for name, (group, kind) in kinds.items():
+        k = group.n // outer.shape[1]
+        within = np.arange(k)
+        if kind.part == "matrices":
+            matrices[name] = inside[name]
+        else:
+            within = inside[name]
+        perms[name] = (outer[:, :, None] * k + within).reshape(len(outer), group.n)
+    return GroupElement(perms, {}, matrices)
+
+
+def _within_pairs(joint: JointGroups, split: Gains, pairs: Sequence[PairSlices]) -> _Inside:
+    """Return the best permutations within every pair of blocks, by what the other groups' do not change."""
     inside: _Inside = {}
     for group in joint.groups:
         total = split[group.id]
         for pair in (pair for pair in pairs if group.id in (pair.rows, pair.columns)):
             total = total + pair.sorted_gains(group.id)
         inside[group.id] = permutations_of(group).best(group, total)
-    value = np.zeros(K)
-    if before is not None and not pairs:
-        value = sum((gained(gains[name], perm) for name, perm in before.items()), value)
-    elif before is not None:
-        outer = before[joint.groups[0].id].reshape(K, joint.g, -1)[:, :, 0] // (joint.groups[0].n // joint.g)
-        for group in joint.groups:
-            k = group.n // joint.g
-            inside[group.id][np.arange(K)[:, None], blocks, outer] = before[group.id].reshape(K, joint.g, k) % k
-        value = np.take_along_axis(_values(split, pairs, inside), outer[:, :, None], 2).sum(axis=(1, 2))
-    if pairs:
-        free = {group.id: split[group.id] for group in joint.groups if not permutations_of(group).keeps_order(group)}
-        _take_turns(free, pairs, inside)
-    values = _values(split, pairs, inside)
-    outer = assign(values)
-    found: Perms = {}
-    for group in joint.groups:
-        k = group.n // joint.g
-        within = np.take_along_axis(inside[group.id], outer[:, :, None, None], 2)[:, :, 0]
-        found[group.id] = (outer[:, :, None] * k + within).reshape(K, group.n)
-    return found, gained(values, outer), value
+    return inside
 
 
-def _take_turns(split: Gains, pairs: Sequence[PairSlices], inside: _Inside) -> None:
+def _take_turns(joint: JointGroups, split: Gains, pairs: Sequence[PairSlices], inside: _Inside) -> None:
     """Improve the permutations within every pair of blocks, in place, group by group, until none is better."""
+    free = [group.id for group in joint.groups if not permutations_of(group).keeps_order(group)]
     for _ in range(_MAX_TURNS):
         changed = False
-        for name, total in split.items():
+        for name in free:
+            total = split[name]
             for pair in (pair for pair in pairs if name in (pair.rows, pair.columns)):
                 total = total + pair.gains(name, inside)
             found = assign(total)

@@ -17,9 +17,13 @@ from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import transform
 from ckptzoo.symmetry.arrays import by_channel, positions
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.kinds.registry import permutations_of, within_blocks_of
+from ckptzoo.symmetry.kinds.kind import Turn
+from ckptzoo.symmetry.kinds.registry import matrix_kind_of, permutations_of, within_blocks_of
+from ckptzoo.symmetry.matrix_action import MixedChannels, mixed_channels, multiply
 from ckptzoo.symmetry.ordering import leaders
 
+_PIECE = 2**18
+"""Elements that are multiplied in float64 at a time."""
 Arrays = Mapping[str, NDArray[np.floating]]
 """Tensor name to (K, *shape)."""
 
@@ -111,6 +115,16 @@ class JointGroups:
         return not (self.pairs or self.quadratic)
 
     @cached_property
+    def turn(self) -> Turn:
+        """The first turn of its groups."""
+        return min(within_blocks_of(group).turn(group) for group in self.groups)
+
+    @property
+    def family(self) -> set[str]:
+        """Its groups, and those that are like them."""
+        return {item.id for group in self.groups for item in self.symmetry.family(group.id)}
+
+    @cached_property
     def tensors(self) -> set[str]:
         """Names of the tensors that the groups move."""
         return {view.action.tensor for view in self.all_views()}
@@ -121,6 +135,16 @@ class JointGroups:
             yield from views
         for pair in self.pairs:
             yield from (pair.rows, pair.columns)
+
+    def views_of(self, group: Group, only: str | None = None) -> Iterator[ChannelView]:
+        """Yield the views of a group, or of one that is like it, without gains, on which matrices do not act."""
+        for view in self.views[group.id]:
+            if matrix_kind_of(group) and view.action.role == "gain":
+                continue
+            if only is None:
+                yield view
+            elif listed := tuple(places for name, places in positions(view.action, self.symmetry) if name == only):
+                yield replace(view, listings=listed)
 
 
 def joint_groups_of(symmetry: Symmetry, tensors: Collection[str], *, in_place: bool = False) -> tuple[JointGroups, ...]:
@@ -150,14 +174,52 @@ def put(element: GroupElement, found: GroupElement, rows: NDArray[np.int64] | sl
     element.put(rows, replace(found, perms=perms))
 
 
-def moved(
-    array: NDArray[np.floating], actions: Sequence[AxisAction], element: GroupElement, symmetry: Symmetry
+def products(first: NDArray[np.floating], second: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Return (K,) inner products of stacked tensors, summed in float64; the first may be (1, *shape)."""
+    one, other = (array.reshape(len(array), -1) for array in (first, second))
+    found, step = np.empty(len(other)), max(1, _PIECE // max(1, other.shape[1]))
+    for start in range(0, len(other), step):
+        some = slice(start, start + step)
+        # a sum along contiguous rows adds each row in an order of its own; einsum's depends on the number of rows
+        found[some] = (one[some if len(one) > 1 else slice(1)].astype(np.float64) * other[some]).sum(axis=1)
+    return found
+
+
+def placed(
+    array: NDArray[np.floating],
+    actions: Sequence[AxisAction],
+    element: GroupElement,
+    symmetry: Symmetry,
+    *,
+    orthogonal: bool = True,
 ) -> NDArray[np.floating]:
-    """Return a stacked tensor permuted by some of its actions; the array itself where they leave it alone."""
-    names = {name for action in actions for name in action.groups}
+    """Return a stacked tensor under some of its actions; the array itself where elements leave it alone.
+
+    Scales act beside matrices alone, where they are signs; ``orthogonal`` matrices are their own inverse transposes.
+    """
+    names = sorted({name for action in actions for name in action.groups})
     if not names:
         return array
-    return transform(array, actions, GroupElement({name: element.perms[name] for name in sorted(names)}, {}), symmetry)
+    signs = {name: element.scales[name] for name in names if name in element.scales} if element.matrices else {}
+    found = transform(array, actions, GroupElement({name: element.perms[name] for name in names}, signs), symmetry)
+    return mixed(found, actions, element.matrices, symmetry, orthogonal=orthogonal) if element.matrices else found
+
+
+def mixed(
+    array: NDArray[np.floating],
+    actions: Sequence[AxisAction],
+    matrices: Mapping[str, NDArray[np.float64]],
+    symmetry: Symmetry,
+    *,
+    orthogonal: bool = True,
+) -> NDArray[np.floating]:
+    """Return a stacked tensor whose channels are mixed by the matrices of some groups."""
+    channels: list[MixedChannels] = [item for item in mixed_channels(actions, symmetry) if item.group in matrices]
+    if not channels:
+        return array
+    work = np.array(array, np.float64, order="C")
+    multiply(work, [replace(item, inverted=False) for item in channels] if orthogonal else channels, matrices)
+    return work
 
 
 def _joint(groups: list[Group], symmetry: Symmetry, tensors: Collection[str]) -> JointGroups:

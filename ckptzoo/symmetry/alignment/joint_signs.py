@@ -6,31 +6,68 @@ of them share, are a graph. Where it is a forest, the best signs follow from its
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.schema.groups import AxisAction, Fixed, Group, Wreath
 from ckptzoo.schema.symmetry import Symmetry
+from ckptzoo.symmetry.alignment.joint_groups import ChannelView, JointGroups
 from ckptzoo.symmetry.kinds.registry import is_balanced
 
 Terms = Mapping[frozenset[str], NDArray[np.float64]]
 """The products of channels with a reference's, by the groups (none, one or two) whose signs multiply them."""
 
 
-def takes_signs(action: AxisAction, members: Sequence[Group]) -> bool:
+def signed_groups(joint: JointGroups) -> list[str]:
+    """Return the groups that may change signs, among those that are permuted together."""
+    if joint.quadratic:
+        return []
+    symmetry = joint.symmetry
+    members = [member for group in joint.groups for member in symmetry.family(group.id)]
+    found: list[str] = []
+    for member in members:
+        own = [action for action in symmetry.actions if member.id in action.groups]
+        plain = all(
+            act.exponent in (1, -1, 2) and not act.absolute and (not act.signs or _takes_signs(act, members))
+            for act in own
+        )
+        # beside a gate with signs of its own no sign can be chosen alone
+        others = frozenset[str]().union(*(act.multiplied for act in own)) - {member.id}
+        if member.flips and plain and not any(symmetry[name].flips for name in others):
+            found.append(member.id)
+    taking = [action for action in symmetry.actions if action.signs and action.groups & set(found)]
+    return (
+        found
+        if is_forest(taking, set(found))
+        else [name for name in found if all(name not in act.groups for act in taking)]
+    )
+
+
+def by_signs(view: ChannelView, group: str, signed: Collection[str]) -> Iterator[tuple[frozenset[str], ChannelView]]:
+    """Split a view of a group's channels by the groups whose signs multiply them, by listing where these differ."""
+    found = [signs_on(view.action, group, signed, int(places[0, 0])) for places in view.listings]
+    if len(set(found)) == 1:
+        yield found[0], view
+    else:
+        for names, places in zip(found, view.listings, strict=True):
+            yield names, replace(view, listings=(places,))
+
+
+def _takes_signs(action: AxisAction, members: Sequence[Group]) -> bool:
     """Whether an action's signs are those of groups that move with the other ones, channel by channel."""
     places = [{(item.offset, item.inner, item.count) for item in items} for items in (action.segments, action.signs)]
     return places[0] == places[1] and action.groups <= {member.id for member in members}
 
 
-def signs_on(action: AxisAction, group: str, signed: set[str], position: int | None = None) -> frozenset[str]:
+def signs_on(action: AxisAction, group: str, signed: Collection[str], position: int | None = None) -> frozenset[str]:
     """Return the groups whose signs multiply the channels that a group has on an axis, or those around one position."""
     taken = (
         item.group for item in action.signs if position is None or 0 <= position - item.offset < item.inner * item.count
     )
-    return frozenset({group, *taken}) & signed
+    return frozenset({group, *taken}).intersection(signed)
 
 
 def signs_that_meet(symmetry: Symmetry) -> set[str]:
@@ -61,7 +98,7 @@ def moved_signs(symmetry: Symmetry) -> bool:
     return bool(alone or signs_that_meet(symmetry)) or any(symmetry[name].flips for name in taken)
 
 
-def is_forest(actions: Sequence[AxisAction], signed: set[str]) -> bool:
+def is_forest(actions: Sequence[AxisAction], signed: Collection[str]) -> bool:
     """Whether the graph of the signs that two groups share on these axes has no circle."""
     root: dict[str, str] = {}
 

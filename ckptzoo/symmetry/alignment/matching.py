@@ -1,29 +1,60 @@
-"""Coordinate ascent: joint groups in turn take the permutation that fits the reference best while all others stay.
+"""Coordinate ascent: joint groups in turn take what fits the reference best while all others stay.
 
 Maximises ``<A, g B> = sum_t <A_t, (g B)_t>``, so that it minimises ``||A - g B||`` (git re-basin's weight matching,
 arXiv 2209.04836, section 3.2), for any table. The Gram matrix of a group, ``C[i, j] = sum <a_i, b_j>`` over its views
-with a_i the slices of A and b_j those of B under the other permutations, makes the best permutation of a symmetric
-group a linear assignment. For the wreath groups of one block permutation, each pair of blocks is matched inside, and
-blocks are assigned by the values; exact where no tensor has two of the groups with several channels a block.
+with a_i the slices of A and b_j those of B under the other groups, gives the best permutation of a symmetric group as a
+linear assignment. For groups of one block permutation, each pair of blocks is matched inside, and blocks are assigned
+by the values; exact where no tensor has two of the groups with several channels a block. Where a tensor has a group on
+two axes, C holds for a permutation of one of them, and what it gives is taken where the value rises.
+
+On weights whose blocks are balanced (ckptzoo/symmetry/kinds/linear.py) what is left of an invertible matrix is an
+orthogonal one, and of a complex number its phase, so that the group is compact there too:
+
+- a block of matrices has the orthogonal Procrustes solution (kinds/orthogonal.py), of value the nuclear norm of its
+  part of C; blocks are assigned by these, summed over the groups that share the block permutation, such as queries with
+  keys and values with outputs;
+- a stream under RMSNorm or LayerNorm has the same of all its channels;
+- a complex number has the phase of ``sum a conj(b)``, of value its modulus;
+- channels that may change their signs are assigned by the moduli, and where gains take them, by the greatest sums
+  (joint_signs.py).
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.groups import AxisAction, Group
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.alignment.blocks import PairSlices, Perms, assign_jointly
-from ckptzoo.symmetry.alignment.joint_groups import Arrays, JointGroups, joint_groups_of, moved, put
+from ckptzoo.symmetry.alignment.joint_groups import (
+    Arrays,
+    ChannelView,
+    JointGroups,
+    joint_groups_of,
+    mixed,
+    placed,
+    products,
+    put,
+)
+from ckptzoo.symmetry.alignment.joint_signs import (
+    best_signs,
+    by_signs,
+    greatest,
+    signed_groups,
+    signs_on,
+    signs_that_meet,
+    value_of,
+)
+from ckptzoo.symmetry.alignment.signatures import Signatures
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.kinds.registry import permutations_of
+from ckptzoo.symmetry.kinds.kind import Turn
+from ckptzoo.symmetry.kinds.registry import within_blocks_of
 from ckptzoo.symmetry.tables import take_rows
 
-_PIECE = 2**18
-"""Elements that are multiplied in float64 at a time."""
 MAX_SWEEPS = 100
 """The largest number of sweeps through all groups; ten are rarely needed."""
 _ROUNDING = 8.0
@@ -32,7 +63,7 @@ _ROUNDING = 8.0
 
 @dataclass(frozen=True, eq=False)
 class Matched:
-    """Permutations of K networks, with all scales 1, and an upper bound (K,) on ``<A, g B>``.
+    """Elements of K networks, of whose scales signs alone are not 1, and an upper bound (K,) on ``<A, g B>``.
 
     ``sweeps`` (K,) are those through the groups. ``ties`` (K,) counts channels of B whose sorted slices equal those of
     another one of their group.
@@ -92,20 +123,14 @@ class Ascent:
                 break
         return sweeps
 
-    def _placed(
-        self, array: NDArray[np.floating], actions: Sequence[AxisAction], element: GroupElement
-    ) -> NDArray[np.floating]:
-        """Return a stacked tensor under some of its actions."""
-        return moved(array, actions, element, self.symmetry)
-
     def _objective(
         self, tensors: Iterable[str], arrays: Arrays, element: GroupElement, rows: NDArray[np.int64]
     ) -> NDArray[np.float64]:
         """Return ``<A, g B>`` (rows,) over these tensors."""
         total = np.zeros(len(rows))
         for name in sorted(tensors):
-            placed = self._placed(arrays[name], self.symmetry.actions_on(name), element)
-            total += products(self._rows(name, rows), placed)
+            moved = placed(arrays[name], self.symmetry.actions_on(name), element, self.symmetry)
+            total += products(self._rows(name, rows), moved)
         return total
 
     def _pairs(
@@ -117,7 +142,7 @@ class Ascent:
                 pair,
                 joint.g,
                 self._rows(tensor := pair.rows.action.tensor, rows),
-                self._placed(arrays[tensor], pair.rows.applied, element),
+                placed(arrays[tensor], pair.rows.applied, element, self.symmetry),
             )
             for pair in joint.pairs
         ]
@@ -129,17 +154,35 @@ class Ascent:
 
 
 class Matcher(Ascent):
-    """Matches networks to references by permutations; parameters are those of ``Ascent``."""
+    """Matches networks to references by all that a table allows but sizes; parameters are those of ``Ascent``.
+
+    Where groups have matrices, references and networks are float64 with balanced blocks, and signs count too. Raises
+    ``SymmetryError`` where blocks of matrices move with those of a convolution in groups.
+    """
 
     def __init__(self, reference: Arrays, symmetry: Symmetry) -> None:
-        self.joint_groups = joint_groups_of(symmetry, reference.keys())
+        self._mixing = symmetry.has_matrices
+        joints = joint_groups_of(symmetry, reference.keys(), in_place=self._mixing)
+        self.joint_groups = tuple(sorted(joints, key=lambda joint: joint.turn))
         super().__init__(reference, symmetry, ((joint.tensors, joint.is_exact) for joint in self.joint_groups))
-        self._slices: dict[tuple[int, str], NDArray[np.floating]] = {}
+        for joint in self.joint_groups:
+            if joint.pairs and joint.turn is not Turn.CHANNELS:
+                what, step = (
+                    f"group {joint.groups[0].id!r}",
+                    "Align by permutations alone: ckptzoo.symmetry.monomial(table).",
+                )
+                raise SymmetryError(Problem("align", what, "blocks of matrices alone", "a convolution in groups", step))
+        # without matrices signs are left to gauges, as in all versions of aligned variants
+        self._signed = {name for joint in self.joint_groups for name in signed_groups(joint) if self._mixing}
+        self._signatures = Signatures(reference, symmetry, self.joint_groups, self._signed)
+        self._joined: dict[str, NDArray[np.floating]] = {}
 
     def bound(self, arrays: Arrays) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return ``Matched.bound`` and ``Matched.ties`` of K networks."""
-        _, bound, ties = self._signatures(arrays)
-        return bound, ties
+        """Return ``Matched.bound`` and ``Matched.ties`` of K networks that start in their own order."""
+        K = len(next(iter(arrays.values())))
+        if self._mixing:
+            return self._signatures.norms(arrays), np.zeros(K, np.int64)
+        return self._signatures.start(arrays, GroupElement(GroupElement.identity(self.symmetry, K).perms, {}))
 
     def match(self, arrays: Arrays, *, start: str = "signature") -> Matched:
         """Match K networks (K, *shape); a network's result does not depend on the others.
@@ -147,144 +190,208 @@ class Matcher(Ascent):
         ``start`` is ``signature``, or ``identity`` for the order that the networks have.
         """
         K = len(next(iter(arrays.values())))
-        element, bound, ties = self._signatures(arrays)
-        one = GroupElement.identity(self.symmetry, K)
+        one, best = GroupElement.identity(self.symmetry, K), list[int]()
+        element = GroupElement(one.perms, {name: one.scales[name] for name in sorted(self._signed)}, one.matrices)
         if start != "signature":
-            element = GroupElement(one.perms, {})
-        # signatures give the best permutations of groups that are alone
-        waiting = np.tile([not (start == "signature" and joint.is_alone) for joint in self.joint_groups], (K, 1))
-        sweeps = self._ascend(arrays, element, waiting, self._improved)
-        return Matched(GroupElement(element.perms, one.scales), bound, sweeps, ties)
+            bound, ties = self.bound(arrays)
+        else:
+            bound, ties = self._signatures.start(arrays, element)
+            # signatures give the best permutations of groups that are alone
+            alone = [place for place, joint in enumerate(self.joint_groups) if joint.is_alone]
+            best = self._start_blocks(arrays, element) if self._mixing else alone
+        waiting = np.ones((K, len(self.joint_groups)), bool)
+        waiting[:, best] = False
+        sweeps = self._ascend(arrays, element, waiting, self._improving(arrays, element))
+        found = GroupElement(element.perms, {**one.scales, **element.scales}, element.matrices)
+        return Matched(found, bound, sweeps, ties)
 
     def ascend(self, arrays: Arrays, perms: Perms) -> Perms:
         """Return permutations that no group alone improves, found from given ones."""
         made = GroupElement(perms, {}).copy()
-        self._ascend(arrays, made, np.ones((len(made), len(self.joint_groups)), bool), self._improved)
+        waiting = np.ones((len(made), len(self.joint_groups)), bool)
+        self._ascend(arrays, made, waiting, self._improving(arrays, made))
         return dict(made.perms)
 
-    def _signatures(self, arrays: Arrays) -> tuple[GroupElement, NDArray[np.float64], NDArray[np.int64]]:
-        """Return permutations by sorted slices, with the bound and the ties that these show."""
-        K = len(next(iter(arrays.values())))
-        element = GroupElement(GroupElement.identity(self.symmetry, K).perms, {})
-        bound, ties = self._still(arrays), np.zeros(K, np.int64)
-        for joint in self.joint_groups:
-            first, most, alike = self._by_signature(joint, arrays)
-            put(element, GroupElement(first, {}), slice(None), self.symmetry)
-            bound, ties = bound + most, ties + alike
-        return element, bound, ties
+    def _improving(self, arrays: Arrays, element: GroupElement) -> Improved:
+        """Return the function that finds better elements of joint groups, from the values of the present ones."""
+        least = [max(within_blocks_of(group).least_fall for group in joint.groups) for joint in self.joint_groups]
+        squares, value = np.zeros((2, len(element)))
+        if any(least) or any(joint.quadratic for joint in self.joint_groups):
+            for name, reference in self._reference.items():
+                squares += products(reference, reference) + products(arrays[name], arrays[name])
+            value = self._objective(self._reference, arrays, element, np.arange(len(element)))
 
-    def _improved(
-        self, place: int, arrays: Arrays, element: GroupElement, rows: NDArray[np.int64]
-    ) -> tuple[GroupElement, NDArray[np.bool_]]:
-        """Return better permutations of joint groups, and which networks have one."""
-        joint = self.joint_groups[place]
-        gains: dict[str, NDArray[np.floating]] = {}
-        for group in joint.groups:
-            slices = [
-                view.slices(self._placed(arrays[view.action.tensor], view.applied, element))
-                for view in joint.views[group.id]
-            ]
-            if not slices:
-                gains[group.id] = np.zeros((len(rows), group.n, group.n))
-                continue
-            joined = slices[0] if len(slices) == 1 else np.concatenate(slices, axis=2)
-            gains[group.id] = self._reference_slices(place, group, rows) @ joined.swapaxes(1, 2)
-        before = {group.id: element.perms[group.id] for group in joint.groups}
-        found, value, value_before = assign_jointly(joint, gains, self._pairs(joint, arrays, element, rows), before)
-        rise = value - value_before
+        def improved(
+            place: int, some: Arrays, current: GroupElement, rows: NDArray[np.int64]
+        ) -> tuple[GroupElement, NDArray[np.bool_]]:
+            joint = self.joint_groups[place]
+            found, rise, rounding = self._visit(joint, some, current, rows)
+            better = rise > rounding
+            if least[place]:
+                better &= rise > least[place] / 2 * (squares - 2 * value)[rows]
+            if joint.quadratic and better.any():
+                after = current.copy()
+                put(after, found, slice(None), self.symmetry)
+                rise = self._objective(joint.tensors, some, after, rows)
+                rise -= self._objective(joint.tensors, some, current, rows)
+                # where two axes of a tensor move at once a step may lower the objective; less than this is rounding
+                better &= rise > 1e-12 * squares[rows]
+            value[rows[better]] += rise[better]
+            return found, better
+
+        return improved
+
+    def _visit(
+        self, joint: JointGroups, arrays: Arrays, current: GroupElement, rows: NDArray[np.int64]
+    ) -> tuple[GroupElement, NDArray[np.float64], NDArray[np.float64]]:
+        """Return the best elements of joint groups while all others stay, the rise of the value, and its rounding."""
+        # channels that may change signs are assigned by the greatest sums over signs
+        terms = {group.id: made for group in joint.groups if (made := self._terms(joint, group, arrays, current, rows))}
+        gains = {
+            group.id: greatest(terms[group.id])
+            if group.id in terms
+            else self._gains(tuple(joint.views_of(group)), group, arrays, current, rows)
+            for group in joint.groups
+        }
+        pairs = self._pairs(joint, arrays, current, rows)
+        found, value, before = assign_jointly(joint, gains, pairs, current, terms)
+        scales: dict[str, NDArray[np.float64]] = {}
+        for name, several in terms.items():
+            chosen, held = (
+                {names: np.take_along_axis(term, at[:, :, None], 2)[:, :, 0] for names, term in several.items()}
+                for at in (found.perms[name], current.perms[name])
+            )
+            scales |= best_signs(chosen)
+            before = before + value_of(held, current.scales).sum(axis=1)
         sizes = sum(np.abs(gain).sum(axis=(1, 2), dtype=np.float64) / gain.shape[1] for gain in gains.values())
         precision = np.finfo(next(iter(gains.values())).dtype).eps
-        better = rise > _ROUNDING * precision * (sizes + np.abs(value))
-        if joint.quadratic:
-            # the versions of ``aligned`` that zoos hold leave such groups where they start: a better permutation of
-            # the tangent may be a worse one, and accepting those that raise the objective changes stored weights
-            better[:] = False
-        return GroupElement(found, {}), better
+        return replace(found, scales=scales), value - before, _ROUNDING * precision * (sizes + np.abs(value))
 
-    def _reference_slices(self, place: int, group: Group, rows: NDArray[np.int64]) -> NDArray[np.floating]:
-        """Return the slices (1 or rows, n, features) of a group's views, one after the other."""
-        key = place, group.id
-        if key not in self._slices:
-            views = self.joint_groups[place].views[group.id]
-            parts = [view.slices(self._reference[view.action.tensor]) for view in views]
-            self._slices[key] = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2)
-        held = self._slices[key]
-        return held if len(held) == 1 else held[rows]
+    def _terms(
+        self, joint: JointGroups, group: Group, arrays: Arrays, current: GroupElement, rows: NDArray[np.int64]
+    ) -> dict[frozenset[str], NDArray[np.float64]]:
+        """Return C (rows, n, n) of a group and those that are like it, by the groups whose signs multiply it.
 
-    def _by_signature(self, joint: JointGroups, arrays: Arrays) -> tuple[Perms, NDArray[np.float64], NDArray[np.int64]]:
-        """Return permutations by sorted slices, which no other permutation changes; their part of the bound; ties."""
-        K = len(next(iter(arrays.values())))
-        dtype = np.result_type(*(arrays[name] for name in joint.tensors))
-        gains = {group.id: np.zeros((K, group.n, group.n), dtype) for group in joint.groups}
-        bounding = [self._bounding[view.action.tensor] is view.action for view in joint.all_views()]
-        most = gains if all(bounding) else {name: gain.copy() for name, gain in gains.items()}
-        keys = {group.id: np.zeros((K, group.n)) for group in joint.groups}
-        for number, view in enumerate(joint.all_views()):
-            name = view.action.tensor
-            ours = view.sorted_slices(arrays[name], self.symmetry)
-            gain = view.sorted_slices(self._reference[name], self.symmetry) @ ours.swapaxes(1, 2)
-            gains[view.leader] += gain
-            if most is not gains and bounding[number]:
-                most[view.leader] += gain
-            # sums along the last axis are taken in one order for all channels, so that equal slices have equal keys
-            keys[view.leader] += (ours * weights_of(number, ours.shape[2])).sum(axis=2, dtype=np.float64)
-        found, bound, _ = assign_jointly(joint, gains, (), None)
-        if most is not gains:
-            _, bound, _ = assign_jointly(joint, most, (), None)
-        return found, bound, count_ties(joint, keys)
+        Empty where no signs of these are open.
+        """
+        terms: dict[frozenset[str], NDArray[np.float64]] = {}
+        family = self.symmetry.family(group.id) if self._signed else ()
+        for item in family if any(other.id in self._signed for other in family) else ():
+            views: dict[frozenset[str], list[ChannelView]] = {}
+            for view in joint.views_of(group, item.id):
+                for names, part in by_signs(view, item.id, self._signed):
+                    views.setdefault(names, []).append(part)
+            for names, some in views.items():
+                made = self._gains(some, group, arrays, current, rows)
+                terms[names] = terms[names] + made if names in terms else made
+        return terms
 
-    @cached_property
-    def _bounding(self) -> Mapping[str, AxisAction]:
-        """For each tensor the axis by whose channels its product is bounded: the first that moves."""
-        chosen: dict[str, AxisAction] = {}
-        for view in (view for joint in self.joint_groups for view in joint.all_views()):
-            found = chosen.setdefault(view.action.tensor, view.action)
-            if view.action.axis < found.axis:
-                chosen[view.action.tensor] = view.action
-        return chosen
-
-    def _still(self, arrays: Arrays) -> NDArray[np.float64]:
-        """Return (K,) the bound's part from tensors that nothing moves, and from positions that stay on its axes."""
-        moving = self._bounding
-        total = np.zeros(len(next(iter(arrays.values()))))
-        for name in sorted(self._reference.keys() - moving.keys()):
-            total += products(self._reference[name], arrays[name])
-        for name, action in moving.items():
-            views = [view for joint in self.joint_groups for view in joint.all_views() if view.action is action]
-            size = arrays[name].shape[action.axis + 1] * action.blocks
-            places = np.setdiff1d(np.arange(size), np.concatenate([p.ravel() for view in views for p in view.listings]))
-            if len(places):
-                rest = replace(views[0], listings=(places[:, None],))
-                sides = [rest.sorted_slices(given[name], self.symmetry) for given in (self._reference, arrays)]
-                total += products(*sides)
+    def _gains(
+        self,
+        views: Sequence[ChannelView],
+        group: Group,
+        arrays: Arrays,
+        current: GroupElement,
+        rows: NDArray[np.int64],
+    ) -> NDArray[Any]:
+        """Return C (rows, n, n) of some views of a group, without matrices of all."""
+        moved = (placed(arrays[view.action.tensor], view.applied, current, self.symmetry) for view in views)
+        if views and not self._mixing:  # one product of all, on whose order the bits of a sum depend
+            slices = [view.slices(array) for view, array in zip(views, moved, strict=True)]
+            return self._reference_slices(group.id, views, rows) @ _joined(slices).swapaxes(1, 2)
+        total: NDArray[Any] = np.zeros((len(rows), group.n, group.n))
+        beside = within_blocks_of(group).beside(group, len(rows))
+        for view, array in zip(views, moved, strict=True):
+            reference = view.slices(self._rows(view.action.tensor, rows))
+            total = total + reference @ view.slices(array).swapaxes(1, 2)
+            for factor, value in beside.items():
+                turned = mixed(array, (view.action,), {group.id: value}, self.symmetry)
+                total = total + factor * (reference @ view.slices(turned).swapaxes(1, 2))
         return total
 
+    def _reference_slices(
+        self, group: str, views: Sequence[ChannelView], rows: NDArray[np.int64]
+    ) -> NDArray[np.floating]:
+        """Return the slices (1 or rows, n, features) of a group's views, one after the other."""
+        if group not in self._joined:
+            self._joined[group] = _joined([view.slices(self._reference[view.action.tensor]) for view in views])
+        held = self._joined[group]
+        return held if len(held) == 1 else held[rows]
 
-def count_ties(joint: JointGroups, keys: Mapping[str, NDArray[np.float64]]) -> NDArray[np.int64]:
-    """Count (K,) channels of a block with the key of another one there, and blocks with the keys of another one."""
-    ties, blocks = np.zeros(1, np.int64), np.zeros(1)
-    kept = {group.id for group in joint.groups if permutations_of(group).keeps_order(group)}
-    for number, (name, key) in enumerate(keys.items()):
-        ordered = key.reshape(len(key), joint.g, -1)
-        if name not in kept:
-            ordered = np.sort(ordered, axis=2)
-            ties = ties + (np.diff(ordered, axis=2) == 0).sum(axis=(1, 2))
-        blocks = blocks + (ordered * weights_of(number, ordered.shape[2])).sum(axis=2)
-    return ties + (np.diff(np.sort(blocks, axis=1), axis=1) == 0).sum(axis=1)
+    def _start_blocks(self, arrays: Arrays, element: GroupElement) -> list[int]:
+        """Find blocks in place, one after the other, from the tensors in which only groups meet that are known.
+
+        Returns the numbers of the joint groups for which these are all their tensors.
+        """
+        best: list[int] = []
+        turns = [joint.turn for joint in self.joint_groups]
+        open_groups = {group.id for joint in self.joint_groups if joint.turn is Turn.BLOCKS for group in joint.groups}
+        open_groups |= self._signed
+
+        def visit(joint: JointGroups, known: Mapping[str, tuple[ChannelView, ...]]) -> None:
+            some = {name: arrays[name] for name in sorted(joint.tensors)}
+            found, _, _ = self._visit(replace(joint, views=known), some, element, np.arange(len(element)))
+            put(element, found, slice(None), self.symmetry)
+
+        for joint in self.joint_groups:
+            # what is read behind a gain tells its signs with those of heads alone: first what does without
+            if joint.turn is Turn.CHANNELS and self._takes_signs(joint):
+                own = {item.id for item in self.symmetry.family(joint.groups[0].id)}
+                visit(joint, _known(joint, open_groups - own))
+                open_groups -= own
+        meeting = signs_that_meet(self.symmetry) & open_groups & self._signed
+        waiting = [
+            at for at, joint in enumerate(self.joint_groups) if turns[at] is Turn.BLOCKS or joint.family & meeting
+        ]
+        if meeting:  # signs that meet heads or others in a tensor come first, where some tensor tells them
+            waiting.sort(key=lambda at: turns[at] is not Turn.CHANNELS)
+        while waiting:
+            place = self._next(waiting, open_groups) if meeting else waiting[0]
+            waiting.remove(place)
+            joint = self.joint_groups[place]
+            known = _known_now(joint, open_groups)
+            if any(known.values()):
+                visit(joint, known)
+            if known == dict(joint.views) and not joint.quadratic and joint.turn is not Turn.CHANNELS:
+                best.append(place)
+            open_groups -= joint.family
+        return best
+
+    def _takes_signs(self, joint: JointGroups) -> bool:
+        """Whether gains take signs of these groups beside their own."""
+        taking = (view for view in joint.all_views() if view.action.signs)
+        return any(signs_on(view.action, view.leader, self._signed) for view in taking)
+
+    def _next(self, waiting: Sequence[int], open_groups: set[str]) -> int:
+        """Return the first joint group with known views, of every group where matrices act, else the best known one."""
+        unknown: dict[int, tuple[bool, bool]] = {}
+        for place in waiting:
+            joint = self.joint_groups[place]
+            known = _known_now(joint, open_groups)
+            unknown[place] = not any(known.values()), joint.turn is not Turn.CHANNELS and not all(known.values())
+            if not any(unknown[place]):
+                return place
+        return min(waiting, key=unknown.__getitem__)
 
 
-def weights_of(number: int, count: int) -> NDArray[np.float64]:
-    """Return random weights of features, always the same."""
-    # a fixed seed, so that a network's keys do not depend on the call
-    return np.random.default_rng(np.random.SeedSequence(0, spawn_key=(number,))).uniform(0.5, 1.5, count)
+def _known(joint: JointGroups, open_groups: set[str]) -> dict[str, tuple[ChannelView, ...]]:
+    """Return the views of joint groups in whose tensors no open group acts on other axes."""
+    return {
+        name: tuple(view for view in views if not _groups(view.others, joint.symmetry) & open_groups)
+        for name, views in joint.views.items()
+    }
 
 
-def products(first: NDArray[np.floating], second: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Return (K,) inner products of stacked tensors, summed in float64; the first may be (1, *shape)."""
-    one, other = (array.reshape(len(array), -1) for array in (first, second))
-    found, step = np.empty(len(other)), max(1, _PIECE // max(1, other.shape[1]))
-    for start in range(0, len(other), step):
-        some = slice(start, start + step)
-        # a sum along contiguous rows adds each row in an order of its own; einsum's depends on the number of rows
-        found[some] = (one[some if len(one) > 1 else slice(1)].astype(np.float64) * other[some]).sum(axis=1)
-    return found
+def _known_now(joint: JointGroups, open_groups: set[str]) -> dict[str, tuple[ChannelView, ...]]:
+    """Return the known views of joint groups, in whose tensors their own signs are no others'."""
+    return _known(joint, open_groups - joint.family if joint.turn is Turn.CHANNELS else open_groups)
+
+
+def _groups(actions: Sequence[AxisAction], symmetry: Symmetry) -> set[str]:
+    names = {segment.group for action in actions for segment in action.segments}
+    return names | {symmetry.leader(name).id for name in names}
+
+
+def _joined(slices: Sequence[NDArray[np.floating]]) -> NDArray[np.floating]:
+    """Return slices (K, n, features) one after the other."""
+    return slices[0] if len(slices) == 1 else np.concatenate(slices, axis=2)

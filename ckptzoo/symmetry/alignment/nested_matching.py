@@ -9,21 +9,18 @@ other symmetry takes along. It is the middle of their orders, as ``<A, P B> = <A
 permutations within blocks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.symmetry.action import transform
-from ckptzoo.symmetry.alignment.joint_groups import Arrays
-from ckptzoo.symmetry.alignment.matching import Matched, Matcher, products
-from ckptzoo.symmetry.alignment.matrix_matching import MatrixMatcher
+from ckptzoo.symmetry.alignment.joint_groups import Arrays, joint_groups_of, placed, products
+from ckptzoo.symmetry.alignment.matching import Matched, Matcher
 from ckptzoo.symmetry.arrays import by_channel, listings
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.matrix_action import mixed_channels, multiply
-from ckptzoo.symmetry.nested import from_blocks, from_unnested, is_nested, moving_within, unnested, within_blocks
+from ckptzoo.symmetry.nested import from_blocks, from_unnested, moving_within, unnested, within_blocks
 from ckptzoo.symmetry.tables import take_rows
 
 MAX_TURNS = 50
@@ -32,21 +29,11 @@ _LEAST_RISE = 1e-12
 """The rise, relative to the squared norms, by which an element must be better to be taken."""
 
 
-def matcher_of(reference: Arrays, symmetry: Symmetry) -> "Matcher | MatrixMatcher | NestedMatcher":
-    """Return the matcher of networks to references (1 or K, *shape) by a table of any kind."""
-    return NestedMatcher(reference, symmetry) if is_nested(symmetry) else _within(symmetry)(reference, symmetry)
-
-
-def _within(symmetry: Symmetry) -> type[Matcher] | type[MatrixMatcher]:
-    """Return the matcher for a table without groups inside the channels of others."""
-    return MatrixMatcher if symmetry.has_matrices else Matcher
-
-
 class NestedMatcher:
-    """Matches networks to references, as ``Matcher`` and ``MatrixMatcher``, where groups act inside channels.
+    """Matches networks to references by any table, as ``Matcher`` does without groups inside the channels of others.
 
     ``reference`` is A: tensor name to (1 or K, *shape), finite; float64 with balanced blocks where the table has
-    matrices; tensors that are not in it do not count. Raises ``SymmetryError`` as ``MatrixMatcher``, and where channels
+    matrices; tensors that are not in it do not count. Raises ``SymmetryError`` as ``Matcher``, and where channels
     inside which others act are inside others, too.
     """
 
@@ -54,29 +41,28 @@ class NestedMatcher:
         self.symmetry = symmetry
         self._reference = reference
         self._unnested, self._within = unnested(symmetry), within_blocks(symmetry)
-        self._make = _within(self._unnested)
         moved = {action.tensor for action in self._within.actions} if self._within else set[str]()
         self._permuted = sorted(moved & reference.keys())
         """Tensors that heads within blocks permute."""
+        self._matcher = Matcher(self._with_means(reference), self._unnested)
 
     def match(self, arrays: Arrays, *, start: str = "signature") -> Matched:
         """Match K networks (K, *shape); a network's result does not depend on the others."""
         if not self._permuted:
-            found = self._make(self._reference, self._unnested).match(arrays, start=start)
-            return replace(found, element=from_unnested(found.element, self.symmetry))
+            found = self._matcher.match(arrays, start=start)
+            is_same = self._unnested is self.symmetry
+            return found if is_same else replace(found, element=from_unnested(found.element, self.symmetry))
         K = len(next(iter(arrays.values())))
         element, squares = GroupElement.identity(self.symmetry, K), np.zeros(K)
         for name, reference in self._reference.items():
             squares += products(reference, reference) + products(arrays[name], arrays[name])
-        first, means = self._make(self._with_means(self._reference), self._unnested), self._with_means(arrays)
-        ties = np.zeros(K, np.int64)
+        means = self._with_means(arrays)
         if start == "signature":
-            found = first.match(means)
+            found = self._matcher.match(means)
             element, ties = from_unnested(found.element, self.symmetry), found.ties
-        elif isinstance(first, Matcher):
-            _, ties = first.bound(means)
-        placed = self._placed(arrays, element)
-        heads = self._matched_heads(placed, self._reference, start)
+        else:
+            _, ties = self._matcher.bound(means)
+        heads = self._matched_heads(self._placed(arrays, element), self._reference, start)
         element = from_blocks(heads.element, self.symmetry).compose(element)
         sweeps = self._take_turns(arrays, element, squares, heads.sweeps)
         return Matched(element, self._bound(arrays), sweeps, ties + heads.ties)
@@ -133,13 +119,13 @@ class NestedMatcher:
 
     def _others(self, arrays: Arrays, reference: Arrays) -> tuple[GroupElement, NDArray[np.int64]]:
         """Return better elements that keep the order of heads within blocks."""
-        found = self._make(reference, self._unnested).match(arrays, start="identity")
+        found = Matcher(reference, self._unnested).match(arrays, start="identity")
         return from_unnested(found.element, self.symmetry), found.sweeps
 
     def _bound(self, arrays: Arrays) -> NDArray[np.float64]:
         """Return (K,) an upper bound on ``<A, g B>``: with matrices the sum of the products of the tensors' norms."""
         total = np.zeros(len(next(iter(arrays.values()))))
-        if self._make is MatrixMatcher:
+        if self._unnested.has_matrices:
             for name, reference in self._reference.items():
                 total += np.sqrt(products(reference, reference) * products(arrays[name], arrays[name]))
             return total
@@ -172,19 +158,10 @@ class NestedMatcher:
 
     def _placed(self, arrays: Arrays, element: GroupElement) -> dict[str, NDArray[np.floating]]:
         """Return the networks under elements."""
-        made: dict[str, NDArray[np.floating]] = {}
-        for name, array in arrays.items():
-            actions = self.symmetry.actions_on(name)
-            names = sorted({group for action in actions for group in action.groups})
-            # scales are signs, which come with matrices alone
-            signs = {item: element.scales[item] for item in names if item in element.scales and element.matrices}
-            moving = GroupElement({item: element.perms[item] for item in names}, signs)
-            placed = transform(array, actions, moving, self.symmetry) if actions else array
-            if element.matrices and (mixed := mixed_channels(actions, self.symmetry)):
-                placed = np.array(placed, np.float64, order="C")
-                multiply(placed, mixed, element.matrices)
-            made[name] = placed
-        return made
+        return {
+            name: placed(array, self.symmetry.actions_on(name), element, self.symmetry, orthogonal=False)
+            for name, array in arrays.items()
+        }
 
     def _value(self, arrays: Arrays, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return ``<A, B>`` (rows,)."""
@@ -194,3 +171,13 @@ class NestedMatcher:
         """Return the references of some networks."""
         shared = len(next(iter(self._reference.values()))) == 1
         return self._reference if shared else take_rows(self._reference, rows)
+
+
+def moves_two_axes(symmetry: Symmetry, tensors: Collection[str]) -> bool:
+    """Whether one of these tensors has permutations, without matrices, of a group on two axes, as of recurrent layers.
+
+    Version 1 of aligned variants left such groups in the order in which they started.
+    """
+    within = within_blocks(symmetry)
+    tables = [*([] if symmetry.has_matrices else [unnested(symmetry)]), *([within] if within else [])]
+    return any(joint.quadratic for table in tables for joint in joint_groups_of(table, tensors))

@@ -11,8 +11,7 @@ from ckptzoo.arguments import Count, checked
 from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.symmetry.alignment.align import comparable
 from ckptzoo.symmetry.alignment.blocks import greatest_jointly
-from ckptzoo.symmetry.alignment.joint_groups import Arrays, JointGroups, joint_groups_of
-from ckptzoo.symmetry.alignment.matching import products
+from ckptzoo.symmetry.alignment.joint_groups import Arrays, JointGroups, joint_groups_of, products
 from ckptzoo.symmetry.arrays import Stacked, stack_of
 from ckptzoo.symmetry.tables import Arch, finite, fits, table_of
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.alignment.blocks import Perms
-from ckptzoo.symmetry.alignment.joint_groups import Arrays, moved
-from ckptzoo.symmetry.alignment.matching import Matcher, products
+from ckptzoo.symmetry.alignment.joint_groups import Arrays, placed, products
+from ckptzoo.symmetry.alignment.matching import Matcher
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.kinds.registry import permutations_of
 
@@ -65,5 +65,5 @@ def _values(arrays: Arrays, theirs: Arrays, perms: Perms, table: Symmetry) -> ND
     """Return ``<A, g B>`` (K,)."""
     element, total = GroupElement(perms, {}), np.zeros(len(next(iter(arrays.values()))))
     for name, array in arrays.items():
-        total += products(theirs[name], moved(array, table.actions_on(name), element, table))
+        total += products(theirs[name], placed(array, table.actions_on(name), element, table))
     return total

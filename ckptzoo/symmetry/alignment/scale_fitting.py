@@ -17,8 +17,8 @@ from ckptzoo.schema.groups import AxisAction, Group
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import transform
 from ckptzoo.symmetry.alignment.blocks import assign_jointly
-from ckptzoo.symmetry.alignment.joint_groups import Arrays, ChannelView, JointGroups, joint_groups_of
-from ckptzoo.symmetry.alignment.matching import Ascent, products
+from ckptzoo.symmetry.alignment.joint_groups import Arrays, ChannelView, JointGroups, joint_groups_of, products
+from ckptzoo.symmetry.alignment.matching import Ascent
 from ckptzoo.symmetry.alignment.scale_costs import least_costs
 from ckptzoo.symmetry.arrays import by_channel, positions
 from ckptzoo.symmetry.element import GroupElement
@@ -132,7 +132,7 @@ class ScaleFitter(Ascent):
         if family.joint is None:
             perms = {leader: np.tile(np.arange(gain.shape[1]), (K, 1)) for leader, gain in gains.items()}
         else:
-            perms, _, _ = assign_jointly(family.joint, gains, (), None)
+            perms = assign_jointly(family.joint, gains, (), None)[0].perms
         step = GroupElement.identity(self.symmetry, K)
         for leader, members in family.members.items():
             for group in members:
@@ -290,9 +290,7 @@ def _families(symmetry: Symmetry, tensors: set[str]) -> Iterator[_Family]:
         joint = joints.get(leader.id)
         leaders = (leader,) if joint is None else joint.groups
         done |= {item.id for item in leaders}
-        members = {
-            item.id: [other for other in symmetry.groups if symmetry.leader(other.id).id == item.id] for item in leaders
-        }
+        members = {item.id: symmetry.family(item.id) for item in leaders}
         whole = _family(joint, members, symmetry, tensors)
         if whole.tensors and (joint is not None or _scales(members)):
             yield whole

@@ -5,6 +5,7 @@ keys b of such a pair only ``a_i conj(b_j)`` counts, so that ``(c a, b / conj(c)
 that is not 0.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,10 @@ class Complex(Matrix):
     def dimensions(self, group: Group) -> int:
         """Return 2 for each number."""
         return 2 * group.n
+
+    def beside(self, group: Group, K: int) -> Mapping[complex, np.ndarray]:
+        """Return quarter turns, so that gains are complex."""
+        return {1j: np.tile([0.0, 1.0], (K, group.n, 1))}
 
     def best(self, group: Group, gains: np.ndarray) -> np.ndarray:
         """Return the phase of ``sum a conj(b)``, from complex gains."""

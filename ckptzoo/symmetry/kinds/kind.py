@@ -7,15 +7,17 @@ permutation of a group under its id, and that of blocks that several groups shar
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from array_api_compat import array_namespace
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.schema.groups import Group
+from ckptzoo.schema.groups import AxisAction, Group
 from ckptzoo.symmetry.kinds.assignment import gained
 
 Part = Literal["perms", "scales", "matrices"]
@@ -82,6 +84,64 @@ class Kind(ABC):
         """Return the dimensions of matrices in one element."""
         return 0
 
+    # What it does to the mass, the sum of squared weights, from what the channels of a group write and read.
+
+    def imbalance(self, written: "Side", read: "Side") -> tuple[np.ndarray, np.ndarray]:
+        """Return by how much masses of both sides differ (K,), and the largest difference as a share of both."""
+        off, total = np.abs(written.total - read.total), written.total + read.total
+        return off.sum(axis=1), np.divide(off, total, out=np.zeros_like(total), where=total > 0).max(axis=1)
+
+    def reach(self, side: "Side", mass: np.ndarray, others: Sequence[np.ndarray]) -> np.ndarray:
+        """Return how far logarithms of values can move (K,) before a side has more than the mass (K,) of all.
+
+        ``others`` are how far all else can move the other way, in each tensor of the side.
+        """
+        each = [
+            other[:, None] + half_log(mass[:, None], size) for other, size in zip(others, side.squares, strict=True)
+        ]
+        # a channel without any mass moves none
+        alive = np.maximum.reduce(list(side.squares)) > 0
+        return np.where(alive, np.minimum.reduce(each), -np.inf).max(axis=1)
+
+    def lost(self, written: "Side", read: "Side") -> np.ndarray:
+        """Return (K,) the number of channels that no value reaches at the least mass."""
+        return np.zeros(written.K, np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """The weights that the channels of a group write, or read, without biases.
+
+    ``squares`` are the squared norms (K, n) by each of ``actions``; ``joined`` returns all weights of the channels of
+    each block side by side, (K, blocks, k, m).
+    """
+
+    K: int
+    n: int
+    actions: Sequence[AxisAction]
+    squares: Sequence[np.ndarray]
+    joined: Callable[[], np.ndarray]
+
+    @property
+    def total(self) -> np.ndarray:
+        """(K, n), the squared norms of all."""
+        return sum(self.squares, np.zeros((self.K, self.n)))
+
+    @cached_property
+    def gram(self) -> np.ndarray:
+        """(K, blocks, k, k), the products of channels."""
+        rows = self.joined()
+        return rows @ rows.swapaxes(-1, -2)
+
+    @cached_property
+    def least_eigenvalue(self) -> np.ndarray:
+        """(K,), that of all Gram matrices, rows of zeros left out, which no matrix changes."""
+        diagonal = np.diagonal(self.gram, axis1=-2, axis2=-1)
+        # the trace bounds all eigenvalues, so that rows of zeros do not give the least one
+        largest = np.maximum(np.trace(self.gram, axis1=-2, axis2=-1), 1e-300)[..., None]
+        filled = self.gram + np.eye(self.gram.shape[-1]) * np.where(diagonal == 0, largest, 0)[..., None]
+        return np.linalg.eigvalsh(filled)[..., 0].min(axis=1)
+
 
 @dataclass(frozen=True, eq=False)
 class Ties:
@@ -106,11 +166,37 @@ class Ties:
     places: int = 1
 
 
+class Turn(IntEnum):
+    """When a group has its turn in alignment: what depends least on the others comes first."""
+
+    BLOCKS = 0
+    CHANNELS = 1
+    STREAM = 2
+
+
 class BlockKind(Kind):
     """A kind whose values alignment finds block by block, while all other groups stay.
 
     From gains (..., k, k), ``sum <a_i, b_j>`` over all slices a of a reference and b of a network that a block has.
     """
+
+    least_fall: ClassVar[float] = 0.0
+    """The relative fall of the squared distance below which values are not taken."""
+
+    def turn(self, group: Group) -> Turn:
+        """Return when the group has its turn."""
+        return Turn.CHANNELS
+
+    def beside(self, group: Group, K: int) -> Mapping[complex, np.ndarray]:
+        """Return values under which a network's products count in the gains too, by the factors of these."""
+        return {}
+
+    @abstractmethod
+    def of_pairs(self, group: Group, gains: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
+        """Return the best values within all pairs of blocks, and the sums that they reach.
+
+        The values are None where they take long: then ``best`` finds them for the pairs that are chosen.
+        """
 
     @abstractmethod
     def best(self, group: Group, gains: np.ndarray) -> np.ndarray:
@@ -161,6 +247,10 @@ class PermutationKind(BlockKind):
     def greatest(self, group: Group, gains: np.ndarray) -> np.ndarray:
         """Return the sums of the best permutations."""
         return gained(gains, self.best(group, gains))
+
+    def of_pairs(self, group: Group, gains: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        found = self.best(group, gains)
+        return found, gained(gains, found)
 
     @staticmethod
     def value(gains: np.ndarray, value: np.ndarray) -> np.ndarray:
@@ -231,6 +321,12 @@ def blocks_taken(values: Any, perm: Any) -> Any:
     flat = xp.reshape(values, (K, blocks, -1))
     index = xp.broadcast_to(order[:, :, None], flat.shape)
     return xp.reshape(xp.take_along_axis(flat, index, axis=1), values.shape)
+
+
+def half_log(mass: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """Return ``log(mass / size) / 2``, by how much the logarithm of a factor of a size can rise; infinite at 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(size > 0, np.log(mass / size) / 2, np.inf)
 
 
 def refused(what: str, expected: str, got: str) -> SymmetryError:

@@ -27,6 +27,7 @@ of A: two disguises of condition 1000 (k = 64, m = 768) agree to 2e-12 by QR, to
 spectrum decays by 1000 two of condition 10 agree to 3e-14 and 1.5e-11.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -36,7 +37,7 @@ from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.groups import Group
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.kinds.equal_values import COARSEST, diagonalising, equal_below, margins, runs
-from ckptzoo.symmetry.kinds.kind import Shared, refused
+from ckptzoo.symmetry.kinds.kind import Shared, Side, half_log, refused
 from ckptzoo.symmetry.kinds.matrix import Basis, Matrix, checked, matrix_shape, random_orthogonal
 from ckptzoo.symmetry.kinds.orthogonal import greatest_products, procrustes
 from ckptzoo.symmetry.matrix_action import Arrays, joined_rows, precision_of
@@ -113,6 +114,22 @@ class Linear(Matrix):
             wide = joined_rows(arrays, group, symmetry, inverted=False, biases=True)[short]
             left[short], right[short], _ = _white(wide, precision)
         return left, right
+
+    def imbalance(self, written: Side, read: Side) -> tuple[np.ndarray, np.ndarray]:
+        """Return the nuclear norms of the differences of Gram matrices (K,), as shares of all masses too."""
+        off = np.abs(np.linalg.eigvalsh(written.gram - read.gram)).sum(axis=(1, 2))
+        # 1e-300 avoids a division by 0: a block without weights is balanced
+        total = np.maximum(np.trace(written.gram + read.gram, axis1=2, axis2=3).sum(axis=1), 1e-300)
+        return off, off / total
+
+    def reach(self, side: Side, mass: np.ndarray, others: Sequence[np.ndarray]) -> np.ndarray:
+        """Return how far logarithms of eigenvalues can move (K,), by the least one of the Gram matrices."""
+        return np.maximum.reduce(list(others)) + half_log(mass, side.least_eigenvalue)
+
+    def lost(self, written: Side, read: Side) -> np.ndarray:
+        """Return (K,) how many channels are 0 on both sides, as in blocks of lower rank."""
+        sides = ((side.joined() == 0).all(axis=-1) for side in (written, read))
+        return np.logical_and.reduce(list(sides)).sum(axis=(1, 2))
 
 
 @dataclass(frozen=True, eq=False)

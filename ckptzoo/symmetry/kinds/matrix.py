@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.groups import Group
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.symmetry.kinds.kind import BlockKind, Shared, blocks_taken, refused
+from ckptzoo.symmetry.kinds.kind import BlockKind, Shared, Turn, blocks_taken, refused
 from ckptzoo.symmetry.matrix_action import Arrays, precision_of
 
 
@@ -59,6 +59,14 @@ class Matrix(BlockKind):
     """Whether scales of channels that read a group are settled with orthonormal rows in what writes the group."""
     one_by_one: ClassVar[bool] = False
     """Whether each channel has a number of its own, so that channels are permuted one by one."""
+    least_fall: ClassVar[float] = 1e-6
+
+    def turn(self, group: Group) -> Turn:
+        """Return the first turn, as one visit solves a block."""
+        return Turn.BLOCKS
+
+    def of_pairs(self, group: Group, gains: np.ndarray) -> tuple[None, np.ndarray]:
+        return None, self.greatest(group, gains)
 
     def identity(self, group: Group, K: int) -> np.ndarray:
         shape = matrix_shape(group)

@@ -25,10 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, SymmetryError
-from ckptzoo.schema.groups import Group
+from ckptzoo.schema.groups import Group, Sym
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.kinds.equal_values import diagonalising, equal_below, margins, runs
-from ckptzoo.symmetry.kinds.kind import Shared, refused
+from ckptzoo.symmetry.kinds.kind import Shared, Turn, refused
 from ckptzoo.symmetry.kinds.matrix import Basis, Matrix, checked, matrix_shape, random_orthogonal
 from ckptzoo.symmetry.matrix_action import Arrays, add_gram, channel_rows, precision_of, writers_of
 
@@ -68,6 +68,16 @@ class Orthogonal(Matrix):
         """Return ``k (k - 1) / 2`` for each block, of the k directions beside the vector of ones where this stays."""
         blocks, k, _ = matrix_shape(group)
         return blocks * ((k - self._mean) * (k - self._mean - 1) // 2)
+
+    def turn(self, group: Group) -> Turn:
+        """Return the last turn for a stream, on whose basis all else depends."""
+        return Turn.STREAM if isinstance(group.perm, Sym) else Turn.BLOCKS
+
+    def undetermined(self, gains: np.ndarray, least: np.ndarray) -> np.ndarray:
+        """Return the number of directions (...) in which gains (..., k, k) are at most ``least`` (..., 1)."""
+        k = gains.shape[-1]
+        values = np.linalg.svd(gains - gains.mean(axis=-1, keepdims=True) * self._mean, compute_uv=False)
+        return k - self._mean - (values > least).sum(axis=-1)
 
     def best(self, group: Group, gains: np.ndarray) -> np.ndarray:
         """Return the matrix of a Procrustes problem for every block."""

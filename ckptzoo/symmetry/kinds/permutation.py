@@ -23,15 +23,15 @@ class Symmetric(PermutationKind):
 
     def factorials(self, group: Group, counted: set[str]) -> Counts:
         """Return ``n!``; complex numbers are permuted one by one."""
-        return [] if _mixed(group) and group.scale != "complex" else [(group.n, 1)]
+        return [] if _keeps_within_matrices(group) else [(group.n, 1)]
 
     def generators(self, group: Group) -> Mapping[str, np.ndarray]:
         """Return a cycle and an exchange."""
         return {f"{group.id} {number}": perm for number, perm in enumerate(cycle_and_exchange(group.n))}
 
     def exchangeable(self, group: Group) -> list[tuple[int, int]]:
-        """Return all channels as one run."""
-        return [(0, group.n)]
+        """Return all channels as one run, unless matrices mix them, whose permutations are such matrices."""
+        return [] if _keeps_within_matrices(group) else [(0, group.n)]
 
     def best(self, group: Group, gains: np.ndarray) -> np.ndarray:
         """Return the permutations of a linear assignment."""
@@ -90,7 +90,7 @@ class Blocks(PermutationKind):
         perm = _wreath(group)
         found = [] if f"*{perm.outer}" in counted else [(perm.g, 1)]
         counted.add(f"*{perm.outer}")
-        keeps = perm.inner == "fixed" or (_mixed(group) and group.scale != "complex")
+        keeps = perm.inner == "fixed" or _keeps_within_matrices(group)
         return found if keeps else [(perm.k, perm.g), *found]
 
     def generators(self, group: Group) -> Mapping[str, np.ndarray]:
@@ -107,9 +107,9 @@ class Blocks(PermutationKind):
         return found
 
     def exchangeable(self, group: Group) -> list[tuple[int, int]]:
-        """Return the channels of each block as a run."""
+        """Return the channels of each block as a run, unless they are in order or matrices mix them."""
         perm = _wreath(group)
-        free = perm.inner == "free" and perm.k > 1
+        free = perm.inner == "free" and perm.k > 1 and not _keeps_within_matrices(group)
         return [(block * perm.k, perm.k) for block in range(perm.g)] if free else []
 
     def together(self, group: Group) -> str:
@@ -235,6 +235,11 @@ def cycle_and_exchange(n: int) -> list[np.ndarray]:
 def _mixed(group: Group) -> bool:
     """Whether matrices act on the channels, which then keep their order within a block."""
     return group.matrix_shape is not None
+
+
+def _keeps_within_matrices(group: Group) -> bool:
+    """Whether channels keep their order as real matrices mix them; complex numbers are permuted one by one."""
+    return _mixed(group) and group.scale != "complex"
 
 
 def _wreath(group: Group) -> Wreath:

@@ -22,7 +22,8 @@ group, as those in certificate.py do.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -31,6 +32,8 @@ from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import transform
 from ckptzoo.symmetry.arrays import by_channel, is_float, positions, stored_dtype
 from ckptzoo.symmetry.element import GroupElement
+from ckptzoo.symmetry.kinds.kind import Side
+from ckptzoo.symmetry.kinds.registry import BALANCED, FACTORS, is_balanced
 from ckptzoo.symmetry.mass.assembly import build_network
 from ckptzoo.symmetry.mass.certificate import FLOOR, total_masses
 from ckptzoo.symmetry.mass.network import Network
@@ -41,6 +44,7 @@ from ckptzoo.symmetry.matrices.tables import among
 from ckptzoo.symmetry.matrix_action import joined_rows
 from ckptzoo.symmetry.moments import Moments
 from ckptzoo.symmetry.scales import solve
+from ckptzoo.symmetry.tables import finite
 
 MAX_ROUNDS = 300
 """The largest number of turns of blocks and the other scales."""
@@ -50,22 +54,24 @@ PATIENCE = 20
 """Turns in which the gap has to halve; where a bias keeps a block from its limit it never does."""
 EXACT = 2.0**-40
 """The largest imbalance at which weights of full precision are left as they are."""
-_BLOCKS = ("linear", "complex")
+CERTIFIED = 1e-10
+"""Largest relative gap of scales that count as those of least mass."""
+FIGURES = ("mass_before", "mass_after", "gap", "imbalance", "dropped", "iterations", "unsigned", "degenerate")
 Arrays = Mapping[str, np.ndarray]
 Engine = Callable[[Network, float], Balanced]
+"""Maps networks, and the imbalance up to which they are left as they are, to log-scales."""
 
 
 @dataclass(frozen=True, eq=False)
-class LeastMassBlocks:
+class LeastMass:
     """K checkpoints at their least mass; ``mass_before``, ``mass_after``, ``gap`` and ``imbalance`` as in ``MinMass``.
 
-    ``weights`` are (K, *shape), at least float32. ``element`` is the element that leads there, of the table that was
-    given; NaN in the matrices of blocks of lower rank, whose channels, counted by ``degenerate`` (K,), are 0.
-    ``dropped`` (K,) counts channels on no way from input to output, ``iterations`` (K,) turns. ``unsigned`` (K,) is
-    True where a sign or the scale of a dropped channel could not be determined.
+    ``element`` leads there; NaN in the matrices of blocks of lower rank, whose channels, counted by ``degenerate``
+    (K,), are 0. ``weights`` are (K, *shape), at least float32; empty where they are those under ``element``.
+    ``dropped`` (K,) counts channels on no way from input to output, ``iterations`` (K,) turns or steps. ``unsigned``
+    (K,) is True where a sign or the scale of a dropped channel could not be determined.
     """
 
-    weights: dict[str, np.ndarray]
     element: GroupElement
     mass_before: np.ndarray
     mass_after: np.ndarray
@@ -73,8 +79,43 @@ class LeastMassBlocks:
     imbalance: np.ndarray
     dropped: np.ndarray
     iterations: np.ndarray
-    degenerate: np.ndarray
     unsigned: np.ndarray
+    degenerate: np.ndarray
+    weights: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @classmethod
+    def unchanged(cls, table: Symmetry, K: int, weights: dict[str, np.ndarray]) -> "LeastMass":
+        """Return the result for K checkpoints that stay unchanged."""
+        before, after, gap, imbalance = np.full((4, K), np.nan)
+        dropped, iterations, degenerate = np.zeros((3, K), np.int64)
+        figures = before, after, gap, imbalance, dropped, iterations, np.zeros(K, bool), degenerate
+        return cls(GroupElement.identity(among(table, keep=BALANCED), K), *figures, weights)
+
+    @property
+    def unsolved(self) -> np.ndarray:
+        """(K,) bool, where the mass is not certainly the least one, or a sign is open."""
+        return ~(self.gap <= CERTIFIED) | self.unsigned
+
+    @property
+    def usable(self) -> np.ndarray:
+        """(K,) bool, where weights, or figures and scales, are finite."""
+        if self.weights:
+            return finite(self.weights, len(self.gap))
+        found = np.isfinite(self.mass_after + self.gap)
+        for scale in self.element.scales.values():
+            found &= (np.isfinite(scale) & (scale != 0)).all(axis=1)
+        return found
+
+    def put(self, rows: np.ndarray, found: "LeastMass", usable: np.ndarray) -> None:
+        """Put the usable ones of other checkpoints on these rows, in place."""
+        rows = rows[usable]
+        for part, values in self.element.parts.items():
+            for name in values.keys() & found.element.parts[part].keys() if part != "perms" else ():
+                values[name][rows] = found.element.parts[part][name][usable]
+        for name in FIGURES:
+            getattr(self, name)[rows] = getattr(found, name)[usable]
+        for name, array in found.weights.items():
+            self.weights[name][rows] = array[usable]
 
 
 def taking_turns(table: Symmetry) -> list[str]:
@@ -101,7 +142,7 @@ def taking_turns(table: Symmetry) -> list[str]:
                 for name in part.listed_groups
                 if table[name].resizes
             }
-    return [group.id for group in table.groups if group.scale in _BLOCKS or group.id in inverse]
+    return [group.id for group in table.groups if is_balanced(group) or group.id in inverse]
 
 
 def _gates(table: Symmetry) -> set[str]:
@@ -120,7 +161,7 @@ def imbalance_of_rounding(arrays: Arrays, table: Symmetry) -> float:
     return max(2 * max(coarsest, default=0.0), EXACT)
 
 
-def find_blocks(arrays: Arrays, table: Symmetry, engine: Engine) -> LeastMassBlocks:
+def find_blocks(arrays: Arrays, table: Symmetry, engine: Engine) -> LeastMass:
     """Take turns until the mass is the least one; a checkpoint's turns do not depend on the others.
 
     ``arrays`` (K, *shape) are finite; ``table`` has no signs of normalisations and no scales in front of them
@@ -132,14 +173,14 @@ def find_blocks(arrays: Arrays, table: Symmetry, engine: Engine) -> LeastMassBlo
     work = {name: array.astype(np.float64) if is_float(array) else array.copy() for name, array in arrays.items()}
     K, turns = len(next(iter(work.values()))), taking_turns(table)
     outside = _without_scales(table, turns)
-    blocks_table, element = among(table, keep=_BLOCKS), GroupElement.identity(table, K)
+    blocks_table, element = among(table, keep=BALANCED), GroupElement.identity(table, K)
     lost_gates = _lost_gates(work, table, outside)
     network = _network(work, lost_gates, outside, table)
     before = total_masses(network, np.zeros_like(network.source))
     after, (gap, imbalance) = before.copy(), _certified(work, network, lost_gates, table, turns, before)
     dropped, iterations, waiting = _count(network, lost_gates), np.zeros(K, np.int64), np.arange(K)
     still, stays = np.inf, np.zeros(K, bool)
-    if all(group.scale not in _BLOCKS for group in table.groups):
+    if not blocks_table.has_matrices:
         still, stays = EXACT / 2, imbalance <= imbalance_of_rounding(arrays, table)
     first, earlier, uneven = imbalance[stays], np.full(K, np.inf), np.full(K, np.inf)
     for turn in range(MAX_ROUNDS):
@@ -176,11 +217,9 @@ def find_blocks(arrays: Arrays, table: Symmetry, engine: Engine) -> LeastMassBlo
     unsigned = _settle_rest(work, element, table, outside, lost_gates)
     weights = {name: array.astype(stored_dtype(arrays[name].dtype), copy=False) for name, array in work.items()}
     lost = np.zeros(K, np.int64)
-    for group in table.groups:
-        if group.scale == "linear":
-            sides = (joined_rows(work, group, table, inverted=inverted) for inverted in (False, True))
-            lost += np.logical_and.reduce([(side == 0).all(axis=-1) for side in sides]).sum(axis=(1, 2))
-    return LeastMassBlocks(weights, element, before, after, gap, imbalance, dropped, iterations, lost, unsigned)
+    for group in (table[name] for name in turns):
+        lost += FACTORS[group.scale].lost(*_sides(work, table, group))
+    return LeastMass(element, before, after, gap, imbalance, dropped, iterations, unsigned, lost, weights)
 
 
 def _without_scales(table: Symmetry, names: list[str]) -> Symmetry:
@@ -203,7 +242,7 @@ def _lost_gates(work: Arrays, table: Symmetry, outside: Symmetry) -> dict[str, n
         cut = _without(work, {**_dropped(_network(work, lost, outside, table)), **lost}, table)
         before, lost = (
             lost,
-            {name: np.logical_or(*(side == 0 for side in _flows(cut, table, table[name]))) for name in lost},
+            {name: np.logical_or(*(side.total == 0 for side in _sides(cut, table, table[name]))) for name in lost},
         )
         if all(np.array_equal(lost[name], before[name]) for name in lost):
             break
@@ -223,9 +262,9 @@ def _balance(
     found = balance_blocks(work, blocks_table, rounds=1)
     element = GroupElement(one.perms, one.scales, {**one.matrices, **found.matrices})
     for name in turns:
-        if table[name].scale in _BLOCKS:
+        if is_balanced(table[name]):
             continue
-        into, out_of = _flows(_without(work, dropped, table), table, table[name])
+        into, out_of = (side.total for side in _sides(_without(work, dropped, table), table, table[name]))
         with np.errstate(divide="ignore", invalid="ignore"):
             scale = (out_of / into) ** (1 / 8 if _meets_itself(name, table) else 1 / 4)
         scale = np.where((into > 0) & (out_of > 0), scale, 1.0)
@@ -319,22 +358,13 @@ def _certified(
     """Return the gaps (K,), and the largest imbalance of a channel or a block, dropped channels left out."""
     cut, plain = unpacked(_without(work, {**_dropped(network), **lost_gates}, table), table)
     groups = [group for group in plain.groups if group.resizes or group.id in turns]
-    upper, lower = _bounds(cut, plain, groups, mass)
+    sides = {group.id: _sides(cut, plain, group) for group in groups}
+    upper, lower = _bounds(plain, groups, sides, mass)
     excess, imbalance = np.zeros(len(mass)), np.zeros(len(mass))
     with np.errstate(invalid="ignore"):
         for group in groups:
-            reach = np.maximum(upper[group.id], lower[group.id])
-            if group.scale == "linear":
-                written, read = (_gram(cut, plain, group, exponent) for exponent in (1, -1))
-                off = np.abs(np.linalg.eigvalsh(written - read)).sum(axis=(1, 2))
-                # 1e-300 avoids a division by 0: a block without weights is balanced
-                share = off / np.maximum(np.trace(written + read, axis1=2, axis2=3).sum(axis=1), 1e-300)
-            else:
-                into, out_of = _flows(cut, plain, group)
-                off = np.abs(into - out_of).sum(axis=1)
-                total = into + out_of
-                share = np.divide(np.abs(into - out_of), total, out=np.zeros_like(total), where=total > 0).max(axis=1)
-            excess += 2 * np.where(off > 0, off * reach, 0)
+            off, share = FACTORS[group.scale].imbalance(*sides[group.id])
+            excess += 2 * np.where(off > 0, off * np.maximum(upper[group.id], lower[group.id]), 0)
             imbalance = np.maximum(imbalance, share)
         gap = np.where(mass > 0, excess / mass, 0)
     return np.where(np.isfinite(gap), np.clip(gap, FLOOR, 1), 1.0), imbalance
@@ -360,7 +390,7 @@ def _without(work: Arrays, dropped: Mapping[str, np.ndarray], table: Symmetry) -
 
 
 def _bounds(
-    work: Arrays, table: Symmetry, groups: list[Group], mass: np.ndarray
+    table: Symmetry, groups: list[Group], sides: Mapping[str, tuple[Side, Side]], mass: np.ndarray
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Return how far the logarithms of factors can rise and fall (K,), by group."""
     K = len(mass)
@@ -379,46 +409,30 @@ def _bounds(
                     total += np.maximum.reduce([np.zeros(K), *(side[name] for name in names)])
         return total
 
-    sizes = {
-        (group.id, exponent): list(_sizes(work, table, group, exponent)) for group in groups for exponent in (1, -1)
-    }
     for _ in range(2 * len(groups) + 1):
         before = [value.copy() for side in (upper, lower) for value in side.values()]
         for group in groups:
-            for exponent, side in ((1, upper), (-1, lower)):
-                listed = sizes[group.id, exponent]
-                if not listed:
-                    continue
-                if group.scale == "linear":
-                    reach = np.maximum.reduce([others(action, group.id) for action, _ in listed])
-                    found = reach + _half_log(mass, _least_eigenvalue(_gram(work, table, group, exponent)))
-                else:
-                    each = [
-                        others(action, group.id)[:, None] + _half_log(mass[:, None], size) for action, size in listed
-                    ]
-                    nearest = np.minimum.reduce(each)
-                    # a channel without any mass moves none
-                    alive = np.maximum.reduce([size for _, size in listed]) > 0
-                    found = np.where(alive, nearest, -np.inf).max(axis=1)
-                side[group.id] = np.minimum(side[group.id], np.maximum(found, 0))
+            for side, bound in zip(sides[group.id], (upper, lower), strict=True):
+                if side.actions:
+                    beside = [others(action, group.id) for action in side.actions]
+                    found = FACTORS[group.scale].reach(side, mass, beside)
+                    bound[group.id] = np.minimum(bound[group.id], np.maximum(found, 0))
         after = [value for side in (upper, lower) for value in side.values()]
         if all(np.array_equal(one, two) for one, two in zip(before, after, strict=True)):
             break
     return upper, lower
 
 
-def _half_log(mass: np.ndarray, size: np.ndarray) -> np.ndarray:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(size > 0, np.log(mass / size) / 2, np.inf)
-
-
-def _flows(work: Arrays, table: Symmetry, group: Group) -> tuple[np.ndarray, np.ndarray]:
-    """Return the squared norms (K, n) of all that a group's channels write and read."""
+def _sides(work: Arrays, table: Symmetry, group: Group) -> tuple[Side, Side]:
+    """Return what a group's channels write, and what they read."""
     K = len(next(iter(work.values())))
-    into, out_of = (
-        sum((size for _, size in _sizes(work, table, group, exponent)), np.zeros((K, group.n))) for exponent in (1, -1)
-    )
-    return into, out_of
+
+    def side(exponent: int) -> Side:
+        found = list(_sizes(work, table, group, exponent))
+        rows = partial(joined_rows, work, group, table, inverted=exponent == -1)
+        return Side(K, group.n, [action for action, _ in found], [size for _, size in found], rows)
+
+    return side(1), side(-1)
 
 
 def _sizes(work: Arrays, table: Symmetry, group: Group, exponent: int) -> Iterator[tuple[AxisAction, np.ndarray]]:
@@ -434,18 +448,3 @@ def _sizes(work: Arrays, table: Symmetry, group: Group, exponent: int) -> Iterat
             channels = by_channel(work[action.tensor], action)
             squares = np.square(channels.reshape(len(channels), channels.shape[1] * channels.shape[2], -1)).sum(axis=2)
             yield whole, sum((squares[:, places].sum(axis=2) for places in own), np.zeros((1, group.n)))
-
-
-def _gram(work: Arrays, table: Symmetry, group: Group, exponent: int) -> np.ndarray:
-    """Return the Gram matrices (K, blocks, k, k) of all that the channels of a group write, or read."""
-    rows = joined_rows(work, group, table, inverted=exponent == -1)
-    return rows @ rows.swapaxes(-1, -2)
-
-
-def _least_eigenvalue(gram: np.ndarray) -> np.ndarray:
-    """Return (K,) the least eigenvalue of all blocks, rows of zeros left out, which no matrix changes."""
-    zero = np.diagonal(gram, axis1=-2, axis2=-1) == 0
-    # the trace bounds all eigenvalues, so that rows of zeros do not give the least one
-    largest = np.maximum(np.trace(gram, axis1=-2, axis2=-1), 1e-300)[..., None]
-    filled = gram + np.eye(gram.shape[-1]) * np.where(zero, largest, 0)[..., None]
-    return np.linalg.eigvalsh(filled)[..., 0].min(axis=1)

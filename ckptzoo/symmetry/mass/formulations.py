@@ -17,11 +17,11 @@ no running variance all of them are the same, the paper's.
 A gain belongs to the running variance in the same module: ``bn1.weight`` to ``bn1.running_var``. Filters
 whose BatchNorm has no gain stay as they are in ``eval_chain``.
 
-``find_scales`` solves a formulation for stacked checkpoints, all channels included; ``least_mass_scales`` is the rule
-of the gauge ``min-mass``.
+``least_mass`` solves a formulation for stacked checkpoints, all channels included; ``least_mass_scales`` is the rule of
+the gauge ``min-mass``.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,22 +31,17 @@ from ckptzoo.errors import Problem, SymmetryError, UnknownNameError
 from ckptzoo.schema.groups import AxisAction, Fixed, Group, Segment, with_scaled_gates
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import positions
+from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.mass.assembly import build_network
-from ckptzoo.symmetry.mass.blocks import find_blocks, imbalance_of_rounding, taking_turns
+from ckptzoo.symmetry.mass.blocks import Engine, LeastMass, find_blocks, imbalance_of_rounding, taking_turns
 from ckptzoo.symmetry.mass.certificate import certify, total_masses
-from ckptzoo.symmetry.mass.network import Network
 from ckptzoo.symmetry.mass.packing import unpacked
-from ckptzoo.symmetry.mass.solver import Balanced, balance
+from ckptzoo.symmetry.mass.solver import balance
 from ckptzoo.symmetry.moments import Moments
 from ckptzoo.symmetry.scales import Scales, solve
 
 PINNED, VOLUME, CHAIN = "pinned", "volume", "eval_chain"
 FORMULATIONS = (PINNED, CHAIN, VOLUME)
-CERTIFIED = 1e-10
-"""Largest relative gap of scales that count as those of least mass."""
-
-Engine = Callable[[Network, float], Balanced]
-"""Maps networks, and the imbalance up to which they are left as they are, to log-scales."""
 
 
 @dataclass(frozen=True)
@@ -138,15 +133,8 @@ def _volume_layers(
     for action in symmetry.actions:
         read = {segment.group for segment in action.segments} & normalised
         if action.exponent == -1 and action.in_mass and read:
-            raise SymmetryError(
-                Problem(
-                    "volume",
-                    f"group {min(read)!r}",
-                    "BatchNorms alone to read it",
-                    repr(action.tensor),
-                    "Use the formulation 'pinned'.",
-                )
-            )
+            what, step = f"group {min(read)!r}", "Use the formulation 'pinned'."
+            raise SymmetryError(Problem("volume", what, "BatchNorms alone to read it", repr(action.tensor), step))
     layers: list[tuple[set[str], list[AxisAction]]] = []
     for action in variances:
         groups = {segment.group for segment in action.segments} & normalised
@@ -174,15 +162,8 @@ def _eval_chain(
             if action.role == "gain" and action.tensor.rpartition(".")[0] == module and len(shapes[action.tensor]) == 1
         ]
         if len(beside) > 1:
-            raise SymmetryError(
-                Problem(
-                    "eval_chain",
-                    repr(variance.tensor),
-                    "one gain in its module",
-                    " and ".join(repr(action.tensor) for action in beside),
-                    "Name tensors <module>.<tensor>.",
-                )
-            )
+            got, step = " and ".join(repr(action.tensor) for action in beside), "Name tensors <module>.<tensor>."
+            raise SymmetryError(Problem("eval_chain", repr(variance.tensor), "one gain in its module", got, step))
         if beside:
             gains[beside[0].tensor] = beside[0], variance
         else:
@@ -218,30 +199,20 @@ def _full_axis(segments: tuple[Segment, ...], rest: str, size: int) -> tuple[tup
     return (*segments, *holes), len(holes)
 
 
-@dataclass(frozen=True, eq=False)
-class LeastMassScales:
-    """Scales of least mass of K checkpoints, with their masses and bounds.
+def least_mass(arrays: Mapping[str, np.ndarray], formulation: Formulation, engine: Engine = balance) -> LeastMass:
+    """Find the least mass of a formulation, by turns where one network of flows does not hold all of it.
 
-    ``scales`` maps every group of the network's table that scales to (K, n) float64. Masses are (K,) float64; ``gap``
-    and ``imbalance`` are those of ``Certificate``, ``unsigned`` that of ``Scales``. ``dropped`` (K,) int64 counts
-    channels on no way from input to output.
+    ``arrays`` maps tensor names to (K, *shape), with the axes of the formulation's table, numpy and finite.
     """
-
-    scales: dict[str, np.ndarray]
-    mass_before: np.ndarray
-    mass_after: np.ndarray
-    gap: np.ndarray
-    imbalance: np.ndarray
-    dropped: np.ndarray
-    iterations: np.ndarray
-    unsigned: np.ndarray
+    if taking_turns(formulation.table):
+        return find_blocks(arrays, formulation.table, engine)
+    return find_scales(arrays, formulation, engine)
 
 
-def find_scales(arrays: dict[str, np.ndarray], formulation: Formulation, engine: Engine = balance) -> LeastMassScales:
-    """Find the scales of least mass, and bounds on their excess.
+def find_scales(arrays: Mapping[str, np.ndarray], formulation: Formulation, engine: Engine) -> LeastMass:
+    """Find the scales of least mass, as ``least_mass`` where they are one network of flows.
 
-    ``arrays`` maps tensor names to (K, *shape), with the axes of the formulation's table, numpy and finite. Dropped
-    channels are scaled as in scales.py, to unit norm around those of least mass, and signs are chosen as there.
+    Dropped channels are scaled as in scales.py, to unit norm around those of least mass, and signs are chosen as there.
     """
     table = formulation.table
     network = build_network(Moments(*unpacked(arrays, table)), formulation.least_log_scales(arrays))
@@ -268,21 +239,15 @@ def find_scales(arrays: dict[str, np.ndarray], formulation: Formulation, engine:
         group.id: settled.get(group.id, np.ones((K, group.n))) for group in formulation.symmetry.groups if group.scaled
     }
     dropped = (~network.kept).sum(axis=1)
-    return LeastMassScales(
-        scales, before, after.mass, after.gap, after.imbalance, dropped, balanced.iterations, unsigned
-    )
+    figures = before, after.mass, after.gap, after.imbalance, dropped, balanced.iterations, unsigned
+    return LeastMass(GroupElement({}, scales), *figures, np.zeros(K, np.int64))
 
 
 def least_mass_scales(moments: Moments) -> Scales:
     """Return the scales of least mass, filters before normalisations pinned (``min_mass``), dropped channels dead."""
     shapes = {name: array.shape[1:] for name, array in moments.arrays.items()}
     problem = Formulation.of(PINNED, moments.symmetry, shapes)
-    if taking_turns(problem.table):
-        found = find_blocks(moments.arrays, problem.table, balance)
-        unit = {group.id: np.ones((moments.K, group.n)) for group in moments.symmetry.groups if group.scaled}
-        unsolved = ~(found.gap <= CERTIFIED) | found.unsigned
-        clamped = np.zeros(moments.K, np.int64)
-        return Scales({**unit, **found.element.scales}, found.dropped, clamped, found.unsigned, unsolved)
-    solution = find_scales(dict(moments.arrays), problem)
-    unsolved = ~(solution.gap <= CERTIFIED) | solution.unsigned
-    return Scales(solution.scales, solution.dropped, np.zeros(moments.K, np.int64), solution.unsigned, unsolved)
+    found = least_mass(moments.arrays, problem)
+    unit = {group.id: np.ones((moments.K, group.n)) for group in moments.symmetry.groups if group.scaled}
+    clamped = np.zeros(moments.K, np.int64)
+    return Scales({**unit, **found.element.scales}, found.dropped, clamped, found.unsigned, found.unsolved)

@@ -13,11 +13,10 @@ from ckptzoo.errors import Problem, SymmetryError, UnknownNameError
 from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.arrays import Stacked, as_array, beside, stack_of, stored_dtype
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.mass.blocks import find_blocks, taking_turns
+from ckptzoo.symmetry.mass.blocks import Engine, LeastMass, taking_turns
 from ckptzoo.symmetry.mass.convex import balance_by_cvxpy
-from ckptzoo.symmetry.mass.formulations import PINNED, Engine, Formulation, LeastMassScales, find_scales
+from ckptzoo.symmetry.mass.formulations import PINNED, Formulation, least_mass
 from ckptzoo.symmetry.mass.solver import balance
-from ckptzoo.symmetry.matrices.tables import among
 from ckptzoo.symmetry.tables import Arch, finite, fits, pieces, table_of, take_rows
 from ckptzoo.text import brief_repr
 
@@ -129,93 +128,40 @@ def min_mass(
     arrays, K = stack_of(weights, symmetry)
     fits(arrays, symmetry, arch)
     problem = Formulation.of(formulation, symmetry, {name: array.shape[1:] for name, array in arrays.items()})
-    arrays_in_table = problem.to_table(arrays)
+    arrays_in_table, made = problem.to_table(arrays), dict[str, np.ndarray]()
     if taking_turns(problem.table):
-        return _in_turns(weights, arrays, arrays_in_table, problem, ENGINES[engine], threads)
-    result = _blank(problem, K)
+        if problem.layers:
+            step = "Use the formulation 'pinned'."
+            raise SymmetryError(Problem(formulation, "scales", "those of one network of flows", "others", step))
+        made = {name: array.astype(stored_dtype(array.dtype)) for name, array in arrays_in_table.items()}
+    result = LeastMass.unchanged(symmetry, K, made)
 
     def solve_rows(rows: np.ndarray) -> None:
         with np.errstate(all="ignore"):
-            solution = find_scales(take_rows(arrays_in_table, rows), problem, ENGINES[engine])
-        usable = np.isfinite(solution.mass_after + solution.gap)
-        for scale in solution.scales.values():
-            usable &= (np.isfinite(scale) & (scale != 0)).all(axis=1)
-        _put(result, rows[usable], solution, usable)
+            found = least_mass(take_rows(arrays_in_table, rows), problem, ENGINES[engine])
+        result.put(rows, found, found.usable)
 
     count = threads or os.cpu_count() or 1
     rows = np.flatnonzero(finite(arrays, K))
     with ThreadPoolExecutor(count) as pool:
         list(pool.map(solve_rows, pieces(rows, arrays, count)))
-    # Scaled weights can overflow where scales do not: such checkpoints get scales of 1, and all are scaled again.
-    with np.errstate(all="ignore"):
-        scaled = _applied(result.scales, weights, problem, threads)
-        bad = ~finite(scaled, K) & ~np.isnan(result.gap)
-        if bad.any():
-            _put(result, np.flatnonzero(bad), _blank(problem, K), bad)
-            scaled = _applied(result.scales, weights, problem, threads)
+    if made:
+        scaled = {name: beside(array, as_array(weights[name])) for name, array in problem.from_table(made).items()}
+    else:
+        # Scaled weights can overflow where scales do not: such checkpoints get scales of 1, and all are scaled again.
+        with np.errstate(all="ignore"):
+            scaled = _applied(result.element.scales, weights, problem, threads)
+            bad = ~finite(scaled, K) & ~np.isnan(result.gap)
+            if bad.any():
+                result.put(np.arange(K), LeastMass.unchanged(symmetry, K, {}), bad)
+                scaled = _applied(result.element.scales, weights, problem, threads)
     figures = result.mass_before, result.mass_after, result.gap, result.imbalance, result.dropped, result.iterations
-    return MinMass(scaled, result.scales, *figures, formulation)
-
-
-def _in_turns(
-    weights: Stacked,
-    arrays: Mapping[str, np.ndarray],
-    arrays_in_table: Mapping[str, np.ndarray],
-    problem: Formulation,
-    engine: Engine,
-    threads: int | None,
-) -> MinMass:
-    """Solve where blocks and scales take turns."""
-    if problem.layers:
-        step = "Use the formulation 'pinned'."
-        raise SymmetryError(Problem(problem.name, "scales", "those of one network of flows", "others", step))
-    K = len(next(iter(arrays.values())))
-    blank = _blank(problem, K)
-    made = {name: array.astype(stored_dtype(array.dtype)) for name, array in arrays_in_table.items()}
-    identity = GroupElement.identity(among(problem.symmetry, keep=("linear", "complex")), K)
-
-    def solve_rows(rows: np.ndarray) -> None:
-        with np.errstate(all="ignore"):
-            found = find_blocks(take_rows(arrays_in_table, rows), problem.table, engine)
-        usable = finite(found.weights, len(rows))
-        for name, array in found.weights.items():
-            made[name][rows[usable]] = array[usable]
-        for name, value in {**identity.scales, **identity.matrices}.items():
-            given = found.element.scales.get(name, found.element.matrices.get(name))
-            if given is not None:
-                value[rows[usable]] = given[usable]
-        for name in ("mass_before", "mass_after", "gap", "imbalance", "dropped", "iterations"):
-            getattr(blank, name)[rows[usable]] = getattr(found, name)[usable]
-
-    count = threads or os.cpu_count() or 1
-    rows = np.flatnonzero(finite(arrays, K))
-    with ThreadPoolExecutor(count) as pool:
-        list(pool.map(solve_rows, pieces(rows, arrays, count)))
-    placed = {name: beside(array, as_array(weights[name])) for name, array in problem.from_table(made).items()}
-    figures = blank.mass_before, blank.mass_after, blank.gap, blank.imbalance, blank.dropped, blank.iterations
-    scales = {group.id: identity.scales[group.id] for group in problem.symmetry.groups if group.scaled}
-    return MinMass(placed, scales, *figures, problem.name, dict(identity.matrices))
-
-
-def _blank(problem: Formulation, K: int) -> LeastMassScales:
-    """Return the result for K checkpoints that stay unchanged."""
-    scales = {group.id: np.ones((K, group.n)) for group in problem.symmetry.groups if group.scaled}
-    before, after, gap, imbalance = np.full((4, K), np.nan)
-    return LeastMassScales(
-        scales, before, after, gap, imbalance, np.zeros(K, np.int64), np.zeros(K, np.int64), np.zeros(K, bool)
-    )
-
-
-def _put(result: LeastMassScales, rows: np.ndarray, solution: LeastMassScales, usable: np.ndarray) -> None:
-    """Copy the usable checkpoints of a solution into these rows of the result."""
-    for name, scale in result.scales.items():
-        scale[rows] = solution.scales[name][usable]
-    for name in ("mass_before", "mass_after", "gap", "imbalance", "dropped", "iterations"):
-        getattr(result, name)[rows] = getattr(solution, name)[usable]
+    scales = {group.id: result.element.scales[group.id] for group in symmetry.groups if group.scaled}
+    return MinMass(scaled, scales, *figures, formulation, dict(result.element.matrices))
 
 
 def _applied(
-    scales: dict[str, np.ndarray], weights: Stacked, problem: Formulation, threads: int | None
+    scales: Mapping[str, np.ndarray], weights: Stacked, problem: Formulation, threads: int | None
 ) -> dict[str, Any]:
     """Return the scaled weights."""
     arrays = {name: as_array(array) for name, array in weights.items()}

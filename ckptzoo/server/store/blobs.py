@@ -107,8 +107,9 @@ class Blobs:
 
     def __init__(self, root: Path) -> None:
         self._root, self._blobs, self._incoming = root, root / "blobs", root / "incoming"
-        for first in range(256):
-            (self._blobs / f"{first:02x}").mkdir(parents=True, exist_ok=True)
+        self._blobs.mkdir(parents=True, exist_ok=True)
+        self._flushed = {folder.name for folder in self._blobs.iterdir()}
+        """Folders of blobs whose own names are on the disk."""
         self._uploads: dict[str, tuple[str, float]] = {}
         """Uploads in parts that are in progress, the oldest first: the contributor, and when they began."""
         self._lock = threading.Lock()
@@ -153,6 +154,10 @@ class Blobs:
                 message = f"Content: expected {size} bytes with sha256 {sha256}, got {arriving.size} with {digest}."
                 raise Refusal(422, message)
             target = self.path(sha256)
+            if target.parent.name not in self._flushed:
+                target.parent.mkdir(exist_ok=True)
+                sync(self._blobs)
+                self._flushed.add(target.parent.name)
             with self.held():
                 arriving.path.replace(target)
             # a rename is on the disk once its folder is (fsync(2))

@@ -15,7 +15,10 @@ from hypothesis import settings
 
 import ckptzoo
 from ckptzoo.format.header import numpy_dtype
-from tests.support.effort import examples, mark, seconds_by_folder
+from tests.support.effort import examples, mark, scratch_folder, seconds_by_folder
+
+if (folder := scratch_folder()) is not None:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(folder))  # where pytest makes its temporary folders
 
 settings.register_profile(
     "ckptzoo", max_examples=examples(100), deadline=None

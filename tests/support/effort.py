@@ -6,6 +6,7 @@ flipped bytes, real networks) are sampled, tests marked ``exhaustive`` are skipp
 """
 
 import os
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -18,6 +19,15 @@ FEW_EXAMPLES = 12
 """For properties of which an example takes more than about 20 ms."""
 SLOW_FOLDERS = ("builders", "cards", "cli", "faults", "hub", "laws", "project", "server")
 """Tests here start servers or processes, train networks, or try many examples: each is ``slow``."""
+
+
+_MEMORY, _SCRATCH_BYTES = Path("/dev/shm"), 8 * 2**30
+
+
+def scratch_folder() -> Path | None:
+    """A file system in memory, if this machine has one with room: on a disk, tests wait for it half of their time."""
+    has_room = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= _SCRATCH_BYTES
+    return _MEMORY if has_room else None
 
 
 def examples(count: int, limit: int = MAX_EXAMPLES) -> int:

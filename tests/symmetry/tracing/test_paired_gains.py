@@ -73,6 +73,7 @@ class Attention(nn.Module):
         (None, "entries", HEAD),
     ],
 )
+@pytest.mark.sampled(3)
 def test_only_products_of_gains_count(norm: type[nn.Module] | None, layout: str, scales: int) -> None:
     module = Attention(norm, layout)
     table = checked_trace(module, EXAMPLE).symmetry

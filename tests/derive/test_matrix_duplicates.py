@@ -93,6 +93,7 @@ def test_disguised_copies_are_found_and_changed_ones_are_not(traced: Traced, tmp
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16"])
+@pytest.mark.sampled(2)
 def test_other_precisions(traced: Traced, tmp_path: Path, dtype: str) -> None:
     weights = initial(COUNT, 5)
     moved = disguised(weights, traced, 6, np.dtype(dtype))

@@ -122,6 +122,7 @@ def test_a_write_that_fails_ends_the_call_and_leaves_nothing(tmp_path: Path, mon
 
 @pytest.mark.slow
 @pytest.mark.parametrize("store", ["weights", "element"])
+@pytest.mark.sampled(2)
 def test_a_killed_call_is_carried_on_to_the_same_bytes(tmp_path: Path, store: str) -> None:
     path = zoo_of(tmp_path / "zoo", (3, 5, 4))
     undisturbed = Path(shutil.copytree(path, tmp_path / "undisturbed"))

@@ -57,6 +57,7 @@ def stacked(rows: Any, name: str) -> np.ndarray:
     return np.concatenate([batch[name] for batch in rows.iter_batches(batch_size=None, batch_format="numpy")])
 
 
+@pytest.mark.exhaustive
 def test_every_tensor_is_a_column_with_its_bits(cluster: None, zoo: ckptzoo.Zoo) -> None:
     rows = read(zoo).materialize()
     assert rows.schema().names == [*zoo.metadata.schema.names, *zoo.arch.names]
@@ -74,6 +75,7 @@ def test_every_tensor_is_a_column_with_its_bits(cluster: None, zoo: ckptzoo.Zoo)
     assert read(zoo, "norm").schema().names[-2:] == ["norm.running_var", "norm.num_batches_tracked"]
 
 
+@pytest.mark.exhaustive
 def test_counts_and_sizes_are_exact(cluster: None, zoo: ckptzoo.Zoo) -> None:
     from ray.data.expressions import col
 
@@ -98,6 +100,7 @@ def test_counts_and_sizes_are_exact(cluster: None, zoo: ckptzoo.Zoo) -> None:
             assert task.metadata.size_bytes == table.nbytes and task.metadata.num_rows == table.num_rows
 
 
+@pytest.mark.exhaustive
 def test_only_what_is_asked_for_is_fetched(cluster: None, tmp_path: Path) -> None:
     arch = ckptzoo.Architecture("large", (ckptzoo.Tensor("a.weight", (512, 16)), ckptzoo.Tensor("b.weight", (512, 64))))
     with ckptzoo.create(tmp_path / "zoo", arch=arch) as writer:

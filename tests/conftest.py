@@ -1,6 +1,10 @@
 """What every test gets: small zoos, how thorough the run is, and where its time went."""
 
+import gc
 import os
+
+# Collection makes objects that all stay, which are looked through again and again for some that do not.
+gc.disable()
 
 # Workers share the cores: threads of their own would only wait for one another. Before numpy and torch are imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -107,6 +111,12 @@ def isolated_clients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is slow by its folder, and skip what only a full run does."""
     mark(items)
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage among the objects of tests alone."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -127,6 +127,7 @@ def test_what_is_not_finite_is_skipped(traced: Traced, tmp_path: Path) -> None:
     assert found.groups == (("0", "4"),) and found.skipped == ("2",) and found.checkpoints == 4
 
 
+@pytest.mark.exhaustive
 def test_kept_descriptions_and_any_size_of_batches_find_the_same(
     traced: Traced, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,8 @@ from ckptzoo.errors import MissingExtraError, UnknownNameError, ZooError
 from tests.conftest import rows_of, weights_of
 from tests.support.serving import Served, running
 
-ray: Any = pytest.importorskip("ray", reason="the extra ray is not installed")
-pytest.importorskip("ray.data", reason="the extra ray is not installed")
 pytestmark = [
+    pytest.mark.skipif(find_spec("ray") is None, reason="the extra ray is not installed"),
     pytest.mark.slow,
     # of its own settings, which it sets
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
@@ -28,6 +28,9 @@ MakeZoo = Callable[..., tuple[Path, dict[str, np.ndarray]]]
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     """Ray on this machine alone."""
+    import ray
+    import ray.data
+
     ray.init(
         address="local",
         num_cpus=1,
@@ -50,7 +53,9 @@ def zoo(make_zoo: MakeZoo) -> ckptzoo.Zoo:
 
 
 def read(zoo: ckptzoo.Zoo, *names: str, blocks: int = 2) -> Any:
-    return ray.data.read_datasource(ckptzoo.ray_datasource(zoo, *names), override_num_blocks=blocks)
+    from ray.data import read_datasource
+
+    return read_datasource(ckptzoo.ray_datasource(zoo, *names), override_num_blocks=blocks)
 
 
 def stacked(rows: Any, name: str) -> np.ndarray:

@@ -3,9 +3,6 @@
 import gc
 import os
 
-# Collection makes objects that all stay, which are looked through again and again for some that do not.
-gc.disable()
-
 # Workers share the cores: threads of their own would only wait for one another. Before numpy and torch are imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -23,6 +20,9 @@ from tests.support.effort import examples, mark, scratch_folder, seconds_by_fold
 
 if (folder := scratch_folder()) is not None:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(folder))  # where pytest makes its temporary folders
+
+# until tests are collected: their objects all stay, and would be looked through again and again
+gc.disable()
 
 settings.register_profile(
     "ckptzoo", max_examples=examples(100), deadline=None

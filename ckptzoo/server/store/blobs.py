@@ -154,6 +154,7 @@ class Blobs:
                 message = f"Content: expected {size} bytes with sha256 {sha256}, got {arriving.size} with {digest}."
                 raise Refusal(422, message)
             target = self.path(sha256)
+            # several threads may make the same folder; each relies on it only when its name is on the disk
             if target.parent.name not in self._flushed:
                 target.parent.mkdir(exist_ok=True)
                 sync(self._blobs)

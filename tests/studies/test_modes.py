@@ -83,6 +83,7 @@ def test_planted_clusters_are_found_between_their_width_and_their_distance() -> 
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_one_cloud_has_no_steady_number() -> None:
     found = shifted(np.random.default_rng(1).normal(size=(25, 30)))
     assert (found.modes[0], found.modes[-1], found.distinct) == (25, 1, 25)
@@ -117,6 +118,7 @@ def test_so_few_points_have_no_neighbour_in_a_small_quantile() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_wide_points_keep_their_distances(monkeypatch: pytest.MonkeyPatch) -> None:
     points = np.random.default_rng(4).normal(3, 1, (12, 60))
     monkeypatch.setattr(mean_shift, "WIDE", 20)

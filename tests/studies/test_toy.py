@@ -121,6 +121,7 @@ def test_planted_modes_are_folded(written: Callable[..., ckptzoo.Zoo]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_trained_networks_have_fewer_modes_without_symmetries(written: Callable[..., ckptzoo.Zoo]) -> None:
     weights, losses = trained(1200)
     found = toy(written(weights, lambda at: {"train_loss": float(losses[at])}))

@@ -164,6 +164,7 @@ def test_stops_change_no_bit(tmp_path: Path) -> None:
         ),
     ],
 )
+@pytest.mark.exhaustive
 def test_a_chain_does_not_depend_on_those_beside_it(recipe: Recipe) -> None:
     method = method_of(recipe, burn_in=25, transitions=5)
     surroundings, together = started(method, 5)

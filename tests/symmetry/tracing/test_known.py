@@ -92,6 +92,7 @@ def test_resnet18() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_counts_of_resnet20() -> None:
     for shortcut, expected in (("pad", 475.59), ("conv", 551.38)):
         traced = trace(archs.get(f"resnet20-{shortcut}-10")(), torch.randn(1, 3, 8, 8))

@@ -161,6 +161,7 @@ def test_heads_of_one_rotary_pair() -> None:
 
 
 @pytest.mark.parametrize(("tied", "free", "stream"), [(False, 328, "orthogonal"), (True, 192, "sign")])
+@pytest.mark.sampled(2)
 def test_llama_has_the_dimensions_of_its_nullity(tied: bool, free: int, stream: str) -> None:
     module = Llama(tied)
     table = checked_trace(module, WORDS).symmetry

@@ -157,7 +157,7 @@ def test_cells_are_recurrent_layers(kind: type[nn.Module]) -> None:
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize("in_order", [True, False])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_packed_sequences(kind: type[nn.Module], in_order: bool) -> None:
     class Packed(nn.Module):
         def __init__(self) -> None:
